@@ -1,0 +1,198 @@
+"""The error tree. Every error says what is wrong, where, and what the operator does next.
+
+    StatesideError                  code                    http   whose fault, what kind
+    ├── InputError                                                 the user's: fix the request or the input
+    │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
+    │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
+    │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
+    │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
+    │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
+    │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
+    │   └── RouteUnknown            route-unknown           404    an address that this server does not have
+    ├── StateError                                                 what is stored is damaged, missing or not ours
+    │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
+    │   ├── JournalLocked           journal-locked          409    another writer owns this journal
+    │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
+    │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
+    │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
+    │   └── ArchiveInvalid          archive-invalid         500    a table that is missing, or is another one than before
+    └── OperatingError                                             the world's: mend it, then try again
+        ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
+        ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
+        ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
+        └── NotFreshEnough          not-fresh-enough        503    the floor the reader asked for was not reached in time
+
+An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not part of this tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StatesideError(Exception):
+    """The root: a message for people, a next step for the operator, a stable code for programs."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.next_step = next_step
+        super().__init__(self.sentence())
+
+    def sentence(self) -> str:
+        """The whole message: what, where, what to do next."""
+        parts = [self.what if self.where is None else f"{self.what} ({self.where})"]
+        if self.next_step:
+            parts.append(self.next_step)
+        return ". ".join(part.rstrip(".") for part in parts) + "."
+
+    def problem(self) -> dict[str, Any]:
+        """This error as an RFC 9457 problem document."""
+        document: dict[str, Any] = {
+            "type": f"urn:stateside:problem:{self.code}",
+            "title": self.code.replace("-", " "),
+            "status": self.status,
+            "detail": self.what,
+        }
+        if self.where is not None:
+            document["instance"] = self.where
+        if self.next_step is not None:
+            document["next_step"] = self.next_step
+        return document
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (Spark's Python workers, Granian's workers): keyword arguments must survive.
+        return _rebuild, (type(self), self.what, self.where, self.next_step)
+
+
+def _rebuild(cls: type[StatesideError], what: str, where: str | None, next_step: str | None) -> StatesideError:
+    return cls(what, where=where, next_step=next_step)
+
+
+class InputError(StatesideError):
+    """The caller's mistake: nothing was changed, and the same call will fail again."""
+
+    code = "input"
+    status = 400
+
+
+class EventRefused(InputError):
+    """The journal's append was given something that is no event. Nothing of the batch was stored."""
+
+    code = "event-refused"
+
+
+class PositionInvalid(InputError):
+    """A text or an offset that is no position in a journal."""
+
+    code = "position-invalid"
+
+
+class ViewInvalid(InputError):
+    """A view that cannot be run or served as it is declared; refused rather than served wrongly."""
+
+    code = "view-invalid"
+
+
+class ViewUnknown(InputError):
+    """No view of that name is served here."""
+
+    code = "view-unknown"
+    status = 404
+
+
+class KeyInvalid(InputError):
+    """A key with the wrong number of parts, or a part of the wrong type."""
+
+    code = "key-invalid"
+
+
+class RequestInvalid(InputError):
+    """A request parameter that is unknown, malformed or out of range."""
+
+    code = "request-invalid"
+
+
+class RouteUnknown(InputError):
+    """An address that this server does not have."""
+
+    code = "route-unknown"
+    status = 404
+
+
+class StateError(StatesideError):
+    """Something stored is damaged, missing, or belongs to somebody else."""
+
+    code = "state"
+
+
+class JournalCorrupt(StateError):
+    """A damaged frame inside a journal segment. Never skipped: the message names file and offset."""
+
+    code = "journal-corrupt"
+
+
+class JournalLocked(StateError):
+    """Another writer has this journal open."""
+
+    code = "journal-locked"
+    status = 409
+
+
+class CheckpointInvalid(StateError):
+    """Not a checkpoint, a damaged one, or one in a format that this version does not know."""
+
+    code = "checkpoint-invalid"
+
+
+class CheckpointGap(StateError):
+    """A state file that is needed to go on was already deleted by Spark's retention."""
+
+    code = "checkpoint-gap"
+
+
+class ReplicaInvalid(StateError):
+    """The replica's own file cannot be used; it can be deleted and rebuilt from the checkpoint."""
+
+    code = "replica-invalid"
+
+
+class ArchiveInvalid(StateError):
+    """A sink's table is missing, or is another one than it was before."""
+
+    code = "archive-invalid"
+
+
+class OperatingError(StatesideError):
+    """Something outside is missing or in the way; after mending it the same call works."""
+
+    code = "operating"
+    status = 503
+
+
+class SetupError(OperatingError):
+    """This machine lacks something: Java, a jar, disk space, a free port."""
+
+    code = "setup"
+
+
+class PipelineFailed(OperatingError):
+    """The streaming query, or the process that runs it, ended badly."""
+
+    code = "pipeline-failed"
+
+
+class PipelineRunning(OperatingError):
+    """Another driver runs on this folder, and two must not."""
+
+    code = "pipeline-running"
+    status = 409
+
+
+class NotFreshEnough(OperatingError):
+    """The floor that the reader asked for was not reached within the waiting time."""
+
+    code = "not-fresh-enough"
