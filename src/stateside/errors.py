@@ -15,14 +15,14 @@
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
-    │   └── ArchiveInvalid          archive-invalid         500    a table that is missing, or is another one than before
+    │   └── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
     └── OperatingError                                             the world's: mend it, then try again
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
-        └── NotFreshEnough          not-fresh-enough        503    the floor the reader asked for was not reached in time
+        └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
-An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not part of this tree.
+An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
 """
 
 from __future__ import annotations

@@ -1,0 +1,17 @@
+"""The journal: events, durable append, reading from a position.
+
+    with JournalWriter(folder) as writer:
+        receipt = writer.append([Event(id="c-1", entity="emma", type="call", time_us=..., payload={"seconds": 61})])
+
+    journal = Journal(folder)
+    journal.end().covers(receipt)            # True
+    for event in journal.events(): ...
+
+`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `reader` the reads.
+"""
+
+from stateside.journal.event import Event
+from stateside.journal.reader import Journal
+from stateside.journal.writer import JournalWriter
+
+__all__ = ["Event", "Journal", "JournalWriter"]

@@ -1,0 +1,93 @@
+"""Reading a journal on files, from any process, while its owner goes on writing."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from stateside.errors import JournalCorrupt, PositionInvalid
+from stateside.journal import segment
+from stateside.journal.event import Event, decode
+from stateside.journal.segment import DurableEnd, Frame, Segment
+from stateside.journal.writer import PARTITION
+from stateside.positions import Position
+
+
+class Journal:
+    """A journal's folder, read only. Sees exactly the durable events: those whose append was, or will be, acknowledged.
+
+    A journal that nobody has written to yet is an empty one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def end(self) -> Position:
+        """The position after the last durable event."""
+        return Position.of({PARTITION: self.durable_end().offset})
+
+    def durable_end(self) -> DurableEnd:
+        """The end with its place in the files: later reads that start there find their frame at once."""
+        return DurableEnd.read(self.directory) or DurableEnd(0, 0, 0)
+
+    def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
+        """The events from one position up to another (the end by default), in order."""
+        first = 0 if start is None else start[PARTITION]
+        last = (stop or self.end())[PARTITION]
+        for _, batch in self.batches(first, last):
+            yield from decode(batch)
+
+    def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events with offsets start <= offset < stop, as record batches, each with the offset of its first event.
+
+        `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it spares the way there.
+        """
+        end = self.durable_end()
+        if not 0 <= start <= stop <= end.offset:
+            raise PositionInvalid(
+                f"Offsets {start} to {stop} do not lie in this journal, which ends at {end.offset}",
+                where=str(self.directory),
+                next_step="The reader's position belongs to another journal, or this one was replaced or cut",
+            )
+        for first_offset in self._segments(start, stop):
+            stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
+            opened = Segment(segment.segment_path(self.directory, first_offset))
+            try:
+                start = yield from _cut_frames(opened, opened.frames(start, stop_byte, mark), start, stop)
+            finally:
+                opened.close()
+        if start < stop:
+            raise self._missing(start)
+
+    def _segments(self, start: int, stop: int) -> list[int]:
+        """The first offsets of the segments that hold this range."""
+        if start == stop:
+            return []
+        offsets = segment.segment_offsets(self.directory)
+        begin = bisect_right(offsets, start) - 1
+        if begin < 0:
+            raise self._missing(start)
+        return [offset for offset in offsets[begin:] if offset < stop]
+
+    def _missing(self, offset: int) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"The journal has no segment for offset {offset}",
+            where=str(segment.segment_path(self.directory, offset)),
+            next_step="Restore the missing file from a copy; nothing was skipped",
+        )
+
+
+def _cut_frames(
+    opened: Segment, frames: Iterator[Frame], start: int, stop: int
+) -> Generator[tuple[int, pa.RecordBatch], None, int]:
+    """The frames' batches, less what lies outside the range; returns the offset that was reached."""
+    for frame in frames:
+        if frame.first_offset >= stop:
+            break
+        next_offset = min(stop, frame.next_offset)
+        yield start, opened.batch(frame).slice(start - frame.first_offset, next_offset - start)
+        start = next_offset
+    return start

@@ -1,0 +1,187 @@
+"""Appending to a journal on files: one owner, one frame an append, durable before it is acknowledged."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import JournalCorrupt, JournalLocked, OperatingError
+from stateside.journal import segment
+from stateside.journal.event import SCHEMA, Event, encode
+from stateside.journal.segment import DurableEnd, Segment, TornFrame
+from stateside.positions import Position
+
+PARTITION = "0"
+SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class JournalWriter:
+    """The one owner of a journal's folder, by a lock that the operating system takes back when the process dies.
+
+    How an append becomes durable; a crash between any two steps loses no acknowledged event and doubles none:
+
+    1. The events are checked and packed into one frame. A bad event refuses the whole append.
+    2. The frame is written behind the last one. A crash here leaves a torn frame, which the next owner cuts off.
+    3. `fdatasync`. From here on the events survive a loss of power.
+    4. The end mark is moved. From here on readers see the events.
+    5. The receipt is returned: the position just after the events.
+    """
+
+    def __init__(
+        self, directory: Path, *, clock: Clock | None = None, segment_bytes_max: int = SEGMENT_BYTES_MAX
+    ) -> None:
+        self._directory = directory
+        self._clock = clock or SystemClock()
+        self._segment_bytes_max = segment_bytes_max
+        self._broken: str | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(directory)
+        try:
+            self._end = _recover(directory)
+            self._mark = os.open(directory / segment.END_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = self._open_segment(self._end)
+            self._publish()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def end(self) -> Position:
+        """The position after the last durable event."""
+        return Position.of({PARTITION: self._end.offset})
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """Store the events, all or none, and return their receipt once they are durable."""
+        return self.append_batch(encode(events, self._clock.now_us())) if events else self.end
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store events that already stand in a record batch of the journal's schema."""
+        assert batch.schema.equals(SCHEMA), "a batch must come from event.encode or have its schema"
+        if self._broken:
+            raise OperatingError(self._broken, next_step="Open the journal again: it resumes at its last durable event")
+        if self._end.segment_bytes >= self._segment_bytes_max:
+            self._roll()
+        self._write(segment.pack_frame(self._end.offset, batch), batch.num_rows)
+        self._publish()
+        return self.end
+
+    def close(self) -> None:
+        """Give the journal back. Everything acknowledged is already durable."""
+        for handle in (self._file, self._mark, self._lock):
+            os.close(handle)
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _write(self, parts: list[bytes | memoryview], rows: int) -> None:
+        """Steps 2 and 3. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
+        size = sum(len(part) for part in parts)
+        try:
+            _write_all(self._file, parts, self._end.segment_bytes)
+        except OSError as error:
+            os.ftruncate(self._file, self._end.segment_bytes)
+            raise OperatingError(
+                f"The journal cannot be written: {error.strerror}",
+                where=str(self._directory),
+                next_step="Nothing of this append was stored. Make room or mend the disk, then append again",
+            ) from error
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            self._broken = f"The journal's disk failed to sync: {error.strerror}"
+            raise OperatingError(self._broken, where=str(self._directory)) from error
+        self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
+
+    def _publish(self) -> None:
+        os.pwrite(self._mark, self._end.pack(), 0)
+
+    def _roll(self) -> None:
+        path = segment.create(self._directory, self._end.offset, SCHEMA)
+        end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
+        file = self._open_segment(end)
+        os.close(self._file)
+        self._file, self._end = file, end
+
+    def _open_segment(self, end: DurableEnd) -> int:
+        return os.open(segment.segment_path(self._directory, end.segment_offset), os.O_WRONLY)
+
+
+def _lock(directory: Path) -> int:
+    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise JournalLocked(
+            "Another writer owns this journal", where=str(directory), next_step="Stop it first, or append through it"
+        ) from None
+    return handle
+
+
+def _recover(directory: Path) -> DurableEnd:
+    """The end of what is there: every whole frame of the last segment, less a torn one that a crash left behind."""
+    offsets = segment.segment_offsets(directory)
+    marked = DurableEnd.read(directory) if (directory / segment.END_NAME).exists() else None
+    if not offsets:
+        path = segment.create(directory, 0, SCHEMA)
+        found = DurableEnd(0, 0, path.stat().st_size)
+    else:
+        found = _scan(segment.segment_path(directory, offsets[-1]), marked)
+    if marked and found.offset < marked.offset:
+        raise _events_missing(directory, found, marked)
+    return found
+
+
+def _scan(path: Path, marked: DurableEnd | None) -> DurableEnd:
+    opened = Segment(path)
+    try:
+        end = DurableEnd(opened.first_offset, opened.first_offset, opened.frames_begin)
+        try:
+            for frame in opened.frames():
+                end = DurableEnd(frame.next_offset, opened.first_offset, frame.end_byte)
+        except JournalCorrupt as error:
+            if not _unacknowledged(error, end, marked):
+                raise
+            log.warning(
+                "cut off %d bytes of a torn frame: %s byte %d", opened.size - end.segment_bytes, path, end.segment_bytes
+            )
+            os.truncate(path, end.segment_bytes)
+    finally:
+        opened.close()
+    return end
+
+
+def _unacknowledged(error: JournalCorrupt, end: DurableEnd, marked: DurableEnd | None) -> bool:
+    """Whether the damage lies in what was never acknowledged: beyond the mark or, without one, an unfinished frame."""
+    if marked is None:
+        return isinstance(error, TornFrame)
+    return end.offset >= marked.offset
+
+
+def _events_missing(directory: Path, found: DurableEnd, marked: DurableEnd) -> JournalCorrupt:
+    return JournalCorrupt(
+        f"{marked.offset - found.offset} acknowledged events are missing: "
+        f"the last segment ends at offset {found.offset}, {marked.offset} were durable",
+        where=f"{segment.segment_path(directory, found.segment_offset)}, byte {found.segment_bytes}",
+        next_step=f"Restore this file from a copy. To accept the loss, delete the file {segment.END_NAME} beside it",
+    )
+
+
+def _write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            written = os.pwrite(handle, view, at_byte)
+            view, at_byte = view[written:], at_byte + written

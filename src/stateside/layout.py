@@ -1,0 +1,83 @@
+"""Where things lie in an application's folder.
+
+FOLDER/
+  journal/                    the embedded journal: segments, end mark, lock
+  driver.lock                 held by the one Spark driver that may run here
+  views/VIEW/checkpoint/      Spark's own files, which only Spark writes
+  views/VIEW/catalogue.json   how the state's buffers become the view's columns
+  views/VIEW/heartbeat.json   the runner's sign of life
+  views/VIEW/replica/         the LMDB copy that readers ask
+  tables/NAME/                Delta tables: the archive
+  spark/                      Spark's scratch files
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLayout:
+    """The places of one view."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The view's name."""
+        return self.root.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint."""
+        return self.root / "checkpoint"
+
+    @property
+    def catalogue(self) -> Path:
+        """The catalogue, beside the checkpoint."""
+        return self.root / "catalogue.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        """The heartbeat, beside the checkpoint."""
+        return self.root / "heartbeat.json"
+
+    @property
+    def replica(self) -> Path:
+        """The replica's LMDB environment."""
+        return self.root / "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of one application."""
+
+    root: Path
+
+    @property
+    def journal(self) -> Path:
+        """The embedded journal."""
+        return self.root / "journal"
+
+    @property
+    def driver_lock(self) -> Path:
+        """The lock of the one driver."""
+        return self.root / "driver.lock"
+
+    @property
+    def spark(self) -> Path:
+        """Spark's scratch folder."""
+        return self.root / "spark"
+
+    def view(self, name: str) -> ViewLayout:
+        """The places of the view of this name."""
+        return ViewLayout(self.root / "views" / name)
+
+    def views(self) -> list[ViewLayout]:
+        """The views that have a catalogue, by name."""
+        return [ViewLayout(path.parent) for path in sorted((self.root / "views").glob("*/catalogue.json"))]
+
+    def table(self, name: str) -> Path:
+        """The Delta table of this name."""
+        return self.root / "tables" / name

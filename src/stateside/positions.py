@@ -1,0 +1,92 @@
+"""Positions: where something stands in a journal.
+
+A position says, for each partition of a journal, how many of its events lie before it: `{partition: offset}`. Offsets
+count from 0, so the position of an empty journal, the *start*, is 0 everywhere; a partition that is not named stands at
+0. Positions are partially ordered: one *covers* another if it has seen at least as much of every partition.
+
+Short text form, for headers, URLs and logs, sorted by partition and without zeros:
+
+    0:1234            1,234 events of partition 0
+    calls-0:7,calls-1:12
+    start             nothing yet
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stateside.errors import PositionInvalid
+
+OFFSET_MAX = 2**63 - 1
+PARTITIONS_MAX = 10_000
+START_TEXT = "start"
+
+_PART = re.compile(r"(?P<partition>[A-Za-z0-9._-]{1,255}):(?P<offset>[0-9]{1,19})", re.ASCII)
+_PARTITION = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A value: equal if it has seen the same events. Make one with `of`, `parse` or `start`."""
+
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def start(cls) -> Position:
+        """The position before every event."""
+        return cls()
+
+    @classmethod
+    def of(cls, offsets: Mapping[str, int]) -> Position:
+        """The position with these offsets; refuses what is no offset."""
+        for partition, offset in offsets.items():
+            _check(partition, offset)
+        return cls(tuple(sorted((p, o) for p, o in offsets.items() if o)))
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """The position that `str` gave this text for."""
+        if text == START_TEXT:
+            return cls.start()
+        offsets: dict[str, int] = {}
+        for part in text.split(",", PARTITIONS_MAX):
+            match = _PART.fullmatch(part)
+            if match is None or match["partition"] in offsets:
+                raise PositionInvalid(f"{text[:80]!r} is no position", next_step="Write it like 0:1234 or a-0:7,a-1:9")
+            offsets[match["partition"]] = int(match["offset"])
+        return cls.of(offsets)
+
+    def __str__(self) -> str:
+        return ",".join(f"{partition}:{offset}" for partition, offset in self.parts) or START_TEXT
+
+    def __getitem__(self, partition: str) -> int:
+        return self.as_dict().get(partition, 0)
+
+    def as_dict(self) -> dict[str, int]:
+        """The offsets by partition, without zeros."""
+        return dict(self.parts)
+
+    def covers(self, other: Position) -> bool:
+        """Whether everything before `other` also lies before this position."""
+        mine = self.as_dict()
+        return all(mine.get(partition, 0) >= offset for partition, offset in other.parts)
+
+    def joined(self, other: Position) -> Position:
+        """The least position that covers both."""
+        mine = self.as_dict()
+        return Position.of(mine | {p: max(o, mine.get(p, 0)) for p, o in other.parts})
+
+    def events(self) -> int:
+        """How many events lie before this position, over all partitions."""
+        return sum(offset for _, offset in self.parts)
+
+
+def _check(partition: str, offset: int) -> None:
+    if not isinstance(partition, str) or not _PARTITION.fullmatch(partition):
+        raise PositionInvalid(
+            f"{partition!r} is no name of a partition", next_step="Use letters, digits, '.', '_', '-'"
+        )
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= OFFSET_MAX:
+        raise PositionInvalid(f"{offset!r} is no offset in partition {partition}", next_step="Offsets count from 0")

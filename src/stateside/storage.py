@@ -1,0 +1,89 @@
+"""File systems. Reading goes through `pyarrow.fs`, so that a checkpoint may lie on local disk, S3 or HDFS alike."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A folder on some file system, read only. Paths are relative to it, with `/`."""
+
+    filesystem: pafs.FileSystem
+    root: str
+
+    @classmethod
+    def at(cls, location: str | Path) -> Storage:
+        """The folder at a local path or a URI (`s3://…`, `hdfs://…`)."""
+        text = str(location)
+        if "://" in text:
+            filesystem, root = pafs.FileSystem.from_uri(text)
+            return cls(filesystem, root.rstrip("/"))
+        return cls(pafs.LocalFileSystem(), str(Path(text).resolve()))
+
+    def path(self, relative: str) -> str:
+        """The whole path of a file in this folder, for messages and for reading."""
+        return f"{self.root}/{relative}" if relative else self.root
+
+    def within(self, relative: str) -> Storage:
+        """A folder inside this one."""
+        return Storage(self.filesystem, self.path(relative))
+
+    def read(self, relative: str) -> bytes:
+        """The whole file; FileNotFoundError where there is none."""
+        with self.filesystem.open_input_stream(self.path(relative), compression=None) as stream:
+            return bytes(stream.read())
+
+    def names(self, relative: str = "") -> list[str]:
+        """The names in a folder, sorted; none where there is no such folder."""
+        selector = pafs.FileSelector(self.path(relative), allow_not_found=True)
+        return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
+
+    def exists(self, relative: str) -> bool:
+        """Whether there is such a file or folder."""
+        return bool(self._info(relative).type != pafs.FileType.NotFound)
+
+    def modified_us(self, relative: str) -> int:
+        """When the file was last written, in microseconds since 1970; FileNotFoundError where there is none."""
+        info = self._info(relative)
+        if info.type == pafs.FileType.NotFound:
+            raise FileNotFoundError(self.path(relative))
+        return int(info.mtime_ns) // 1_000
+
+    def _info(self, relative: str) -> pafs.FileInfo:
+        return self.filesystem.get_file_info(self.path(relative))
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a local file in one step: readers see the old content or the new one, never a part.
+
+    With `durable` it also survives a loss of power; without, only a crash of the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a local folder durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
