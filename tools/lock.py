@@ -6,8 +6,8 @@ which bytes are installed is ours. So the locks name versions, files and hashes,
     source = { registry = "https://HOST/simple" }          becomes    source = { registry = "pypi" }
     { url = "https://HOST/aa/bb/x-1.0.whl", hash = ... }    becomes    { filename = "x-1.0.whl", hash = ... }
 
-uv reads the shortened form: `uv export --frozen` and `uv lock --check` work on it offline, and `uv lock` keeps the versions
-it finds there. So locking again moves only what pyproject.toml asks for; `make lock ARGS=--upgrade` moves everything.
+uv reads the shortened form: `uv export --frozen` and `uv lock --check` work on it offline, and `uv lock` keeps the
+versions it finds there. So locking again moves only what pyproject.toml asks for; `make lock ARGS=--upgrade` moves all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOP = Path(__file__).resolve().parent.parent
 UV = TOP / ".venv" / "bin" / "uv"
 LOCK = TOP / "uv.lock"
 BOOTSTRAP = TOP / "tools" / "bootstrap.lock"
-BOOTSTRAP_HEAD = "# The uv that sets up .venv, with the hashes of its wheels for all platforms. Written by `make lock`.\n"
+BOOTSTRAP_HEAD = "# The uv that sets up .venv, with its hashes for all platforms. Written by `make lock`.\n"
 
 
 def main(arguments: list[str]) -> int:

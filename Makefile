@@ -1,0 +1,54 @@
+# Everything is installed into .venv, from locks; a target that needs it makes it. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-full lint bench lock clean
+.DELETE_ON_ERROR:
+
+# The first Python here that is new enough; another one: make setup PYTHON=/path/to/python
+PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+NO_PYTHON = No Python 3.11 or newer is on the PATH: install one (Debian, Ubuntu: apt install python3 python3-venv)
+VENV := .venv/bin
+STAMP := .venv/.stamp
+ARGS =
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+		printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+setup: $(STAMP) ## install all that is needed into .venv (40 s the first time, nothing the second)
+
+demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
+	$(VENV)/stateside demo $(ARGS)
+
+test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
+	$(VENV)/python -m pytest $(ARGS)
+
+test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network
+	$(VENV)/python -m pytest -m "not spark and not e2e and not network" $(ARGS)
+
+test-full: export STATESIDE_TEST_FULL = 1
+test-full: test ## like test, with the long versions of the long tests
+
+lint: $(STAMP) ## check style, types and which room imports which
+	$(VENV)/ruff check
+	$(VENV)/ruff format --check
+	$(VENV)/mypy
+	$(VENV)/mypy tools
+	$(VENV)/lint-imports
+
+bench: $(STAMP) ## run the benchmarks; options in ARGS="..."
+	$(VENV)/python -m benchmarks $(ARGS)
+
+lock: $(VENV)/uv ## lock the dependencies anew; all of them to their newest with ARGS=--upgrade
+	$(VENV)/python tools/lock.py $(ARGS)
+
+clean: ## remove .venv and all caches in this folder
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(STAMP): pyproject.toml uv.lock $(wildcard tools/*.py tools/*.lock)
+	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py
+	@touch $@
+
+$(VENV)/uv:
+	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py --only-uv
