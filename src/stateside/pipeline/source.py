@@ -1,7 +1,7 @@
 """The journal as a Spark source, through the Python Data Source API: offsets are positions, rows come as Arrow.
 
     spark.dataSource.register(JournalSource)
-    events = spark.readStream.format("stateside-journal").option("path", …).option("fields", "amount_micros long").load()
+    events = spark.readStream.format("stateside-journal").option("path", …).option("fields", "cents long").load()
 
 Columns: the event's own (`offset`, `id`, `entity`, `type`, `time`, `appended`, `tags`, `payload`), then the payload's
 fields that the option `fields` names with their types. The life of a source reads top down in `JournalStreamReader`.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from stateside.errors import ViewInvalid
 from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import DurableEnd
@@ -33,6 +33,7 @@ ENVELOPE = (
     "offset long, id string, entity string, type string, time timestamp, appended timestamp, "
     "tags array<string>, payload string"
 )
+ENVELOPE_NAMES = tuple(column.split()[0] for column in ENVELOPE.split(", "))
 EVENTS_PER_BATCH_MAX = 1_000_000
 EVENTS_PER_PARTITION_MIN = 20_000  # fewer are not worth a second task
 PARTITIONS_MAX = 8
@@ -47,24 +48,14 @@ class JournalSource(DataSource):
         """The name for `format(…)`."""
         return FORMAT
 
-    def schema(self) -> StructType:
-        """The envelope's columns and then the payload's fields."""
-        return StructType(StructType.fromDDL(ENVELOPE).fields + self._fields().fields)
+    def schema(self) -> str:
+        """The envelope's columns and then the payload's fields, as DDL: there is no JVM here to parse it."""
+        return ", ".join(filter(None, (ENVELOPE, self.options.get("fields"))))
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         """Called by Spark once a query, on the driver, and shipped to the tasks."""
         limit = int(self.options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
-        return JournalStreamReader(Path(self.options["path"]), self._fields(), limit)
-
-    def _fields(self) -> StructType:
-        fields = StructType.fromDDL(self.options.get("fields", ""))
-        clashes = set(fields.names) & set(StructType.fromDDL(ENVELOPE).names)
-        if clashes:
-            raise ViewInvalid(
-                f"The payload field {min(clashes)!r} has the name of a column that every event has",
-                next_step="Leave it out of the fields, or give the payload's field another name",
-            )
-        return fields
+        return JournalStreamReader(Path(self.options["path"]), schema, limit)
 
 
 @dataclass
@@ -79,9 +70,9 @@ class OffsetRange(InputPartition):
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver and reads them in the tasks."""
 
-    def __init__(self, directory: Path, fields: StructType, events_per_batch_max: int) -> None:
+    def __init__(self, directory: Path, schema: StructType, events_per_batch_max: int) -> None:
         self._journal = Journal(directory)
-        self._fields = to_arrow_schema(fields, timezone="UTC")
+        self._schema = to_arrow_schema(schema, timezone="UTC")
         self._limit = events_per_batch_max
         self._stop_at: int | None = None
         self._marks: deque[DurableEnd] = deque(maxlen=MARKS_MAX)
@@ -118,22 +109,21 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = start[PARTITION], end[PARTITION]
         count = min(PARTITIONS_MAX, max(1, (last - first) // EVENTS_PER_PARTITION_MIN))
         edges = [first + (last - first) * part // count for part in range(count + 1)]
-        return [OffsetRange(a, b, self._mark_before(a)) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        return [OffsetRange(a, b, self._mark_before(a)) for a, b in pairwise(edges) if a < b]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of one task's share, as Arrow record batches."""
         assert isinstance(partition, OffsetRange)
         for first, batch in self._journal.batches(partition.start, partition.stop, partition.mark):
-            yield from _with_fields(first, batch, self._fields)
+            yield from _rows(first, batch, self._schema)
 
     def _mark_before(self, offset: int) -> DurableEnd | None:
         return max((mark for mark in self._marks if mark.offset <= offset), key=lambda mark: mark.offset, default=None)
 
 
-def _with_fields(first: int, batch: pa.RecordBatch, fields: pa.Schema) -> list[pa.RecordBatch]:
-    """The batch with the offsets in front and the payload's fields behind."""
-    table = pa.Table.from_batches([batch])
-    table = table.add_column(0, "offset", pa.array(np.arange(first, first + batch.num_rows)))
-    for name, column in zip(fields.names, payload_columns(batch.column("payload"), fields).columns, strict=True):
-        table = table.append_column(name, column)
-    return table.combine_chunks().to_batches()
+def _rows(first: int, batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """The batch as Spark wants it: the offsets in front, the payload's fields behind, types to the letter."""
+    fields = pa.schema([schema.field(index) for index in range(len(ENVELOPE_NAMES), len(schema))])
+    offsets = pa.array(np.arange(first, first + batch.num_rows))
+    columns = [offsets, *batch.columns, *payload_columns(batch.column("payload"), fields).columns]
+    return list(pa.Table.from_arrays(columns, names=schema.names).cast(schema).combine_chunks().to_batches())

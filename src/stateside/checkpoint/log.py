@@ -1,0 +1,122 @@
+"""The batches of a checkpoint: what Spark planned (`offsets/N`) and what it finished (`commits/N`).
+
+    offsets/N := "v1\\n" {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}} ("\\n" source's offset)*
+    commits/N := "v1\\n" {"nextBatchWatermarkMs": …}
+               | "v2\\n" {"nextBatchWatermarkMs": …, "stateUniqueIds": {operator: [partition: [store: id]]}}
+
+Batch N leaves the state at version N + 1. A batch exists for us only once `commits/N` exists; in checkpoint format v2
+that file also names the state files that count, whatever other attempts left behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateside.errors import CheckpointInvalid
+from stateside.positions import Position
+from stateside.storage import Storage
+
+SUPPORTED = "Stateside reads the checkpoints that Spark 4.0 to 4.2 writes"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What Spark planned for a batch before it ran: up to where it reads, and the watermark it runs with."""
+
+    batch: int
+    position: Position
+    watermark_us: int
+    planned_us: int
+    conf: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The proof that a batch is finished: when, and the ids of the state files that count (empty in format v1)."""
+
+    batch: int
+    committed_us: int
+    state_ids: Mapping[str, Sequence[Sequence[str]]]
+
+    def state_id(self, operator: int, partition: int, store: int = 0) -> str | None:
+        """The unique id of one store's files at this batch; None in checkpoint format v1."""
+        return self.state_ids[str(operator)][partition][store] if self.state_ids else None
+
+
+class Checkpoint:
+    """A checkpoint's folder. Every method looks at the files anew; nothing is kept."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def query_id(self) -> str | None:
+        """The id of the query that owns this checkpoint; None where no query has started yet."""
+        try:
+            content = self.storage.read("metadata")
+        except FileNotFoundError:
+            return None
+        return str(self._json("metadata", content.decode())["id"])
+
+    def committed(self, batch: int) -> bool:
+        """Whether the batch is finished."""
+        return self.storage.exists(f"commits/{batch}")
+
+    def commits(self) -> list[int]:
+        """The finished batches that Spark still keeps, ascending."""
+        return sorted(int(name) for name in self.storage.names("commits") if name.isdigit())
+
+    def plan(self, batch: int) -> Plan:
+        """What was planned for the batch."""
+        name = f"offsets/{batch}"
+        metadata, sources = self._entry(name, ("v1",))
+        if len(sources) != 1:
+            raise self._invalid(name, f"the query reads {len(sources)} sources, one journal was expected")
+        return Plan(
+            batch=batch,
+            position=self._position(name, sources[0]),
+            watermark_us=int(metadata["batchWatermarkMs"]) * 1_000,
+            planned_us=int(metadata["batchTimestampMs"]) * 1_000,
+            conf=metadata.get("conf", {}),
+        )
+
+    def commit(self, batch: int) -> Commit:
+        """The proof that the batch is finished; FileNotFoundError if it is not."""
+        name = f"commits/{batch}"
+        metadata, _ = self._entry(name, ("v1", "v2"))
+        return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
+
+    def partitions(self, operator: int) -> int:
+        """How many partitions a stateful operator's state has."""
+        name = f"state/{operator}/_metadata/metadata"
+        metadata, _ = self._entry(name, ("v1",))
+        return int(metadata["stateStoreInfo"][0]["numPartitions"])
+
+    def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+        version, _, rest = self.storage.read(name).decode().partition("\n")
+        if version not in versions:
+            raise self._invalid(name, f"format {version!r} is not known")
+        first, *others = rest.split("\n")
+        return self._json(name, first), others
+
+    def _json(self, name: str, text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise self._invalid(name, "a JSON object was expected")
+        return value
+
+    def _position(self, name: str, text: str) -> Position:
+        offsets = self._json(name, text)
+        if not all(isinstance(offset, int) for offset in offsets.values()):
+            raise self._invalid(name, f"the source's offset {text[:80]} is not one of a journal")
+        return Position.of(offsets)
+
+    def _invalid(self, name: str, reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(
+            f"Cannot read the checkpoint: {reason}", where=self.storage.path(name), next_step=SUPPORTED
+        )

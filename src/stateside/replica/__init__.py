@@ -1,0 +1,4 @@
+"""Replicas: a view's state, copied batch by batch out of Spark's checkpoint into LMDB, for any number of readers.
+
+`keys` orders the rows, `store` is the LMDB environment with its transactions, `tail` follows the checkpoint.
+"""

@@ -1,0 +1,214 @@
+"""The replica's LMDB environment: rows in key order and the batch they stand at, always moved together.
+
+    rows:  encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
+    meta:  "batch"     -> AppliedBatch     as JSON
+           "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to be waiting
+
+LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash, and stands whole in front of its row.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from stateside.errors import ReplicaInvalid
+from stateside.positions import Position
+
+MAP_BYTES_START = 1 << 30
+READERS_MAX = 512
+SHORT_KEY_BYTES_MAX = 480
+_HASH_BYTES = 16
+_KEY_SIZE = struct.Struct("<I")
+_WHOLE_KEY_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedBatch:
+    """The batch that a replica stands at: of which query, up to where, under which watermark, from when."""
+
+    query: str
+    batch: int
+    position: Position
+    watermark_us: int
+    committed_us: int
+
+    def as_json(self) -> bytes:
+        """As stored in `meta`."""
+        fields = {name: getattr(self, name) for name in ("query", "batch", "watermark_us", "committed_us")}
+        return json.dumps({**fields, "position": str(self.position)}).encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> AppliedBatch:
+        """The batch that `as_json` wrote."""
+        document: dict[str, Any] = json.loads(content)
+        return cls(**document | {"position": Position.parse(document["position"])})
+
+
+class Snapshot:
+    """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only."""
+
+    def __init__(self, transaction: lmdb.Transaction, rows: Any, meta: Any) -> None:
+        self._transaction, self._rows, self._meta = transaction, rows, meta
+
+    def batch(self) -> AppliedBatch | None:
+        """The batch that the rows stand at; None before the first one."""
+        content = self._transaction.get(b"batch", db=self._meta)
+        return AppliedBatch.parse(bytes(content)) if content is not None else None
+
+    def fresh_us(self) -> int | None:
+        """When this batch was last known to be up to date; None if no heartbeat ever said so."""
+        content = self._transaction.get(b"fresh", db=self._meta)
+        return int(bytes(content)) if content is not None else None
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of this very key."""
+        stored = self._transaction.get(_short(key), db=self._rows)
+        return None if stored is None else _whole(_short(key), stored)[1]
+
+    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, in order, each with its row."""
+        with self._transaction.cursor(db=self._rows) as cursor:
+            if not cursor.set_range(prefix[:SHORT_KEY_BYTES_MAX]):
+                return
+            for short, stored in cursor:
+                key, row = _whole(short, stored)
+                if key.startswith(prefix):
+                    yield key, row
+                elif not bytes(short).startswith(prefix[: SHORT_KEY_BYTES_MAX - _HASH_BYTES]):
+                    return
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self._transaction.stat(self._rows)["entries"])
+
+
+class ReplicaReader:
+    """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet."""
+
+    def __init__(self, directory: Path) -> None:
+        if not (directory / "data.mdb").exists():
+            raise FileNotFoundError(directory)
+        self._environment = _open(directory, readonly=True)
+        self._rows = self._environment.open_db(b"rows", create=False)
+        self._meta = self._environment.open_db(b"meta", create=False)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """A consistent look at the replica; keep it short, it holds old pages back."""
+        with self._begin() as transaction:
+            yield Snapshot(transaction, self._rows, self._meta)
+
+    def close(self) -> None:
+        """Let the environment go."""
+        self._environment.close()
+
+    def _begin(self) -> lmdb.Transaction:
+        try:
+            return self._environment.begin(buffers=False)
+        except lmdb.MapResizedError:  # the writer made the map larger
+            self._environment.set_mapsize(0)
+            return self._environment.begin(buffers=False)
+
+
+class ReplicaWriter:
+    """The one process that moves a replica from batch to batch. A crash at any point leaves a batch boundary."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._environment = _open(directory, readonly=False)
+        self._rows = self._environment.open_db(b"rows")
+        self._meta = self._environment.open_db(b"meta")
+
+    def batch(self) -> AppliedBatch | None:
+        """The batch that the replica stands at."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._rows, self._meta).batch()
+
+    def apply(self, batch: AppliedBatch, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Move to the next batch in one transaction: readers see all of it or nothing."""
+        changes = list(changes)
+        self._write(lambda transaction: self._put(transaction, batch, changes))
+
+    def freshen(self, time_us: int) -> None:
+        """Note that at this time nothing newer than the replica's batch was waiting."""
+        self._write(lambda transaction: transaction.put(b"fresh", str(time_us).encode(), db=self._meta))
+
+    def clear(self) -> None:
+        """Forget all rows and the batch, to begin anew."""
+
+        def drop(transaction: lmdb.Transaction) -> None:
+            transaction.drop(self._rows, delete=False)
+            transaction.drop(self._meta, delete=False)
+
+        self._write(drop)
+
+    def close(self) -> None:
+        """Let the environment go."""
+        self._environment.close()
+
+    def _put(
+        self, transaction: lmdb.Transaction, batch: AppliedBatch, changes: list[tuple[bytes, bytes | None]]
+    ) -> None:
+        for key, row in changes:
+            if row is None:
+                transaction.delete(_short(key), db=self._rows)
+            else:
+                transaction.put(_short(key), _stored(key, row), db=self._rows)
+        transaction.put(b"batch", batch.as_json(), db=self._meta)
+
+    def _write(self, action: Any) -> None:
+        while True:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    action(transaction)
+                return
+            except lmdb.MapFullError:
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+
+
+def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
+    try:
+        return lmdb.open(
+            str(directory),
+            readonly=readonly,
+            create=not readonly,
+            max_dbs=4,
+            max_readers=READERS_MAX,
+            map_size=0 if (directory / "data.mdb").exists() else MAP_BYTES_START,
+            metasync=False,  # a loss of power may cost the last batch, which the checkpoint still has; never the order
+        )
+    except lmdb.Error as error:
+        raise ReplicaInvalid(
+            f"The replica cannot be opened: {error}",
+            where=str(directory),
+            next_step="Delete this folder: it is rebuilt from the checkpoint",
+        ) from error
+
+
+def _short(key: bytes) -> bytes:
+    if len(key) <= SHORT_KEY_BYTES_MAX:
+        return key
+    return key[: SHORT_KEY_BYTES_MAX - _HASH_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
+
+
+def _stored(key: bytes, row: bytes) -> bytes:
+    if len(key) <= SHORT_KEY_BYTES_MAX:
+        return row
+    return _KEY_SIZE.pack(len(key)) + key + row
+
+
+def _whole(short: bytes, stored: bytes) -> tuple[bytes, bytes]:
+    """The whole key and its row, from what is stored: only long keys are longer than the limit when shortened."""
+    if len(short) <= SHORT_KEY_BYTES_MAX:
+        return short, stored
+    (size,) = _KEY_SIZE.unpack_from(stored)
+    return stored[_KEY_SIZE.size : _KEY_SIZE.size + size], stored[_KEY_SIZE.size + size :]

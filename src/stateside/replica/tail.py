@@ -1,0 +1,144 @@
+"""The tail: follows one view's checkpoint and moves its replica on, one transaction a committed batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.changelog import read_changes
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.checkpoint.log import Checkpoint, Commit
+from stateside.checkpoint.schema import read_schema
+from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.errors import CheckpointGap, StatesideError
+from stateside.layout import ViewLayout
+from stateside.replica.keys import KeyCodec
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.storage import Storage
+
+PAUSE_S_MIN = 0.01
+PAUSE_S_MAX = 0.1
+ERROR_PAUSE_S = 1.0
+HEARTBEATS_MAX = 10_000  # so many heartbeats may wait for a batch that covers them: about half an hour
+
+log = logging.getLogger(__name__)
+
+
+class Tail:
+    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop."""
+
+    def __init__(self, layout: ViewLayout) -> None:
+        self._layout = layout
+        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
+        self._catalogue = Catalogue.load(layout.catalogue)
+        self._writer = ReplicaWriter(layout.replica)
+        self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
+        self._translator: _Translator | None = None
+        self._resumed = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the checkpoint until the event is set. An error is logged and tried again: readers keep the last batch."""
+        pause_s = PAUSE_S_MIN
+        while not stop.is_set():
+            try:
+                pause_s = PAUSE_S_MIN if self.step() else min(2 * pause_s, PAUSE_S_MAX)
+            except StatesideError as error:
+                log.error("view %s: %s", self._layout.name, error)
+                pause_s = ERROR_PAUSE_S
+            stop.wait(pause_s)
+        self._writer.close()
+
+    def step(self) -> bool:
+        """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch."""
+        self._resume()
+        self._hear()
+        moved = False
+        while self._advance():
+            moved = True
+        if moved:
+            self._freshen()
+        return moved
+
+    def close(self) -> None:
+        """Let the replica go."""
+        self._writer.close()
+
+    def _resume(self) -> None:
+        """Once: find out whether the replica still belongs to this checkpoint; if not, begin anew."""
+        query = self._checkpoint.query_id()
+        if self._resumed or query is None:
+            return
+        applied = self._writer.batch()
+        commits = self._checkpoint.commits()
+        if applied and (applied.query != query or (commits and commits[-1] < applied.batch)):
+            log.warning("view %s: the checkpoint was replaced or rolled back, rebuilding", self._layout.name)
+            self._writer.clear()
+        self._resumed = True
+
+    def _advance(self) -> bool:
+        applied = self._writer.batch()
+        batch = applied.batch + 1 if applied else 0
+        if not self._checkpoint.committed(batch):
+            self._check_no_gap(batch)
+            return False
+        self._apply(batch)
+        return True
+
+    def _apply(self, batch: int) -> None:
+        plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
+        query = self._checkpoint.query_id()
+        assert query is not None, "a committed batch belongs to a query"
+        state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us)
+        self._writer.apply(state, self._changes(commit))
+
+    def _changes(self, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
+        operator = self._catalogue.operator
+        if self._translator is None:
+            self._translator = _Translator(self._catalogue, self._checkpoint)
+        for partition in range(self._checkpoint.partitions(operator)):
+            for change in read_changes(self._checkpoint.storage, commit, operator, partition):
+                yield self._translator.key(change.key), change.value
+
+    def _check_no_gap(self, batch: int) -> None:
+        """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
+        if self._checkpoint.committed(batch + 1):
+            raise CheckpointGap(
+                f"Batch {batch} is missing though later ones are there",
+                where=self._checkpoint.storage.path(f"commits/{batch}"),
+                next_step="Spark's retention deleted it before this replica had read it; keep more batches",
+            )
+
+    def _hear(self) -> None:
+        heartbeat = Heartbeat.load(self._layout.heartbeat)
+        if heartbeat and (not self._heartbeats or self._heartbeats[-1] != heartbeat):
+            self._heartbeats.append(heartbeat)
+            self._freshen()
+
+    def _freshen(self) -> None:
+        """The newest heartbeat whose journal end the batch covers tells until when the batch was up to date."""
+        applied = self._writer.batch()
+        covered = None
+        while applied and self._heartbeats and applied.position.covers(self._heartbeats[0].journal_end):
+            covered = self._heartbeats.popleft()
+        if covered:
+            self._heartbeats.appendleft(covered)
+            self._writer.freshen(covered.time_us)
+
+
+class _Translator:
+    """Turns the state's keys into the replica's: the view's key columns, in the view's order, in byte order."""
+
+    def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
+        schema = read_schema(checkpoint.storage, catalogue.operator)
+        catalogue.check(schema)
+        self._decoder = RowDecoder(schema.key)
+        self._codec = KeyCodec([column.type for column in catalogue.key])
+        self._order = [column.index for column in catalogue.key]
+
+    def key(self, row: bytes) -> bytes:
+        """The replica's key for a key row of the state."""
+        values = self._decoder.decode(row)
+        return self._codec.encode([values[index] for index in self._order])
