@@ -1,0 +1,165 @@
+"""The jars that Spark is given besides its own: pinned, fetched one by one, and checked before use.
+
+`jars.lock`, beside this module, is the list; a line is `group organisation:module:revision sha256`. A jar is fetched by
+the Ivy that PySpark ships, so that Java is all it takes, without its dependencies, so that the lock is all there is:
+
+    1. a jar that lies in the cache with the right hash is used as it is, and nothing is started
+    2. otherwise Ivy fetches it into a folder of its own
+    3. with the right hash it is renamed into the cache, whole; with a wrong one it is kept beside it as `NAME.refused`
+
+No file with a wrong hash is ever handed out, and none is deleted: what is wrong stays there to be looked at.
+
+    <cache>/jars/<module>-<revision>.jar          cache = $STATESIDE_CACHE, else ~/.cache/stateside
+
+A machine with a mirror names its Ivy settings file in $STATESIDE_IVY_SETTINGS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateside.errors import SetupError
+from stateside.pipeline.java import find_java
+
+LOCK = Path(__file__).with_name("jars.lock")
+FETCH_TIMEOUT_S = 300  # a jar of 10 MB on a slow line
+
+
+@dataclass(frozen=True)
+class Jar:
+    """A line of the lock: which jar, for which group, with which hash."""
+
+    group: str
+    organisation: str
+    module: str
+    revision: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's name in the cache."""
+        return f"{self.module}-{self.revision}.jar"
+
+    @property
+    def coordinate(self) -> str:
+        """The way people name it."""
+        return f"{self.organisation}:{self.module}:{self.revision}"
+
+
+def fetch(group: str, *, cache: Path | None = None, lock: Path = LOCK) -> list[Path]:
+    """The jars of a group (`kafka`) as checked files, in the lock's order; fetches what the cache does not have yet.
+
+    SetupError if one cannot be had or is not the one that was locked. Several processes may fetch at once.
+    """
+    jars = [jar for jar in locked(lock.read_text()) if jar.group == group]
+    assert jars, f"jars.lock has no group {group!r}"
+    folder = (cache or cache_folder()) / "jars"
+    return [_have(jar, folder) or _bring(jar, folder) for jar in jars]
+
+
+def locked(text: str) -> list[Jar]:
+    """The lines of a lock as jars. SetupError names a line that is none."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [_parse(line) for line in lines]
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where jars are kept from one run to the next."""
+    told = (os.environ if environ is None else environ).get("STATESIDE_CACHE")
+    return Path(told).expanduser() if told else Path.home() / ".cache" / "stateside"
+
+
+def _parse(line: str) -> Jar:
+    try:
+        group, coordinate, sha256 = line.split()
+        organisation, module, revision = coordinate.split(":")
+        if len(bytes.fromhex(sha256)) != hashlib.sha256().digest_size:
+            raise ValueError("no sha256")
+    except ValueError:
+        what = f"A line of jars.lock is not `group organisation:module:revision sha256`: {line!r}"
+        raise SetupError(what, next_step="Restore jars.lock from the repository") from None
+    return Jar(group, organisation, module, revision, sha256)
+
+
+def _have(jar: Jar, folder: Path) -> Path | None:
+    file = folder / jar.name
+    if not file.exists():
+        return None
+    _check(jar, file, file)
+    return file
+
+
+def _bring(jar: Jar, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+        fetched = _ivy(jar, folder, Path(scratch))
+        try:
+            _check(jar, fetched, folder / f"{jar.name}.refused")
+        except SetupError:
+            fetched.replace(folder / f"{jar.name}.refused")
+            raise
+        return fetched.replace(folder / jar.name)
+
+
+def _check(jar: Jar, file: Path, kept_as: Path) -> None:
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != jar.sha256:
+        raise SetupError(
+            f"{jar.coordinate} is not the jar that was locked: expected sha256 {jar.sha256}, found {found}",
+            where=str(kept_as),
+            next_step="Do not use it. Find out where it came from, delete it, and try again; "
+            "if it comes back, the repository or mirror that this machine uses cannot be trusted",
+        )
+
+
+def _ivy(jar: Jar, folder: Path, scratch: Path) -> Path:
+    command = _ivy_command(jar, scratch)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise _unreachable(jar, folder, f"no answer within {FETCH_TIMEOUT_S} s") from None
+    file = scratch / jar.name
+    if not file.is_file():
+        raise _unreachable(jar, folder, done.stdout + done.stderr)
+    return file
+
+
+def _ivy_command(jar: Jar, scratch: Path) -> list[str]:
+    # Ivy's own cache goes with the scratch folder: a bad file in it would come back for ever.
+    command = [str(find_java().executable), "-jar", str(_ivy_jar()), "-cache", str(scratch / "ivy")]
+    if settings := os.environ.get("STATESIDE_IVY_SETTINGS"):
+        command += ["-settings", settings]
+    command += ["-confs", "default", "-types", "jar", "bundle", "-notransitive"]
+    command += ["-dependency", jar.organisation, jar.module, jar.revision]
+    return [*command, "-retrieve", str(scratch / "[artifact]-[revision].[ext]")]
+
+
+def _unreachable(jar: Jar, folder: Path, output: str) -> SetupError:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = (
+        [line for line in lines if "access error" in line] or [line for line in lines if "not found" in line] or lines
+    )
+    return SetupError(
+        f"{jar.coordinate} could not be fetched",
+        where=telling[-1] if telling else "Ivy said nothing",
+        next_step="Check the network and try again; behind a proxy set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., "
+        "with a mirror set STATESIDE_IVY_SETTINGS to an Ivy settings file, "
+        f"or put the file as {jar.name} into {folder} yourself",
+    )
+
+
+def _ivy_jar() -> Path:
+    package = importlib.util.find_spec("pyspark")
+    found = sorted(Path(package.origin).parent.glob("jars/ivy-*.jar")) if package and package.origin else []
+    if not found:
+        what = "PySpark, whose Ivy fetches jars, is not installed"
+        raise SetupError(what, next_step="Run `make setup`, or pip install stateside")
+    return found[-1]
