@@ -1,0 +1,1 @@
+"""Looking after what runs: diagnosis, inspection, savepoints, rescaling, standby, chaos, metrics."""

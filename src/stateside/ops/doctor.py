@@ -1,0 +1,154 @@
+"""The doctor: what this machine has of what Stateside needs, and how to mend what is missing.
+
+Looks, and changes nothing. Spark is asked for its version and not started; Java is really run.
+
+    diagnose   looks at the machine and judges
+    judge_...  decide from plain values: no I/O, and so easy to test
+    render     the findings for people
+    as_json    the findings for programs
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stateside.errors import SetupError
+from stateside.pipeline.java import find_java
+
+PYTHON_MIN = (3, 11)
+SPARK_VERSION = "4.2.0"
+SPARK_IMPORT_TIMEOUT_S = 60
+DISK_FREE_BYTES_MIN = 2**30  # for a demo and some room to grow
+MEMORY_BYTES_MIN = 2 * 2**30  # Spark's JVM of 1 GiB, its Python workers, a replica
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: whether it will do, what was found, and what to do if it will not."""
+
+    name: str
+    ok: bool
+    found: str
+    mend: str | None = None
+
+
+def diagnose(directory: Path) -> list[Finding]:
+    """Everything a pipeline in this directory needs of the machine, one finding each, always in the same order.
+
+    The directory need not exist yet: then it is its nearest parent that must be writable.
+    """
+    there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    return [
+        judge_python(sys.version_info[:3]),
+        look_at_java(),
+        judge_spark(spark_version()),
+        look_at_folder(there),
+        look_at_port(),
+        judge_disk(there, shutil.disk_usage(there).free),
+        judge_memory(memory_bytes()),
+    ]
+
+
+def render(findings: Sequence[Finding]) -> str:
+    """The findings for people: a line each, with the way to mend it below each that will not do."""
+    lines = [f"{'ok  ' if each.ok else 'FAIL'}  {each.name:<7} {each.found}" for each in findings]
+    mends = [f"\n              to mend: {each.mend}" if each.mend else "" for each in findings]
+    wrong = sum(not each.ok for each in findings)
+    verdict = "This machine has all that Stateside needs." if not wrong else f"{wrong} of {len(findings)} will not do."
+    return "\n".join([*map("".join, zip(lines, mends, strict=True)), verdict])
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings for programs: `ok` for the whole, then each one with all its fields."""
+    return {"ok": all(each.ok for each in findings), "findings": [asdict(each) for each in findings]}
+
+
+def judge_python(version: tuple[int, int, int]) -> Finding:
+    """Is the Python that runs this new enough?"""
+    wanted = ".".join(map(str, PYTHON_MIN))
+    found = f"{'.'.join(map(str, version))}, {sys.executable}"
+    return _finding("python", version >= PYTHON_MIN, found, f"Install Python {wanted} or newer")
+
+
+def judge_spark(version: str | None) -> Finding:
+    """Is the Spark that Python imports the one whose checkpoints are understood?"""
+    mend = f"Run `make setup`, or pip install pyspark=={SPARK_VERSION}"
+    return _finding("spark", version == SPARK_VERSION, version or "cannot be imported", mend)
+
+
+def judge_disk(folder: Path, free_bytes: int) -> Finding:
+    """Is there room for a journal, a checkpoint and tables?"""
+    mend = f"Free {_gib(DISK_FREE_BYTES_MIN)}, or take a folder on another disk"
+    return _finding("disk", free_bytes >= DISK_FREE_BYTES_MIN, f"{_gib(free_bytes)} free in {folder}", mend)
+
+
+def judge_memory(total_bytes: int) -> Finding:
+    """Is there memory for a JVM beside us?"""
+    mend = f"Give the machine or the container {_gib(MEMORY_BYTES_MIN)}"
+    return _finding("memory", total_bytes >= MEMORY_BYTES_MIN, _gib(total_bytes), mend)
+
+
+def look_at_java() -> Finding:
+    """Which Java Spark would get; those passed over are named, because somebody may wonder."""
+    try:
+        java = find_java()
+    except SetupError as error:
+        return Finding("java", False, f"{error.what} ({error.where})", error.next_step)
+    passed_over = "".join(f"; passed over: {reason}" for reason in java.passed_over)
+    return Finding("java", True, f"{java.version} from {java.origin}, {java.home}{passed_over}")
+
+
+def look_at_folder(folder: Path) -> Finding:
+    """Can files be made in this folder? Tried with one, which is removed again."""
+    mend = f"Make {folder} a folder that this user may write to, or take another one"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding("folder", True, f"{folder} can be written to")
+    except OSError as error:
+        return Finding("folder", False, f"{folder}: {errno.errorcode.get(error.errno or 0)}, {error.strerror}", mend)
+
+
+def look_at_port() -> Finding:
+    """Can a server listen on the loopback interface?"""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("127.0.0.1", 0))
+            return Finding("port", True, f"loopback port {listener.getsockname()[1]} is free")
+    except OSError as error:
+        return Finding("port", False, f"no loopback port: {error}", "Bring the loopback interface (127.0.0.1) up")
+
+
+def spark_version() -> str | None:
+    """The version of the PySpark that can be imported; None if it cannot. Asked in a process of its own: 0.4 s."""
+    command = [sys.executable, "-c", "import pyspark; print(pyspark.__version__)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SPARK_IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def memory_bytes(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
+    """The memory that we may use: the machine's, or less inside a container with a limit."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    told = [limit.read_text().strip() for limit in limits if limit.is_file()]
+    return min([pages, *(int(each) for each in told if each.isdigit())])
+
+
+def _finding(name: str, ok: bool, found: str, mend: str) -> Finding:
+    return Finding(name, ok, found, None if ok else mend)
+
+
+def _gib(count_bytes: int) -> str:
+    return f"{count_bytes / 2**30:.1f} GiB"
