@@ -27,8 +27,8 @@ MAP_BYTES_START = 1 << 30
 READERS_MAX = 512
 SHORT_KEY_BYTES_MAX = 480
 _HASH_BYTES = 16
+_KEPT_BYTES = SHORT_KEY_BYTES_MAX - _HASH_BYTES  # of a long key
 _KEY_SIZE = struct.Struct("<I")
-_WHOLE_KEY_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,18 @@ class Snapshot:
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
         stored = self._transaction.get(_short(key), db=self._rows)
-        return None if stored is None else _whole(_short(key), stored)[1]
+        return None if stored is None else _whole(_short(key), bytes(stored))[1]
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
         with self._transaction.cursor(db=self._rows) as cursor:
-            if not cursor.set_range(prefix[:SHORT_KEY_BYTES_MAX]):
+            if not cursor.set_range(prefix[:_KEPT_BYTES]):
                 return
             for short, stored in cursor:
-                key, row = _whole(short, stored)
+                key, row = _whole(bytes(short), bytes(stored))
                 if key.startswith(prefix):
                     yield key, row
-                elif not bytes(short).startswith(prefix[: SHORT_KEY_BYTES_MAX - _HASH_BYTES]):
+                elif not key.startswith(prefix[:_KEPT_BYTES]):
                     return
 
     def count(self) -> int:
@@ -197,7 +197,7 @@ def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
 def _short(key: bytes) -> bytes:
     if len(key) <= SHORT_KEY_BYTES_MAX:
         return key
-    return key[: SHORT_KEY_BYTES_MAX - _HASH_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
+    return key[:_KEPT_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
 
 
 def _stored(key: bytes, row: bytes) -> bytes:

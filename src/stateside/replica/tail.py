@@ -22,6 +22,7 @@ from stateside.storage import Storage
 PAUSE_S_MIN = 0.01
 PAUSE_S_MAX = 0.1
 ERROR_PAUSE_S = 1.0
+POLLS_PER_GAP_CHECK = 50
 HEARTBEATS_MAX = 10_000  # so many heartbeats may wait for a batch that covers them: about half an hour
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,10 @@ class Tail:
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
         self._translator: _Translator | None = None
         self._resumed = False
+        self._idle_polls = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the checkpoint until the event is set. An error is logged and tried again: readers keep the last batch."""
+        """Follow the checkpoint until the event is set. After an error readers keep the last batch; it tries again."""
         pause_s = PAUSE_S_MIN
         while not stop.is_set():
             try:
@@ -82,8 +84,11 @@ class Tail:
         applied = self._writer.batch()
         batch = applied.batch + 1 if applied else 0
         if not self._checkpoint.committed(batch):
-            self._check_no_gap(batch)
+            self._idle_polls += 1
+            if self._idle_polls % POLLS_PER_GAP_CHECK == 1:
+                self._check_no_gap(batch)
             return False
+        self._idle_polls = 0
         self._apply(batch)
         return True
 
@@ -104,9 +109,10 @@ class Tail:
 
     def _check_no_gap(self, batch: int) -> None:
         """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
-        if self._checkpoint.committed(batch + 1):
+        later = [other for other in self._checkpoint.commits() if other > batch]
+        if later:
             raise CheckpointGap(
-                f"Batch {batch} is missing though later ones are there",
+                f"Batch {batch} is gone, the oldest one left is {later[0]}",
                 where=self._checkpoint.storage.path(f"commits/{batch}"),
                 next_step="Spark's retention deleted it before this replica had read it; keep more batches",
             )

@@ -1,0 +1,38 @@
+"""The driver's lease: of all Spark drivers, one may run on a folder.
+
+Spark does not stop a second driver from starting on the same checkpoint, and sinks are not protected from it at all. So
+the driver holds a lock on `driver.lock`, and the JVM inherits it: when the Python process is killed, the lock stays
+with the JVM until that has died too. Whoever comes next waits for that, and never runs beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from stateside.errors import PipelineRunning
+
+WAIT_S_MAX = 30.0
+_PAUSE_S = 0.1
+
+
+def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
+    """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(handle)
+                raise PipelineRunning(
+                    f"Another Spark driver still runs on this folder after {wait_s:.0f} s of waiting",
+                    where=str(path.parent),
+                    next_step="Stop it, or give this one another --dir",
+                ) from None
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,186 @@
+"""The runner: starts an application's queries, keeps their heartbeats, and stops them.
+
+with Runner(app, Layout(folder)) as runner:
+    runner.wait(stop)        # until the event is set, or PipelineFailed
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.heartbeat import Heartbeat, State
+from stateside.checkpoint.log import Checkpoint
+from stateside.clock import Clock, SystemClock
+from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.journal import Journal
+from stateside.layout import Layout
+from stateside.pipeline import lease
+from stateside.pipeline.app import App, BatchId, Sink, View
+from stateside.pipeline.derive import derive_catalogue
+from stateside.pipeline.session import DRIVER_LOG, start_session
+from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX, FORMAT
+from stateside.storage import Storage, write_atomically
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+HEARTBEAT_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How to run: where Spark is, how many events a batch takes at most, and further Spark settings."""
+
+    master: str = "local[2]"
+    events_per_batch_max: int = EVENTS_PER_BATCH_MAX
+    lease_wait_s: float = lease.WAIT_S_MAX
+    spark: dict[str, str] = field(default_factory=dict)
+
+
+class Runner:
+    """Runs all views of one application on one Spark session, as the only driver of its folder."""
+
+    def __init__(
+        self, app: App, layout: Layout, settings: RunSettings | None = None, *, session: SparkSession | None = None
+    ) -> None:
+        """A given `session` is used and left running; without one the runner starts its own and stops it at the end."""
+        self._app = app
+        self._layout = layout
+        self._settings = settings or RunSettings()
+        self._given_session = session
+        self._journal = Journal(layout.journal)
+        self._clock: Clock = SystemClock()
+        self._queries: dict[str, StreamingQuery] = {}
+        self._beating = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Runner:
+        _check_fields(self._app)
+        with ExitStack() as stack:
+            handle = lease.acquire(self._layout.driver_lock, self._settings.lease_wait_s)
+            stack.callback(os.close, handle)
+            self._spark = self._given_session or self._start_session(handle, stack)
+            for view in self._app.views.values():
+                self._queries[view.name] = self._start(view)
+                stack.callback(self._queries[view.name].stop)
+            self._heart.start()
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._beating.set()
+        self._heart.join()
+        self._write_heartbeats("failed" if isinstance(error, PipelineFailed) else "stopped")
+        self._cleanup.close()
+
+    def wait(self, stop: threading.Event) -> None:
+        """Until the event is set; PipelineFailed as soon as a query ends by itself."""
+        while not stop.wait(HEARTBEAT_S):
+            self._check()
+
+    def run_to_end(self) -> None:
+        """Until everything that the journal holds now is processed, with the batches without data that follow."""
+        for query in self._queries.values():
+            try:
+                query.processAllAvailable()
+            except Exception:
+                self._check()
+                raise
+
+    def _start_session(self, lease_handle: int, stack: ExitStack) -> SparkSession:
+        session = start_session(
+            self._app.name,
+            self._layout.spark,
+            master=self._settings.master,
+            conf=self._settings.spark,
+            lease=lease_handle,
+        )
+        stack.callback(session.stop)
+        return session
+
+    def _start(self, view: View) -> StreamingQuery:
+        places = self._layout.view(view.name)
+        frame = view.function(self._events())
+        catalogue = derive_catalogue(self._app.name, view, frame)
+        _write_catalogue(catalogue, places.catalogue)
+        writer = frame.writeStream.queryName(view.name).option("checkpointLocation", str(places.checkpoint))
+        return self._with_sink(view, writer).start()
+
+    def _with_sink(self, view: View, writer: DataStreamWriter) -> DataStreamWriter:
+        if view.sink is None:
+            return writer.outputMode("update").format("noop")
+        checkpoint = Checkpoint(Storage.at(self._layout.view(view.name).checkpoint))
+        return writer.outputMode("append").foreachBatch(_batch_function(view.sink(self._layout), checkpoint))
+
+    def _events(self) -> DataFrame:
+        reader = self._spark.readStream.format(FORMAT).option("path", str(self._layout.journal))
+        reader = reader.option("eventsPerBatchMax", str(self._settings.events_per_batch_max))
+        return (reader.option("fields", self._app.fields) if self._app.fields else reader).load()
+
+    def _check(self) -> None:
+        for name, query in self._queries.items():
+            if not query.isActive:
+                raise PipelineFailed(
+                    f"The view {name!r} stopped: {_first_line(query.exception())}",
+                    where=str(self._layout.spark / DRIVER_LOG),
+                    next_step="Mend the cause and run again: it resumes at its last committed batch",
+                )
+
+    def _beat(self) -> None:
+        while not self._beating.wait(HEARTBEAT_S):
+            self._write_heartbeats("running")
+
+    def _write_heartbeats(self, state: State) -> None:
+        time_us = self._clock.now_us()  # before the journal's end is read: what was there at this time lies before it
+        heartbeat = Heartbeat(time_us, self._journal.end(), state)
+        for name in self._queries:
+            write_atomically(self._layout.view(name).heartbeat, heartbeat.as_json(), durable=False)
+
+
+def _batch_function(sink: Sink, checkpoint: Checkpoint) -> Callable[[DataFrame, int], None]:
+    """What Spark calls for each batch: one action on its rows, once."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        query = checkpoint.query_id()
+        assert query is not None, "Spark writes the query's id before its first batch"
+        sink.write(rows.toArrow(), BatchId(query, batch))
+
+    return write
+
+
+def _write_catalogue(catalogue: Catalogue, path: Path) -> None:
+    """Write it once; refuse a query that was changed on an old checkpoint."""
+    if path.exists() and Catalogue.load(path) != catalogue:
+        raise ViewInvalid(
+            f"The view {catalogue.view!r} was changed: its columns are not those that its state was built with",
+            where=str(path),
+            next_step="Run it on a new folder, or take the change back",
+        )
+    write_atomically(path, catalogue.as_json())
+
+
+def _check_fields(app: App) -> None:
+    names = {field.split()[0] for field in app.fields.split(",") if field.strip()}
+    clashes = names & set(ENVELOPE_NAMES)
+    if clashes:
+        raise ViewInvalid(
+            f"The payload field {min(clashes)!r} has the name of a column that every event has",
+            next_step="Leave it out of the application's fields, or give it another name in the payload",
+        )
+
+
+def _first_line(error: Exception | None) -> str:
+    return str(error).strip().splitlines()[0] if error else "it was stopped from outside"
