@@ -49,7 +49,7 @@ ADVICE = (  # the first pattern that a failed tool's output matches says what to
         + AGAIN,
     ),
     (
-        r"(?i)failed to fetch|connection|\(connect\)|name resolution|dns error|timed out|certificate verify",
+        r"(?i)failed to fetch|connection|\(connect\)|name resolution|dns error|timed out|certificate|versions: none",
         f"The package registry cannot be reached: check network, proxy and index settings ({REGISTRY}), {AGAIN}",
     ),
     (

@@ -92,13 +92,13 @@ def find_java(environ: Mapping[str, str] | None = None, *, launchers: Path | Non
     raise SetupError(f"No Java {VERSION_MIN} or newer was found", where=where, next_step=NEXT_STEP)
 
 
-def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def java_environment(environ: Mapping[str, str] | None = None, *, launchers: Path | None = None) -> dict[str, str]:
     """The variables to set before a JVM is launched: which Java, which Python, and to stay on this machine.
 
     A SPARK_LOCAL_IP that is set already is kept: on a cluster the operator knows better.
     """
     environ = os.environ if environ is None else environ
-    java = find_java(environ)
+    java = find_java(environ, launchers=launchers)
     for reason in java.passed_over:
         log.warning("passed over %s; using Java %s from %s (%s)", reason, java.version, java.origin, java.home)
     return {
