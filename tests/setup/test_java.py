@@ -223,7 +223,15 @@ def install_locked(name: str, folder: Path) -> Path:
     hashes = " ".join(f"--hash={wheel['hash']}" for wheel in package["wheels"])
     folder.mkdir()
     (folder / "requirements.txt").write_text(f"{name}=={package['version']} {hashes}\n")
-    options = ["--quiet", "--no-deps", "--require-hashes", "--target", folder, "-r", folder / "requirements.txt"]
+    options = [
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--target",
+        str(folder),
+        "-r",
+        str(folder / "requirements.txt"),
+    ]
     subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True)
     return folder
 
