@@ -239,8 +239,8 @@ def install_locked(name: str, folder: Path) -> Path:
 def path_without_java(folder: Path) -> Path:
     """A PATH with every command of this machine's standard folders but Java's."""
     folder.mkdir()
-    for command in [*Path("/usr/bin").iterdir(), *Path("/bin").iterdir()]:
-        if not command.name.startswith("java") and not (folder / command.name).exists():
-            (folder / command.name).symlink_to(command)
+    commands = {command.name: command for place in ("/usr/bin", "/bin") for command in Path(place).iterdir()}
+    for name in (name for name in commands if not name.startswith("java")):
+        (folder / name).symlink_to(commands[name])
     assert shutil.which("java", path=str(folder)) is None
     return folder

