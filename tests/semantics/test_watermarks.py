@@ -1,0 +1,203 @@
+"""Which watermark evicts, which one drops late rows, and what a restart makes of both."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+
+from .harness import Feed, Lab
+from .months import clock, local_ms, month_end_ms, monthly_totals, totals, totals_in_state, usage
+
+pytestmark = pytest.mark.spark
+
+MARCH_10_MS = local_ms(2026, 3, 10)
+MARCH_END_MS = local_ms(2026, 4)  # in summer time: the clocks changed on 29 March
+OCTOBER_10_MS = local_ms(2026, 10, 10)
+OCTOBER_END_MS = local_ms(2026, 11)  # in winter time: the clocks changed on 25 October
+NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+@pytest.mark.parametrize("offset_ms", [-1, 0, 1])
+@pytest.mark.parametrize(("inside_ms", "end_ms"), [(MARCH_10_MS, MARCH_END_MS), (OCTOBER_10_MS, OCTOBER_END_MS)])
+def test_a_batch_emits_and_evicts_the_groups_whose_period_end_is_at_or_below_its_own_watermark(
+    lab: Lab, feed: Feed, inside_ms: int, end_ms: int, offset_ms: int
+) -> None:
+    """Billing seals a month when the watermark reaches its end. Were the comparison strict, or the time zone's
+    clock change ignored, invoices would come a batch late or an hour off.
+    """
+    feed.add(usage("emma", 1, inside_ms))
+    feed.add(clock(end_ms + offset_ms))
+
+    emitted = lab.run(monthly_totals(feed.stream()))
+
+    assert [lab.checkpoint.watermark_ms(batch) for batch in (0, 1, 2)] == [0, inside_ms, end_ms + offset_ms]
+    emma = ("emma", end_ms)
+    is_sealed = offset_ms >= 0
+    assert [emma in totals(emitted[batch]) for batch in (0, 1, 2)] == [False, False, is_sealed]
+    assert (emma in totals_in_state(lab.state())) == (not is_sealed)
+
+
+@pytest.mark.parametrize(("offset_ms", "emitted_total", "held_total"), [(-1, None, 111), (0, 11, None), (1, 11, None)])
+def test_a_batch_drops_as_late_what_the_watermark_of_the_batch_before_it_had_passed(
+    lab: Lab, feed: Feed, offset_ms: int, emitted_total: int | None, held_total: int | None
+) -> None:
+    """The late sweep reads a batch's rows back and takes those at or below the watermark of the batch before.
+    With any other rule a row would be both on the invoice and in a correction note, or in neither.
+    """
+    feed.add(usage("emma", 1, MARCH_10_MS))
+    feed.add(clock(MARCH_END_MS + offset_ms))
+    feed.add(usage("emma", 10, MARCH_10_MS))  # batch 2: its own watermark has passed March, batch 1's has not
+    feed.add(usage("emma", 100, MARCH_10_MS))  # batch 3: the watermark of batch 2 has passed March
+
+    emitted = lab.run(monthly_totals(feed.stream()))
+
+    assert [lab.checkpoint.watermark_ms(batch) for batch in (1, 2)] == [MARCH_10_MS, MARCH_END_MS + offset_ms]
+    emma = ("emma", MARCH_END_MS)
+    assert totals(emitted[2]).get(emma) == emitted_total
+    assert emma not in totals(emitted[3])
+    assert totals_in_state(lab.state()).get(emma) == held_total
+
+
+def test_a_batch_without_data_counts_as_the_batch_before(lab: Lab, feed: Feed) -> None:
+    """The late sweep goes by batch numbers alone. If batches without data were skipped, it would credit rows
+    that Spark had dropped: here the same rows as in the test above, but batch 2 carries no data and seals the
+    month.
+    """
+    feed.add(usage("emma", 1, MARCH_10_MS))
+    feed.add(clock(MARCH_END_MS))
+    first = lab.run(monthly_totals(feed.stream()))
+    feed.add(usage("emma", 10, MARCH_10_MS))
+    second = lab.run(monthly_totals(feed.stream()))
+
+    assert lab.checkpoint.offsets(2).sources == lab.checkpoint.offsets(1).sources
+    assert totals(first[2]) == {("emma", MARCH_END_MS): 1}
+    assert second == {3: []}
+
+
+def test_a_restart_judges_late_rows_by_the_offsets_file_of_the_batch_before(lab: Lab, feed: Feed) -> None:
+    """The sweep after a restart uses the same rule as before it. If Spark took the watermark of the commit log
+    instead (`nextBatchWatermarkMs`), the row of batch 2 would be dropped and swept up by nobody.
+    """
+    feed.add(usage("emma", 1, MARCH_10_MS))
+    feed.add(clock(MARCH_END_MS))
+    with lab.conf({NO_DATA_BATCHES: "false"}):
+        assert sorted(lab.run(monthly_totals(feed.stream()))) == [0, 1]
+        feed.add(usage("emma", 10, MARCH_10_MS))
+        second = lab.run(monthly_totals(feed.stream()))
+        feed.add(usage("emma", 100, MARCH_10_MS))
+        third = lab.run(monthly_totals(feed.stream()))
+
+    assert lab.checkpoint.commit(1).metadata["nextBatchWatermarkMs"] == MARCH_END_MS
+    assert totals(second[2]) == {("emma", MARCH_END_MS): 11}
+    assert third == {3: []}
+
+
+def test_a_restart_does_not_run_the_batch_without_data_that_is_still_due(lab: Lab, feed: Feed) -> None:
+    """A job that stops just before it seals a month does not seal it when it comes back, but with the next row.
+    The runner must therefore append a clock row after a start, or invoices wait for the first event.
+    """
+    feed.add(usage("emma", 1, MARCH_10_MS))
+    feed.add(clock(MARCH_END_MS))
+    with lab.conf({NO_DATA_BATCHES: "false"}):
+        lab.run(monthly_totals(feed.stream()))
+
+    assert lab.run(monthly_totals(feed.stream())) == {}
+    feed.add(clock(MARCH_END_MS))
+    assert totals(lab.run(monthly_totals(feed.stream()))[2]) == {("emma", MARCH_END_MS): 1}
+
+
+def test_the_watermark_of_a_batch_is_in_the_commit_of_the_batch_before(lab: Lab, feed: Feed) -> None:
+    """A stamp shows the watermark of `offsets/N`, what is sealed; the commit's value is already the next one.
+    The watermark is the largest time seen minus the delay, and it never goes back.
+    """
+    for at_ms in (MARCH_10_MS, MARCH_10_MS + 5_000, MARCH_10_MS + 1_000):
+        feed.add(usage("emma", 1, at_ms))
+    lab.run(monthly_totals(feed.stream(), delay="2 seconds"))
+
+    watermarks_ms = [lab.checkpoint.watermark_ms(batch) for batch in lab.checkpoint.committed()]
+    next_ms = [lab.checkpoint.commit(batch).metadata["nextBatchWatermarkMs"] for batch in lab.checkpoint.committed()]
+    assert watermarks_ms == [0, MARCH_10_MS - 2_000, MARCH_10_MS + 3_000]
+    assert next_ms == [MARCH_10_MS - 2_000, MARCH_10_MS + 3_000, MARCH_10_MS + 3_000]
+
+
+def test_spark_counts_late_groups_and_not_late_rows(lab: Lab, feed: Feed) -> None:
+    """Rows are aggregated before late ones are dropped, so Spark's own metric cannot tell how many rows the
+    late sweep must find; the sweep needs a count of its own.
+    """
+    feed.add(clock(MARCH_END_MS))
+    feed.add()
+    feed.add(*[usage(customer, 1, MARCH_10_MS + i) for i in range(5) for customer in ("emma", "omar")])
+    query = lab.run_into(lambda frame, _: frame.collect(), monthly_totals(feed.stream()))
+
+    last = query.recentProgress[-1]
+    assert last["numInputRows"] == 10
+    assert last["stateOperators"][0]["numRowsDroppedByWatermark"] == 2
+
+
+def test_the_rule_holds_over_many_batches_with_crashes_and_restarts(lab: Lab, feed: Feed) -> None:
+    """Sealing and sweeping rely on both rules together, on any sequence of batches. A model of five lines must
+    predict each emitted row and each held row of a run whose rows lie within a millisecond of three month ends.
+    """
+    chance = random.Random(2026)
+    model = Model()
+    ends_ms = [local_ms(2026, month) for month in (4, 5, 6)]
+    for round_number in range(4):
+        batches = [_rows_near(ends_ms[: round_number + 1], chance) for _ in range(3)]
+        for rows in batches:
+            feed.add(*rows)
+        expected = dict(model.run(batches))
+        emitted = _run_with_a_crash(lab, monthly_totals(feed.stream()), crash_in=min(expected) + round_number % 3)
+        assert {batch: totals(rows) for batch, rows in emitted.items()} == expected
+        assert totals_in_state(lab.state()) == model.state
+
+
+class Model:
+    """What should happen, from the rows alone."""
+
+    def __init__(self) -> None:
+        self.state: dict[tuple[str, int], int] = {}
+        self._next_batch = 0
+        self._watermark_ms, self._watermark_before_ms = 0, 0
+        self._newest_ms = 0
+
+    def run(self, batches: list[list[dict]]) -> Iterator[tuple[int, dict[tuple[str, int], int]]]:
+        """All batches of one run: those with rows, and one without if the watermark moved in the last."""
+        for rows in batches:
+            yield self._batch(rows)
+        if self._newest_ms > self._watermark_ms:
+            yield self._batch([])
+
+    def _batch(self, rows: list[dict]) -> tuple[int, dict[tuple[str, int], int]]:
+        self._watermark_before_ms, self._watermark_ms = self._watermark_ms, self._newest_ms
+        for row in rows:
+            self._newest_ms = max(self._newest_ms, row["at_ms"])
+            key = (row["customer"], month_end_ms(row["at_ms"]))
+            if key[1] > self._watermark_before_ms:
+                self.state[key] = self.state.get(key, 0) + row["amount"]
+        sealed = {key: total for key, total in self.state.items() if key[1] <= self._watermark_ms}
+        self.state = {key: total for key, total in self.state.items() if key not in sealed}
+        self._next_batch += 1
+        return self._next_batch - 1, sealed
+
+
+def _rows_near(moments_ms: list[int], chance: random.Random) -> list[dict]:
+    times_ms = [chance.choice(moments_ms) + chance.randint(-1, 1) for _ in range(chance.randint(1, 3))]
+    return [usage(chance.choice(["emma", "omar"]), chance.randint(1, 9), at_ms) for at_ms in times_ms]
+
+
+def _run_with_a_crash(lab: Lab, query: DataFrame, crash_in: int) -> dict[int, list]:
+    """Let one batch fail after its rows were computed, then restart. Returns what each batch emitted at last."""
+    emitted: dict[int, list] = {}
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        is_first_attempt = batch not in emitted
+        emitted[batch] = frame.collect()
+        if batch == crash_in and is_first_attempt:
+            raise RuntimeError("crash")
+
+    with pytest.raises(StreamingQueryException, match="crash"):
+        lab.run_into(sink, query)
+    lab.run_into(sink, query)
+    return emitted
