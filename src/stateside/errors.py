@@ -8,7 +8,8 @@
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
-    │   └── RouteUnknown            route-unknown           404    an address that this server does not have
+    │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
+    │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer owns this journal
@@ -121,6 +122,13 @@ class RouteUnknown(InputError):
 
     code = "route-unknown"
     status = 404
+
+
+class MethodInvalid(InputError):
+    """An HTTP method that this address does not take."""
+
+    code = "method-invalid"
+    status = 405
 
 
 class StateError(StatesideError):

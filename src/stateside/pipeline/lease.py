@@ -26,13 +26,25 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            note_holder(handle, os.getpid())
             return handle
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(handle)
                 raise PipelineRunning(
-                    f"Another Spark driver still runs on this folder after {wait_s:.0f} s of waiting",
+                    f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
                     where=str(path.parent),
                     next_step="Stop it, or give this one another --dir",
                 ) from None
             time.sleep(_PAUSE_S)
+
+
+def note_holder(handle: int, *pids: int) -> None:
+    """Write into the lock's file which processes hold it, for operators."""
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, " ".join(map(str, pids)).encode(), 0)
+
+
+def holders(path: Path) -> str:
+    """The processes that hold the lock, or held it last: the driver's Python process and its JVM."""
+    return path.read_text() or "unknown"

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from stateside.errors import PipelineFailed
 from stateside.pipeline.java import java_environment
+from stateside.pipeline.lease import note_holder
 from stateside.pipeline.source import JournalSource
 
 DRIVER_LOG = "driver.log"
@@ -68,6 +69,8 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkCo
             raise PipelineFailed(
                 "Spark did not start", where=str(log), next_step="Read that log, then try `stateside doctor`"
             ) from error
+    if lease is not None:
+        note_holder(lease, os.getpid(), gateway.proc.pid)
     context = SparkContext(conf=settings, gateway=gateway)
     context.setLogLevel("WARN")
     return context

@@ -1,0 +1,5 @@
+"""`python -m stateside` is the command `stateside`."""
+
+from stateside.cli import main
+
+main()

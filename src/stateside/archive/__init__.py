@@ -1,0 +1,5 @@
+"""The archive: Delta tables that sealed rows go to, each batch exactly once. See `table`."""
+
+from stateside.archive.table import ArchiveTable, TableSpec
+
+__all__ = ["ArchiveTable", "TableSpec"]

@@ -1,0 +1,144 @@
+"""The command line: thin. It parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from stateside import __version__
+from stateside.errors import StatesideError
+
+PORT = 8471
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _Group(click.Group):
+    """Shows our errors as one sentence, without a stack trace."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StatesideError as error:
+            if ctx.params.get("verbose"):
+                raise
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("Stopped.", err=True)
+            sys.exit(130)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.option("--verbose", is_flag=True, help="Log more, and show where an error came from.")
+def main(verbose: bool) -> None:
+    """The stream processor as a database, on Spark.
+
+    Try `stateside demo` first: the whole system, for a minute, on this machine.
+    """
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+@main.command()
+@click.option(
+    "--seconds", default=45.0, show_default=True, type=click.FloatRange(5, 86_400), help="How long events flow."
+)
+@click.option(
+    "--customers", default=1_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many there are."
+)
+@click.option("--seed", default=1, show_default=True, help="Another seed makes other events.")
+@click.option("--dir", "folder", type=_FOLDER, help="Keep everything here, or go on with what is here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@click.option("--keep", is_flag=True, help="Go on serving after the report, until Ctrl-C.")
+def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_file: Path | None, keep: bool) -> None:
+    """Run the whole system on this machine and prove that every sum is right.
+
+    Customers telephone through compressed months; their events go into a journal, Spark folds them into running bills,
+    a replica serves these while a client keeps asking, and closed months become invoices. At the end everything is
+    recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
+    """
+    from stateside.ops.demo.run import DemoSettings, run_demo
+
+    settings = DemoSettings(seconds=seconds, customers=customers, seed=seed)
+    report = run_demo(settings, folder, Console(), keep=keep)
+    if json_file:
+        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    sys.exit(0 if report.as_dict()["ok"] else 1)
+
+
+@main.command()
+@click.argument("target")
+@click.option("--dir", "folder", required=True, type=_FOLDER, help="The application's folder.")
+@click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
+@click.option("--events-per-batch", type=click.IntRange(1), help="Take in at most so many events a batch.")
+def run(target: str, folder: Path, master: str, events_per_batch: int | None) -> None:
+    """Run an application's views on Spark, until Ctrl-C or SIGTERM.
+
+    TARGET names the application like `shop:app`. It resumes at its last committed batch.
+    """
+    from stateside.layout import Layout
+    from stateside.pipeline.app import load
+    from stateside.pipeline.runner import Runner, RunSettings
+    from stateside.pipeline.source import EVENTS_PER_BATCH_MAX
+
+    sys.path.insert(0, "")
+    app = load(target)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    settings = RunSettings(master=master, events_per_batch_max=events_per_batch or EVENTS_PER_BATCH_MAX)
+    with Runner(app, Layout(folder.resolve()), settings) as runner:
+        click.echo(f"Running {', '.join(app.views)} in {folder}", err=True)
+        runner.wait(stop)
+
+
+@main.command()
+@click.option("--dir", "folder", required=True, type=_FOLDER, help="The application's folder.")
+@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
+def serve(folder: Path, port: int, workers: int) -> None:
+    """Serve an application's views over HTTP on the loopback interface, until Ctrl-C or SIGTERM.
+
+    It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down.
+    """
+    from stateside.processes import free_port
+    from stateside.serving.server import serve as serve_folder
+
+    port = port or free_port()
+    click.echo(f"Serving {folder} at http://127.0.0.1:{port}/v1/views", err=True)
+    serve_folder(folder.resolve(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
+
+
+@main.command()
+@click.argument("path")
+@click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="The server to ask.")
+def get(path: str, url: str) -> None:
+    """Ask for a view's rows by key, or by the first parts of one: VIEW/PART/PART…
+
+    Prints the stamped answer as JSON.
+    """
+    from stateside.serving.client import Client
+
+    view, *key = path.split("/")
+    with Client(url) as client:
+        click.echo(json.dumps(client.rows(view, *key), indent=2))
+
+
+@main.command()
+@click.option("--dir", "folder", default=".", type=_FOLDER, help="The folder that you mean to work in.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(folder: Path, as_json: bool) -> None:
+    """Check that this machine has what Stateside needs, and say how to mend what it lacks."""
+    from stateside.ops import doctor as examination
+
+    findings = examination.diagnose(folder)
+    click.echo(json.dumps(examination.as_json(findings), indent=2) if as_json else examination.render(findings))
+    sys.exit(0 if all(finding.ok for finding in findings) else 1)

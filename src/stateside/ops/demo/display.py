@@ -1,0 +1,108 @@
+"""What people watch while the demo runs: a live table in a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stateside.billing.model import CURRENCY, format_micros
+
+LINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What there is to see at one moment."""
+
+    phase: str
+    share_done: float
+    events: int
+    stamp: dict[str, Any] | None
+    lag_events: int
+    open_periods: Sequence[str]
+    sealed_periods: Sequence[str]
+    invoices: int
+    requests: int
+    failed: int
+    restarts: int
+    bills: Sequence[dict[str, Any]]
+
+
+class Display:
+    """Shows moments as they come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._last_line_s = float("-inf")
+
+    def __enter__(self) -> Display:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, moment: Moment) -> None:
+        """Bring what is shown up to date."""
+        if self._live:
+            self._live.update(_picture(moment), refresh=True)
+        elif time.monotonic() - self._last_line_s >= LINE_S:
+            self._last_line_s = time.monotonic()
+            self._console.print(_line(moment), highlight=False, soft_wrap=True)
+
+
+def _line(moment: Moment) -> str:
+    parts = [moment.phase, f"{moment.events:,} events in", f"lag {moment.lag_events:,}"]
+    if moment.stamp:
+        parts.insert(1, f"batch {moment.stamp['batch']}, age {moment.stamp['age_ms']} ms")
+    parts.append(f"open {', '.join(moment.open_periods) or 'none'}, {moment.invoices:,} invoices sealed")
+    parts.append(f"{moment.requests:,} requests, {moment.failed} failed")
+    return "  ".join(parts)
+
+
+def _picture(moment: Moment) -> Group:
+    facts = Table.grid(padding=(0, 2))
+    stamp = moment.stamp or {}
+    for name, value in (
+        ("events in", f"{moment.events:,}"),
+        (
+            "batch",
+            f"{stamp.get('batch', '–')}   at position {stamp.get('position', '–')}, lag {moment.lag_events:,} events",
+        ),
+        ("watermark", str(stamp.get("watermark", "–"))),
+        (
+            "periods",
+            f"open {', '.join(moment.open_periods) or 'none'}   sealed {', '.join(moment.sealed_periods) or 'none'}",
+        ),
+        ("invoices", f"{moment.invoices:,}"),
+        ("answers", f"{moment.requests:,}, {moment.failed} failed, newest {stamp.get('age_ms', '–')} ms old"),
+        ("restarts", str(moment.restarts)),
+    ):
+        facts.add_row(Text(name, style="dim"), value)
+    title = Text(f"stateside demo: {moment.phase}", style="bold")
+    return Group(title, ProgressBar(total=1.0, completed=moment.share_done, width=60), facts, _bills(moment.bills))
+
+
+def _bills(bills: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="running bills", title_justify="left", box=None, header_style="dim", padding=(0, 2))
+    for name in ("customer", "period", "events"):
+        table.add_column(name)
+    table.add_column(f"so far, {CURRENCY}", justify="right")
+    for bill in bills:
+        for period in bill["periods"]:
+            table.add_row(
+                bill["customer"], period["period"], str(period["events"]), format_micros(period["total_micros"])
+            )
+    return table

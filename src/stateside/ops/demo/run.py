@@ -1,0 +1,277 @@
+"""Runs the demo: starts the parts as processes, lets the months pass, waits for the end, and has everything audited."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stateside.billing.audit import audit
+from stateside.billing.generator import Generator
+from stateside.billing.invoices import invoice_table
+from stateside.billing.model import GRACE_DAYS
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.errors import PipelineFailed, RequestInvalid, StatesideError
+from stateside.journal import Journal
+from stateside.layout import Layout
+from stateside.ops.demo.asker import Asker
+from stateside.ops.demo.display import Display, Moment
+from stateside.ops.demo.feeder import Feeder
+from stateside.ops.demo.report import DemoReport
+from stateside.positions import Position
+from stateside.processes import Child, free_port
+from stateside.serving.client import Client
+from stateside.serving.stamp import parse_time
+from stateside.storage import write_atomically
+
+START_S_MAX = 120.0
+DRAIN_S_MAX = 120.0
+RESTARTS_MAX = 5
+LOOK_S = 0.25
+BILLS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What a demo is made of. A folder's first demo decides; later ones in it must agree on all but the seconds."""
+
+    seconds: float = 45.0
+    customers: int = 1_000
+    events_per_month: int = 20
+    seed: int = 1
+
+
+def run_demo(settings: DemoSettings, folder: Path | None, console: Console, *, keep: bool = False) -> DemoReport:
+    """Run the whole system in a folder (a temporary one by default, removed at the end) and report.
+
+    `keep` goes on serving after the report, until Ctrl-C. However it ends, no process is left running.
+    """
+    with _terminated_like_interrupted(), _working_folder(folder) as root:
+        demo = Demo(settings, Layout(root), console)
+        with demo:
+            report = demo.play()
+            console.print("\n".join(report.lines()), highlight=False, soft_wrap=True)
+            if keep:
+                demo.keep_serving()
+        return report
+
+
+class Supervised:
+    """A part of the system as a process, started again when it ends before its time."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self._name = name
+        self._command = [sys.executable, "-m", "stateside", *arguments]
+        self._log = log
+        self.restarts = 0
+        self.child = Child(self._command, log)
+
+    def supervise(self) -> None:
+        """Start it again if it has ended; PipelineFailed after too many times."""
+        returncode = self.child.returncode()
+        if returncode is None:
+            return
+        if self.restarts == RESTARTS_MAX:
+            raise PipelineFailed(
+                f"The {self._name} ended {RESTARTS_MAX + 1} times, last with {returncode}:\n{self.child.tail()}",
+                where=str(self._log),
+            )
+        self.restarts += 1
+        self.child = Child(self._command, self._log)
+
+
+class Demo:
+    """One run of the demo on one folder."""
+
+    def __init__(self, settings: DemoSettings, layout: Layout, console: Console) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._console = console
+        self._cleanup = ExitStack()
+        _check_same_demo(settings, layout.root / "demo.json")
+
+    def __enter__(self) -> Demo:
+        with ExitStack() as stack:
+            generator = Generator(self._settings.seed, self._settings.customers, self._settings.events_per_month)
+            self._feeder = Feeder(generator, self._layout, self._settings.seconds)
+            stack.callback(self._feeder.stop)
+            port = free_port()
+            self._url = f"http://127.0.0.1:{port}"
+            self._pipeline = self._start(stack, "pipeline", "run", "stateside.billing.pipeline:app")
+            self._server = self._start(stack, "server", "serve", "--port", str(port))
+            self._asker = Asker(self._url, self._settings.customers, self._settings.seed)
+            stack.callback(self._asker.stop)
+            self._client = stack.enter_context(Client(self._url))
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._cleanup.close()
+
+    def play(self) -> DemoReport:
+        """Let the months pass, wait until all of it is processed, and audit it."""
+        began_s = time.monotonic()
+        with Display(self._console) as display:
+            self._wait("starting Spark", display, self._spark_runs, START_S_MAX)
+            self._feeder.start()
+            self._wait("first batch", display, lambda: self._asker.wait_until_ready(0.2), START_S_MAX)
+            self._asker.start()
+            self._let_pass(display)
+            self._feeder.stop()
+            self._wait("draining", display, self._drained, DRAIN_S_MAX)
+            self._asker.stop()
+        return self._report(time.monotonic() - began_s)
+
+    def keep_serving(self) -> None:
+        """Go on serving what is there, until Ctrl-C."""
+        self._console.print(f"Serving {self._url}/v1/customers/c0/bill until Ctrl-C", highlight=False, soft_wrap=True)
+        while True:
+            time.sleep(LOOK_S)
+            self._supervise()
+
+    def _start(self, stack: ExitStack, name: str, *arguments: str) -> Supervised:
+        log = self._layout.root / "logs" / f"{name}.log"
+        part = Supervised(name, [*arguments, "--dir", str(self._layout.root)], log)
+        stack.callback(lambda: part.child.stop())
+        return part
+
+    def _supervise(self) -> None:
+        self._pipeline.supervise()
+        self._server.supervise()
+
+    def _spark_runs(self) -> bool:
+        heartbeat = Heartbeat.load(self._layout.view("bill").heartbeat)
+        return heartbeat is not None and heartbeat.state == "running"
+
+    def _let_pass(self, display: Display) -> None:
+        began_s = time.monotonic()
+        while (passed_s := time.monotonic() - began_s) < self._settings.seconds:
+            self._supervise()
+            display.show(self._moment("months pass", passed_s / self._settings.seconds))
+            time.sleep(LOOK_S)
+
+    def _wait(self, phase: str, display: Display, done: Callable[[], bool], seconds_max: float) -> None:
+        deadline = time.monotonic() + seconds_max
+        while not done():
+            self._supervise()
+            display.show(self._moment(phase, 1.0 if phase == "draining" else 0.0))
+            if time.monotonic() >= deadline:
+                raise PipelineFailed(
+                    f"The demo got stuck at {phase!r} for {seconds_max:.0f} s",
+                    where=str(self._layout.root / "logs"),
+                    next_step=f"The pipeline's last words: {self._pipeline.child.tail(3) or 'none'}",
+                )
+            time.sleep(LOOK_S)
+
+    def _drained(self) -> bool:
+        """Whether the last batch has read the whole journal, and has run under the watermark that follows from it."""
+        watermark_us = (self._feeder.event_time_us_max // 1_000 - GRACE_DAYS * 86_400_000) * 1_000
+        stamp = self._asker.stamp
+        if stamp is None:
+            return False
+        covers = Position.parse(stamp["position"]).covers(Journal(self._layout.journal).end())
+        return covers and parse_time(stamp["watermark"]) >= watermark_us
+
+    def _moment(self, phase: str, share_done: float) -> Moment:
+        stamp = self._asker.stamp
+        bills = self._some_bills() if stamp else []
+        watermark_us = parse_time(stamp["watermark"]) if stamp else 0
+        sealed = _months_before(watermark_us)
+        return Moment(
+            phase=phase,
+            share_done=share_done,
+            events=self._feeder.generated,
+            stamp=stamp,
+            lag_events=self._feeder.generated - (Position.parse(stamp["position"]).events() if stamp else 0),
+            open_periods=sorted({period["period"] for bill in bills for period in bill["periods"]}),
+            sealed_periods=sealed,
+            invoices=len(sealed) * self._settings.customers,
+            requests=len(self._asker.latencies_ms),
+            failed=self._asker.failed,
+            restarts=self._pipeline.restarts,
+            bills=bills,
+        )
+
+    def _some_bills(self) -> list[dict[str, Any]]:
+        try:
+            return [self._client.get(f"/v1/customers/c{number}/bill") for number in range(BILLS_SHOWN)]
+        except StatesideError:  # the asker counts failures; the display only shows what there is
+            return []
+
+    def _report(self, seconds: float) -> DemoReport:
+        journal = Journal(self._layout.journal)
+        end = journal.end()
+        paths = (f"/v1/customers/c{number}/bill" for number in range(self._settings.customers))
+        bills = [self._client.get(path, min_position=end) for path in paths]
+        return DemoReport(
+            seconds=seconds,
+            customers=self._settings.customers,
+            generated=self._feeder.generated,
+            late_within_grace=self._feeder.late,
+            audit=audit(journal, invoice_table(self._layout).read(), bills),
+            latencies_ms=self._asker.latencies_ms,
+            ages_ms=self._asker.ages_ms,
+            requests_failed=self._asker.failed,
+            failures=self._asker.failures,
+            pipeline_restarts=self._pipeline.restarts,
+        )
+
+
+def _months_before(watermark_us: int) -> list[str]:
+    months = []
+    month = Generator(0, 0, 0).first
+    while month.end_us <= watermark_us:
+        months.append(str(month))
+        month = month.next()
+    return months
+
+
+def _check_same_demo(settings: DemoSettings, path: Path) -> None:
+    """A folder's demo goes on as it began: otherwise nothing could be proved of it."""
+    wanted = {name: value for name, value in asdict(settings).items() if name != "seconds"}
+    if not path.exists():
+        write_atomically(path, json.dumps(wanted).encode())
+    found = json.loads(path.read_bytes())
+    if found != wanted:
+        raise RequestInvalid(
+            f"This folder has a demo with {found}, now {wanted} was asked for",
+            where=str(path.parent),
+            next_step="Continue with the same settings, or use a new --dir",
+        )
+
+
+@contextmanager
+def _working_folder(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.resolve()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="stateside-demo-"))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: everything is stopped in order."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,63 @@
+"""The client: asks a server from Python, and raises its problems as the errors they are."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from stateside import errors
+from stateside.errors import OperatingError, StatesideError
+from stateside.positions import Position
+
+TIMEOUT_S = 35.0  # longer than the longest wait that a server allows
+
+
+class Client:
+    """A connection to one server. Answers are the JSON documents that the HTTP interface describes, stamp included."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = httpx.Client(base_url=base_url, timeout=timeout_s)
+
+    def rows(self, view: str, *key: str, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
+        """The rows of one key, or of all keys that begin with these parts."""
+        path = "/".join(quote(part, safe="") for part in (view, "rows", *key))
+        return self.get(f"/v1/views/{path}", min_position=min_position, **parameters)
+
+    def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
+        """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""
+        query: dict[str, str | int] = dict(parameters)
+        if min_position is not None:
+            query["min_position"] = str(min_position)
+        try:
+            response = self._http.get(path, params=query)
+        except httpx.TransportError as error:
+            raise OperatingError(
+                f"The server did not answer: {error}",
+                where=str(self._http.base_url),
+                next_step="Is `stateside serve` running there?",
+            ) from error
+        document: dict[str, Any] = response.json()
+        if response.is_error:
+            raise _problem(document)
+        return document
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _problem(document: dict[str, Any]) -> StatesideError:
+    code = str(document.get("type", "")).rpartition(":")[2]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StatesideError)]
+    kind = next((kind for kind in kinds if kind.code == code), StatesideError)
+    detail = str(document.get("detail", "The server answered with an error"))
+    return kind(detail, where=document.get("instance"), next_step=document.get("next_step"))

@@ -1,0 +1,154 @@
+"""HTTP: routes requests to handlers, and turns their answers and errors into responses. A bare RSGI application.
+
+    GET /healthz                               this process answers
+    GET /v1/views                              the views that are served
+    GET /v1/views/{view}/rows/{key…}           the rows of one key, or of all keys that begin with these parts
+        ?min_position=0:1234                   only if the answer covers this position (read your own event)
+        ?max_age_ms=1000                       only if it is no older than this
+        ?wait_ms=5000                          for how long to wait until it is so
+
+Errors are RFC 9457 problem documents with the codes of `stateside.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from stateside.errors import MethodInvalid, RequestInvalid, RouteUnknown, StatesideError
+from stateside.positions import Position
+from stateside.serving.stamp import Stamp
+from stateside.serving.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
+
+PATH_CHARS_MAX = 4_096
+_AGE_MS_MAX = 10**12
+_FLOOR_PARAMETERS = {"min_position", "max_age_ms", "wait_ms"}
+_SECURITY_HEADERS = [("x-content-type-options", "nosniff"), ("cache-control", "no-store")]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a handler is given: the path's parts after its route's prefix, and the query's parameters."""
+
+    parts: tuple[str, ...]
+    parameters: dict[str, str]
+    views: Views
+
+    def floor(self) -> Floor:
+        """The floor that the parameters ask for; RequestInvalid for a parameter that does not exist."""
+        unknown = set(self.parameters) - _FLOOR_PARAMETERS
+        if unknown:
+            raise RequestInvalid(
+                f"There is no parameter {min(unknown)[:80]!r}",
+                next_step=f"There are: {', '.join(sorted(_FLOOR_PARAMETERS))}",
+            )
+        position = self.parameters.get("min_position")
+        wait_ms = self._number("wait_ms", WAIT_MS_MAX)
+        return Floor(
+            min_position=Position.parse(position) if position else None,
+            max_age_ms=self._number("max_age_ms", _AGE_MS_MAX),
+            wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
+        )
+
+    def _number(self, name: str, largest: int) -> int | None:
+        text = self.parameters.get(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= largest):
+            raise RequestInvalid(f"The parameter {name} is {text[:80]!r}, not a whole number from 0 to {largest}")
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a handler gives back: a JSON document, and the stamps of what it was made from."""
+
+    document: dict[str, Any]
+    stamps: Sequence[Stamp] = ()
+    status: int = 200
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A `GET` route: fixed parts, `*` for any one part, and a last `**` for any number of parts."""
+
+    pattern: str
+    handler: Handler = field(compare=False)
+
+    def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
+        """The parts that the stars stand for, if the route fits."""
+        fixed = self.pattern.strip("/").split("/")
+        taken: list[str] = []
+        for index, name in enumerate(fixed):
+            if name == "**":
+                return (*taken, *parts[index:]) if len(parts) > index else None
+            if index >= len(parts) or name not in ("*", parts[index]):
+                return None
+            if name == "*":
+                taken.append(parts[index])
+        return tuple(taken) if len(parts) == len(fixed) else None
+
+
+async def _health(request: Request) -> Response:
+    return Response({"status": "ok"})
+
+
+async def _views(request: Request) -> Response:
+    return Response({"views": [{"view": name} for name in request.views.names()]})
+
+
+async def _rows(request: Request) -> Response:
+    reader = request.views.get(request.parts[0])
+    answer = await reader.rows(reader.parse_key(request.parts[1:]), request.floor())
+    return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
+
+
+ROUTES = [Route("/healthz", _health), Route("/v1/views", _views), Route("/v1/views/*/rows/**", _rows)]
+
+
+class Application:
+    """The RSGI application: one for each worker process."""
+
+    def __init__(self, views: Views, routes: Sequence[Route] = ()) -> None:
+        self._views = views
+        self._routes = [*ROUTES, *routes]
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        """Called by Granian for each request."""
+        response, problem = await self._respond(scope)
+        kind = "application/problem+json" if problem else "application/json"
+        stamped = response.stamps[0].headers() if len(response.stamps) == 1 else []
+        body = json.dumps(response.document, separators=(",", ":")).encode()
+        protocol.response_bytes(response.status, [("content-type", kind), *stamped, *_SECURITY_HEADERS], body)
+
+    async def _respond(self, scope: Any) -> tuple[Response, bool]:
+        try:
+            return await self._handle(scope.method, scope.path, scope.query_string), False
+        except StatesideError as error:
+            return Response(error.problem(), status=error.status), True
+        except Exception:
+            log.exception("%s %s failed", scope.method, scope.path)
+            return Response(
+                StatesideError("This request failed; the server's log has the cause").problem(), status=500
+            ), True
+
+    async def _handle(self, method: str, path: str, query: str) -> Response:
+        if len(path) + len(query) > PATH_CHARS_MAX:
+            raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        for route in self._routes:
+            taken = route.match(parts)
+            if taken is not None:
+                if method not in ("GET", "HEAD"):
+                    raise MethodInvalid(f"{method} is not possible at {path[:200]!r}", next_step="Use GET")
+                return await route.handler(Request(taken, dict(parse_qsl(query, keep_blank_values=True)), self._views))
+        raise RouteUnknown(f"There is nothing at {path[:200]!r}", next_step="GET /v1/views lists what is served")

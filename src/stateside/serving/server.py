@@ -1,0 +1,98 @@
+"""The server: follows every view of a folder and answers over HTTP, until it is told to stop.
+
+The main process moves the replicas; Granian's worker processes read them. So a burst of requests does not hold up the
+replicas, nor a large batch the requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces
+
+from stateside.errors import SetupError
+from stateside.layout import Layout
+from stateside.processes import die_with_parent
+from stateside.replica.tail import Tail
+from stateside.serving.http import Application, Route
+from stateside.serving.views import Views
+
+DISCOVERY_S = 0.2
+WORKER_STOP_S = 5
+
+log = logging.getLogger(__name__)
+
+
+def serve(folder: Path, *, port: int, address: str = "127.0.0.1", workers: int = 1, routes: Sequence[str] = ()) -> None:
+    """Serve the folder until SIGINT or SIGTERM. `routes` names further routes, as `module:attribute`."""
+    multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
+    server = Granian(
+        target="stateside",
+        address=address,
+        port=port,
+        interface=Interfaces.RSGI,
+        http=HTTPModes.http1,
+        workers=workers,
+        websockets=False,
+        log_enabled=False,
+        respawn_failed_workers=True,
+        workers_kill_timeout=WORKER_STOP_S,
+    )
+    with Follower(Layout(folder)):
+        try:
+            server.serve(target_loader=partial(load_application, folder, tuple(routes)), wrap_loader=False)
+        except OSError as error:
+            raise SetupError(
+                f"Cannot listen on {address}:{port}: {error}", next_step="Choose another --port, or 0 for any free one"
+            ) from error
+
+
+def load_application(folder: Path, routes: Sequence[str]) -> Any:
+    """Called in each worker process: the application that answers there."""
+    die_with_parent()
+    return Application(Views(Layout(folder)), [route for name in routes for route in _load_routes(name)])
+
+
+class Follower:
+    """Follows every view of a folder, also those that appear later, a thread each."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._stop = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def __enter__(self) -> Follower:
+        self._discovery = threading.Thread(target=self._discover, name="discovery", daemon=True)
+        self._discovery.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._discovery.join()
+        for thread in self._threads.values():
+            thread.join()
+
+    def _discover(self) -> None:
+        while not self._stop.wait(DISCOVERY_S):
+            for view in self._layout.views():
+                if view.name not in self._threads:
+                    tail = Tail(view)
+                    thread = threading.Thread(
+                        target=tail.run, args=(self._stop,), name=f"tail {view.name}", daemon=True
+                    )
+                    self._threads[view.name] = thread
+                    thread.start()
+
+
+def _load_routes(name: str) -> Sequence[Route]:
+    module, _, attribute = name.partition(":")
+    routes: Sequence[Route] = getattr(import_module(module), attribute)
+    return routes

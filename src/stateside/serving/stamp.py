@@ -1,0 +1,68 @@
+"""The stamp: on every answer, what it is an answer of. An answer without a stamp is a bug.
+
+    view            the view that was asked
+    batch           the Spark batch that the replica stood at, all of it and nothing else
+    position        up to where in the journal that batch has read: covers(receipt) tells whether your event is in it
+    watermark       event time up to which periods are closed
+    committed       when Spark committed the batch
+    age_ms          for how long the answer may be out of date: the time since it was last known that nothing newer
+                    waited in the journal (basis `heartbeat`) or, without a heartbeat, since the commit (`commit`)
+    age_basis       which of the two
+    source          `live`: from a replica of the running state
+
+In HTTP answers the stamp stands in the body, and its first three parts in the headers `Stateside-View`,
+`Stateside-Batch` and `Stateside-Position` as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from stateside.positions import Position
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """See the module's text, which is the contract."""
+
+    view: str
+    batch: int
+    position: Position
+    watermark_us: int
+    committed_us: int
+    age_ms: int
+    age_basis: Literal["heartbeat", "commit"]
+    source: Literal["live"] = "live"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in an answer's body."""
+        return {
+            "view": self.view,
+            "batch": self.batch,
+            "position": str(self.position),
+            "watermark": iso_time(self.watermark_us),
+            "committed": iso_time(self.committed_us),
+            "age_ms": self.age_ms,
+            "age_basis": self.age_basis,
+            "source": self.source,
+        }
+
+    def headers(self) -> list[tuple[str, str]]:
+        """As it stands in an answer's headers."""
+        parts = (("view", self.view), ("batch", str(self.batch)), ("position", str(self.position)))
+        return [(f"stateside-{name}", value) for name, value in parts]
+
+
+def iso_time(time_us: int) -> str:
+    """Microseconds since 1970 as ISO 8601 text in UTC."""
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> int:
+    """The microseconds since 1970 of an ISO 8601 text; without a zone it is taken as UTC. ValueError if it is none."""
+    moment = datetime.fromisoformat(text)
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
