@@ -72,4 +72,5 @@ def assemble(rows: pa.Table) -> pa.Table:
         connection.execute("set timezone = 'UTC'")
         connection.register("rows", rows)
         connection.register("months", months)
-        return connection.execute(_ASSEMBLE).to_arrow_table().cast(INVOICES.schema)
+        invoices: pa.Table = connection.execute(_ASSEMBLE).to_arrow_table()
+    return invoices.cast(INVOICES.schema)

@@ -28,6 +28,7 @@ from stateside.pipeline.app import App, BatchId, Sink, View
 from stateside.pipeline.derive import derive_catalogue
 from stateside.pipeline.session import DRIVER_LOG, start_session
 from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX, FORMAT
+from stateside.positions import Position
 from stateside.storage import Storage, write_atomically
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How to run: where Spark is, how many events a batch takes at most, and further Spark settings."""
+    """How to run: where Spark is, how many events a batch takes at most, up to where, and further Spark settings."""
 
     master: str = "local[2]"
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
+    stop_at: Position | None = None
     lease_wait_s: float = lease.WAIT_S_MAX
     spark: dict[str, str] = field(default_factory=dict)
 
@@ -92,7 +94,7 @@ class Runner:
             self._check()
 
     def run_to_end(self) -> None:
-        """Until everything that the journal holds now is processed, with the batches without data that follow."""
+        """Until all that the journal holds now (up to `stop_at`) is processed, and the batch without data after it."""
         for query in self._queries.values():
             try:
                 query.processAllAvailable()
@@ -128,6 +130,8 @@ class Runner:
     def _events(self) -> DataFrame:
         reader = self._spark.readStream.format(FORMAT).option("path", str(self._layout.journal))
         reader = reader.option("eventsPerBatchMax", str(self._settings.events_per_batch_max))
+        if self._settings.stop_at is not None:
+            reader = reader.option("stopAt", str(self._settings.stop_at))
         return (reader.option("fields", self._app.fields) if self._app.fields else reader).load()
 
     def _check(self) -> None:

@@ -10,7 +10,7 @@ fields that the option `fields` names with their types. The life of a source rea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import DurableEnd
 from stateside.journal.writer import PARTITION
+from stateside.positions import Position
 
 FORMAT = "stateside-journal"
 ENVELOPE = (
@@ -41,7 +42,7 @@ MARKS_MAX = 64
 
 
 class JournalSource(DataSource):
-    """What Spark knows the journal as. Options: `path`, `fields` (DDL), `eventsPerBatchMax`."""
+    """What Spark knows the journal as. Options: `path`, `fields` (DDL), `eventsPerBatchMax`, `stopAt` (a position)."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,8 +55,7 @@ class JournalSource(DataSource):
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         """Called by Spark once a query, on the driver, and shipped to the tasks."""
-        limit = int(self.options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
-        return JournalStreamReader(Path(self.options["path"]), schema, limit)
+        return JournalStreamReader(schema, self.options)
 
 
 @dataclass
@@ -70,11 +70,11 @@ class OffsetRange(InputPartition):
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver and reads them in the tasks."""
 
-    def __init__(self, directory: Path, schema: StructType, events_per_batch_max: int) -> None:
-        self._journal = Journal(directory)
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        self._journal = Journal(Path(options["path"]))
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._limit = events_per_batch_max
-        self._stop_at: int | None = None
+        self._limit = int(options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
+        self._stop_at = Position.parse(options["stopAt"])[PARTITION] if "stopAt" in options else None
         self._marks: deque[DurableEnd] = deque(maxlen=MARKS_MAX)
 
     def initialOffset(self) -> dict[str, int]:
@@ -87,7 +87,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Everything durable now is to be read, nothing that comes later."""
-        self._stop_at = self._journal.end()[PARTITION]
+        end = self._journal.end()[PARTITION]
+        self._stop_at = end if self._stop_at is None else min(end, self._stop_at)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Where the next batch ends: the durable end, or as far as the limit allows."""

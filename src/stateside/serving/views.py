@@ -65,6 +65,10 @@ class ViewReader:
         schema = read_schema(Storage.at(layout.checkpoint), self.catalogue.operator)
         self._decoder = RowDecoder(schema.value)
 
+    def close(self) -> None:
+        """Let the replica go."""
+        self._replica.close()
+
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
         floor = floor or Floor()

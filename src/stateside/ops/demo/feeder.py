@@ -42,6 +42,10 @@ class Feeder:
         """The position after the last durable event."""
         return self._writer.end
 
+    def prime(self) -> None:
+        """Append one event, so that there is something for a first batch."""
+        self._append_until(self._next.arrival_us)
+
     def start(self) -> None:
         """Let the time begin to pass."""
         self._began_s = time.monotonic()

@@ -123,9 +123,10 @@ class Demo:
         began_s = time.monotonic()
         with Display(self._console) as display:
             self._wait("starting Spark", display, self._spark_runs, START_S_MAX)
-            self._feeder.start()
+            self._feeder.prime()
             self._wait("first batch", display, lambda: self._asker.wait_until_ready(0.2), START_S_MAX)
             self._asker.start()
+            self._feeder.start()
             self._let_pass(display)
             self._feeder.stop()
             self._wait("draining", display, self._drained, DRAIN_S_MAX)

@@ -1,0 +1,120 @@
+"""Helpers for tests of applications: a folder with a journal, a run up to a position, a look at a view, crashes.
+
+    def test_spending_adds_up(spark, tmp_path):
+        folder = Layout(tmp_path)
+        receipt = append(folder, [Event("1", "emma", "order", 0, {"amount_micros": 5}), crash_marker(), …])
+        with pytest.raises(PipelineFailed):
+            run_to(app, folder, spark, receipt)        # the marker crashes the batch that reads it, once
+        run_to(app, folder, spark, receipt)
+        assert rows(folder, "spending", "emma") == [{"customer": "emma", "total": 5}]
+
+The session is any that `stateside.pipeline.session.start_session` made; one serves many tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from stateside.errors import OperatingError
+from stateside.journal import Event, Journal, JournalWriter
+from stateside.layout import Layout
+from stateside.pipeline.app import App, BatchId, Sink
+from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
+from stateside.pipeline.runner import Runner, RunSettings
+from stateside.positions import Position
+from stateside.replica.tail import Tail
+from stateside.serving.views import Answer, Floor, ViewReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_numbers = count(1)
+
+
+class Crash(OperatingError):
+    """The error that crash markers and crashing sinks raise."""
+
+    code = "testing-crash"
+
+
+@contextmanager
+def temporary_journal(events: Sequence[Event] = ()) -> Iterator[Journal]:
+    """A journal with these events, gone afterwards."""
+    with TemporaryDirectory(prefix="stateside-test-") as folder:
+        with JournalWriter(Path(folder)) as writer:
+            writer.append(events)
+        yield Journal(Path(folder))
+
+
+def append(layout: Layout, events: Sequence[Event]) -> Position:
+    """Append events to an application's journal; returns the receipt."""
+    with JournalWriter(layout.journal) as writer:
+        return writer.append(events)
+
+
+def crash_marker(time_us: int = 0) -> Event:
+    """An event at which the batch that reads it fails, the first time it is read; it never reaches the view."""
+    return Event(f"crash-{next(_numbers)}", "crash", CRASH_TYPE, time_us, {})
+
+
+def run_to(
+    app: App,
+    layout: Layout,
+    session: SparkSession,
+    position: Position | None = None,
+    *,
+    events_per_batch: int = 1_000_000,
+) -> None:
+    """Run the application until it has processed the journal up to a position (its end by default), then stop it.
+
+    Crash markers among the events take effect. PipelineFailed if a view fails.
+    """
+    session.dataSource.register(CrashingSource)
+    stop_at = position or Journal(layout.journal).end()
+    with Runner(
+        app, layout, RunSettings(events_per_batch_max=events_per_batch, stop_at=stop_at), session=session
+    ) as runner:
+        runner.run_to_end()
+
+
+def answer(layout: Layout, view: str, *key: str) -> Answer:
+    """What a server would answer now: brings the view's replica up to date with its checkpoint and asks it."""
+    tail = Tail(layout.view(view))
+    tail.step()
+    tail.close()
+    reader = ViewReader(layout.view(view))
+    try:
+        return asyncio.run(reader.rows(reader.parse_key(key), Floor(wait_ms=0)))
+    finally:
+        reader.close()
+
+
+def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
+    """The rows of a view whose key begins with these parts, without their stamp."""
+    return answer(layout, view, *key).rows
+
+
+class CrashingSink:
+    """A sink that fails once, just before or just after it has stored the rows of a batch."""
+
+    def __init__(self, sink: Sink, when: Literal["before", "after"], batch: int) -> None:
+        self._sink, self._when, self._batch = sink, when, batch
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        """Store the rows, unless it is time to crash."""
+        crash = batch.batch == self._batch
+        if crash:
+            self._batch = -1
+        if crash and self._when == "before":
+            raise Crash("A test crashes here, before the sink has stored the batch")
+        self._sink.write(rows, batch)
+        if crash:
+            raise Crash("A test crashes here, after the sink has stored the batch")
