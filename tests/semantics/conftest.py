@@ -1,23 +1,11 @@
-"""One real Spark session for the folder, and fresh folders for each test."""
+"""The parts of a semantics test. The Spark session comes from `tests/conftest.py`, as the runner starts it."""
 
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from .harness import Feed, Lab, start_session
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The session that all tests share. It needs the settings of `harness.SPARK_CONF`."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = start_session("semantics")
-    yield session
-    session.stop()
+from .harness import Feed, Lab
 
 
 @pytest.fixture
