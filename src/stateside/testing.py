@@ -103,16 +103,15 @@ def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
 
 
 class CrashingSink:
-    """A sink that fails once, just before or just after it has stored the rows of a batch."""
+    """A sink that fails once, just before or just after it has stored the first rows it is given."""
 
-    def __init__(self, sink: Sink, when: Literal["before", "after"], batch: int) -> None:
-        self._sink, self._when, self._batch = sink, when, batch
+    def __init__(self, sink: Sink, when: Literal["before", "after"]) -> None:
+        self._sink, self._when, self._crashed = sink, when, False
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
         """Store the rows, unless it is time to crash."""
-        crash = batch.batch == self._batch
-        if crash:
-            self._batch = -1
+        crash = bool(rows.num_rows) and not self._crashed
+        self._crashed = self._crashed or crash
         if crash and self._when == "before":
             raise Crash("A test crashes here, before the sink has stored the batch")
         self._sink.write(rows, batch)

@@ -72,5 +72,5 @@ def assemble(rows: pa.Table) -> pa.Table:
         connection.execute("set timezone = 'UTC'")
         connection.register("rows", rows)
         connection.register("months", months)
-        invoices: pa.Table = connection.execute(_ASSEMBLE).to_arrow_table()
+        invoices: pa.Table = connection.sql(_ASSEMBLE).to_arrow_table()
     return invoices.cast(INVOICES.schema)

@@ -138,7 +138,7 @@ class Runner:
         for name, query in self._queries.items():
             if not query.isActive:
                 raise PipelineFailed(
-                    f"The view {name!r} stopped: {_first_line(query.exception())}",
+                    f"The view {name!r} stopped: {_reason(query.exception())}",
                     where=str(self._layout.spark / DRIVER_LOG),
                     next_step="Mend the cause and run again: it resumes at its last committed batch",
                 )
@@ -186,5 +186,11 @@ def _check_fields(app: App) -> None:
         )
 
 
-def _first_line(error: Exception | None) -> str:
-    return str(error).strip().splitlines()[0] if error else "it was stopped from outside"
+def _reason(error: Exception | None) -> str:
+    """The one line that says why: of a Python traceback the last one, of anything else the first."""
+    if error is None:
+        return "it was stopped from outside"
+    lines = str(error).strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    causes = [line for line in lines[starts[-1] + 1 :] if line and not line[0].isspace()] if starts else []
+    return causes[0] if causes else lines[0]

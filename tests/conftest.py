@@ -1,0 +1,34 @@
+"""Fixtures for all rooms. There is one Spark session a test run; whoever needs it marks the test with `spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from stateside.layout import Layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+settings.register_profile("stateside", deadline=None)  # no timed tests: this machine is noisy
+settings.load_profile("stateside")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one real Spark session, as the runner starts it."""
+    from stateside.pipeline.session import start_session
+
+    session = start_session("tests", tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """The folder of an application that has not run yet."""
+    return Layout(tmp_path / "application")

@@ -1,0 +1,131 @@
+"""The demo, run as people run it: whole processes, killed with SIGKILL in the middle, and every sum even in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateside.layout import Layout
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+
+SETTINGS = ["--customers", "60"]
+WAIT_S = 90.0
+
+
+@pytest.fixture
+def report_file(tmp_path: Path) -> Path:
+    return tmp_path / "report.json"
+
+
+@pytest.fixture
+def demos() -> Iterator[list[subprocess.Popen[str]]]:
+    """The demos that a test has started; whatever happens, none outlives it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for demo in started:
+        if demo.poll() is None:
+            demo.send_signal(signal.SIGTERM)
+            demo.wait(30)
+
+
+def start(folder: Path, seconds: int, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stateside", "demo", "--dir", str(folder), "--seconds", str(seconds)]
+    return subprocess.Popen(
+        [*command, *SETTINGS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(demo: subprocess.Popen[str], report_file: Path) -> dict[str, Any]:
+    output, _ = demo.communicate(timeout=200)
+    assert demo.returncode == 0, output
+    report: dict[str, Any] = json.loads(report_file.read_text())
+    assert report["ok"], report["problems"]
+    assert "Everything adds up." in output
+    return report
+
+
+def wait_for_batch(layout: Layout, batch: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not (layout.view("bill").checkpoint / "commits" / str(batch)).exists():
+        assert time.monotonic() < deadline, "the pipeline got nowhere"
+        time.sleep(0.05)
+
+
+def driver_pids(layout: Layout) -> list[int]:
+    """The driver's Python process and its JVM."""
+    return [int(pid) for pid in layout.driver_lock.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("victim", ["jvm", "python"])
+def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], victim: str
+) -> None:
+    layout = Layout(tmp_path / "demo")
+    demo = start(layout.root, 12, "--json", str(report_file))
+    demos.append(demo)
+    wait_for_batch(layout, 4)
+    python, jvm = driver_pids(layout)
+    os.kill(jvm if victim == "jvm" else python, signal.SIGKILL)
+    report = finish(demo, report_file)
+    assert report["pipeline"]["restarts"] == 1
+    assert report["requests"]["failed"] == 0, "bills must be answered while the job is down"
+    assert report["events"]["too_late"] == 0
+    assert len(report["invoices"]["periods"]) >= 3
+    assert not any(alive(pid) for pid in [python, jvm, *driver_pids(layout)])
+
+
+def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
+) -> None:
+    layout = Layout(tmp_path / "demo")
+    first = start(layout.root, 30)
+    demos.append(first)
+    wait_for_batch(layout, 4)
+    for pid in (driver_pids(layout)[1], first.pid):
+        os.kill(pid, signal.SIGKILL)
+    first.wait(10)
+    second = start(layout.root, 8, "--json", str(report_file))
+    demos.append(second)
+    report = finish(second, report_file)
+    assert report["events"]["journalled"] == report["events"]["invoiced"] + report["events"]["open"]
+    assert report["invoices"]["count"] == 60 * len(report["invoices"]["periods"]) >= 120
+
+
+def test_ctrl_c_stops_everything_and_leaves_nothing_running(tmp_path: Path, demos: list[subprocess.Popen[str]]) -> None:
+    layout = Layout(tmp_path / "demo")
+    demo = start(layout.root, 300)
+    demos.append(demo)
+    wait_for_batch(layout, 1)
+    pids = driver_pids(layout)
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "Stopped." in output
+    assert "Traceback" not in output
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_folder_of_another_demo_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text('{"customers": 7}')
+    demo = start(tmp_path, 10)
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert output.startswith("Error: This folder has a demo with")
+    assert "Traceback" not in output

@@ -1,0 +1,184 @@
+"""Views declared in PySpark, run on real Spark, read from real checkpoints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import stateside
+from stateside.errors import PipelineFailed, PipelineRunning, ViewInvalid
+from stateside.journal import Event
+from stateside.layout import Layout
+from stateside.pipeline import lease
+from stateside.pipeline.app import load
+from stateside.pipeline.runner import Runner, RunSettings
+from stateside.testing import answer, append, crash_marker, rows, run_to
+
+pytestmark = pytest.mark.spark
+
+
+def shop() -> stateside.App:
+    app = stateside.App("shop", fields="country string, amount long")
+
+    @app.view(key=["customer", "country"])
+    def spending(events: DataFrame) -> DataFrame:
+        named = events.select(F.col("entity").alias("customer"), "country", "amount")
+        totals = (F.sum("amount").alias("total"), F.count("*").alias("orders"), F.max("amount").alias("largest"))
+        return named.groupBy("customer", "country").agg(*totals)
+
+    return app
+
+
+def orders(*amounts: int, customer: str = "emma") -> list[Event]:
+    number = iter(range(10**6))
+    return [Event(f"{customer}-{next(number)}", customer, "order", 0, {"country": "de", "amount": a}) for a in amounts]
+
+
+def test_a_view_folds_the_journal_and_answers_by_key(spark: SparkSession, layout: Layout) -> None:
+    receipt = append(layout, orders(5, 7) + orders(1, customer="oliver"))
+    run_to(shop(), layout, spark)
+    found = answer(layout, "spending", "emma")
+    assert found.rows == [{"customer": "emma", "country": "de", "total": 12, "orders": 2, "largest": 7}]
+    assert found.stamp.position == receipt
+    assert rows(layout, "spending", "nobody") == []
+
+
+def test_a_run_stops_at_the_position_it_was_given_and_a_later_one_goes_on(spark: SparkSession, layout: Layout) -> None:
+    first = append(layout, orders(1, 2))
+    append(layout, orders(10, 20))
+    run_to(shop(), layout, spark, first)
+    assert rows(layout, "spending", "emma")[0]["total"] == 3
+    run_to(shop(), layout, spark)
+    assert rows(layout, "spending", "emma")[0]["total"] == 33
+
+
+def test_a_batch_takes_in_no_more_events_than_it_may(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(*range(10)))
+    run_to(shop(), layout, spark, events_per_batch=3)
+    assert answer(layout, "spending").stamp.batch == 3  # 3 + 3 + 3 + 1 events
+
+
+def test_a_crash_in_the_middle_of_a_batch_neither_loses_nor_doubles(spark: SparkSession, layout: Layout) -> None:
+    append(layout, [*orders(1, 2), crash_marker(), *orders(3)])
+    with pytest.raises(PipelineFailed, match="crashes here"):
+        run_to(shop(), layout, spark)
+    run_to(shop(), layout, spark)
+    assert rows(layout, "spending", "emma")[0] | {"country": ""} == {
+        "customer": "emma",
+        "country": "",
+        "total": 6,
+        "orders": 3,
+        "largest": 3,
+    }
+
+
+def test_an_event_whose_field_has_another_type_is_counted_but_adds_nothing(spark: SparkSession, layout: Layout) -> None:
+    bad = Event("bad", "emma", "order", 0, {"country": "de", "amount": "much"})
+    append(layout, [*orders(4), bad])
+    run_to(shop(), layout, spark)
+    assert [(row["country"], row["total"], row["orders"]) for row in rows(layout, "spending", "emma")] == [
+        (None, None, 1),
+        ("de", 4, 1),
+    ]
+
+
+REFUSALS: dict[str, tuple[str, list[str], Callable[[DataFrame], DataFrame]]] = {
+    "not grouped": ("ends in Project", ["entity"], lambda e: e.select("entity", "amount")),
+    "grouped by another key": ("groups by", ["customer"], lambda e: e.groupBy("entity").agg(F.sum("amount"))),
+    "an average": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.avg("amount"))),
+    "a sum of doubles": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount / 2)"))),
+    "a sum with a filter": (
+        "cannot be served",
+        ["entity"],
+        lambda e: e.groupBy("entity").agg(F.expr("sum(amount) filter (where amount > 1)")),
+    ),
+    "computed on": ("computes on", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount) + 1"))),
+    "filtered after": ("ends in Filter", ["entity"], lambda e: e.groupBy("entity").count().where("count > 1")),
+}
+
+
+@pytest.mark.parametrize(("reason", "key", "function"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_cannot_be_served_rightly_is_refused_at_start(
+    spark: SparkSession, layout: Layout, reason: str, key: list[str], function: Callable[[DataFrame], DataFrame]
+) -> None:
+    app = stateside.App("shop", fields="amount long")
+    function.__name__ = "spending"
+    app.view(key=key)(function)
+    append(layout, orders(1))
+    with pytest.raises(ViewInvalid, match=reason):
+        run_to(app, layout, spark)
+
+
+def test_a_view_that_is_not_streaming_is_refused(spark: SparkSession, layout: Layout) -> None:
+    app = stateside.App("shop")
+
+    @app.view(key=["id"])
+    def ids(events: DataFrame) -> DataFrame:
+        return spark.range(3).groupBy("id").count()
+
+    append(layout, orders(1))
+    with pytest.raises(ViewInvalid, match="not streaming"):
+        run_to(app, layout, spark)
+
+
+def test_a_changed_view_on_an_old_checkpoint_is_refused(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(1))
+    run_to(shop(), layout, spark)
+    changed = stateside.App("shop", fields="amount long")
+
+    @changed.view(key=["entity"])
+    def spending(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").agg(F.sum("amount").alias("total"))
+
+    with pytest.raises(ViewInvalid, match="was changed"):
+        run_to(changed, layout, spark)
+
+
+def test_a_payload_field_may_not_hide_a_column_of_every_event(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(1))
+    with pytest.raises(ViewInvalid, match="'time'"):
+        run_to(stateside.App("shop", fields="time long"), layout, spark)
+
+
+def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layout: Layout) -> None:
+    hold = "import sys, time; from pathlib import Path; from stateside.pipeline import lease\n"
+    hold += "lease.acquire(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(layout.driver_lock)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(PipelineRunning, match=str(holder.pid)),
+            Runner(shop(), layout, RunSettings(lease_wait_s=0.2), session=spark),
+        ):
+            raise AssertionError("two drivers run")
+        holder.kill()
+    os.close(lease.acquire(layout.driver_lock))  # a dead holder holds nothing
+
+
+def test_views_with_one_name_without_a_key_or_with_a_bad_name_are_refused() -> None:
+    app = stateside.App("shop")
+    with pytest.raises(ViewInvalid, match="name of a view"):
+        app.view(key=["a"])(lambda events: events)
+
+    def orders(events: DataFrame) -> DataFrame:
+        return events
+
+    with pytest.raises(ViewInvalid, match="no key"):
+        app.view(key=[])(orders)
+    app.view(key=["a"])(orders)
+    with pytest.raises(ViewInvalid, match="two views"):
+        app.view(key=["a"])(orders)
+
+
+@pytest.mark.parametrize("target", ["no_such_module:app", "json:no_such", "json:dumps", ":", ""])
+def test_a_target_that_is_no_application_is_refused_with_advice(target: str) -> None:
+    with pytest.raises(ViewInvalid, match="like shop:app"):
+        load(target)
