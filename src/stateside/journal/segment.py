@@ -118,13 +118,13 @@ class Segment:
 
     def _frame(self, at_byte: int, stop_byte: int, expected_offset: int) -> Frame:
         if at_byte + _FRAME.size > stop_byte:
-            raise TornFrame(self._corrupt(at_byte, "a frame's header is cut short"), at_byte)
+            raise self._corrupt(at_byte, "a frame's header is cut short", TornFrame)
         magic, rows, size, first_offset, crc = _FRAME.unpack(self._map.read_at(_FRAME.size, at_byte))
         if magic != _FRAME_MAGIC or size > FRAME_BYTES_MAX:
             raise self._corrupt(at_byte, "there is no frame where one must begin")
         end_byte = at_byte + _FRAME.size + size
         if end_byte > stop_byte:
-            raise TornFrame(self._corrupt(at_byte, f"a frame of {size} bytes is cut short"), at_byte)
+            raise self._corrupt(at_byte, f"a frame of {size} bytes is cut short", TornFrame)
         if first_offset != expected_offset:
             raise self._corrupt(at_byte, f"a frame begins at offset {first_offset}, {expected_offset} was expected")
         return Frame(at_byte, end_byte, first_offset, rows, crc)
@@ -138,8 +138,8 @@ class Segment:
         if zlib.crc32(self._body(frame), zlib.crc32(head)) != frame.crc:
             raise self._corrupt(frame.begin_byte, "a frame's checksum does not match")
 
-    def _corrupt(self, at_byte: int, reason: str) -> JournalCorrupt:
-        return JournalCorrupt(
+    def _corrupt(self, at_byte: int, reason: str, kind: type[JournalCorrupt] = JournalCorrupt) -> JournalCorrupt:
+        return kind(
             f"The journal is damaged: {reason}",
             where=f"{self.path}, byte {at_byte}",
             next_step="Nothing was skipped or changed. Restore this file from a copy, then start again",
@@ -148,10 +148,6 @@ class Segment:
 
 class TornFrame(JournalCorrupt):
     """A frame that the segment ends in the middle of: after a crash in mid-write, the owner may cut it off."""
-
-    def __init__(self, cause: JournalCorrupt, at_byte: int) -> None:
-        super().__init__(cause.what, where=cause.where, next_step=cause.next_step)
-        self.at_byte = at_byte
 
 
 @dataclass(frozen=True, slots=True)
