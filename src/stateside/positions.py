@@ -51,7 +51,7 @@ class Position:
         if text == START_TEXT:
             return cls.start()
         offsets: dict[str, int] = {}
-        for part in text.split(",", PARTITIONS_MAX):
+        for part in text.split(",", PARTITIONS_MAX - 1):
             match = _PART.fullmatch(part)
             if match is None or match["partition"] in offsets:
                 raise PositionInvalid(f"{text[:80]!r} is no position", next_step="Write it like 0:1234 or a-0:7,a-1:9")
