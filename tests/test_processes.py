@@ -1,0 +1,115 @@
+"""Children: stopped in order, logged, and never left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stateside.processes import Child, free_port
+
+WAIT_S_MAX = 20.0
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "child.log"
+
+
+@pytest.fixture
+def sleeper(log: Path) -> Iterator[Child]:
+    child = Child(SLEEP, log)
+    _wait_for(lambda: child.tail() == "up")
+    yield child
+    child.stop(wait_s=0)
+
+
+def test_a_running_child_has_no_return_code_and_a_stopped_one_does(sleeper: Child) -> None:
+    assert sleeper.returncode() is None
+    assert sleeper.stop() == -signal.SIGTERM
+    assert sleeper.returncode() == -signal.SIGTERM
+    assert not _alive(sleeper.pid)
+
+
+def test_stopping_a_child_twice_is_harmless(sleeper: Child) -> None:
+    assert sleeper.stop() == sleeper.stop()
+
+
+def test_a_child_that_does_not_listen_is_killed_after_a_while(log: Path) -> None:
+    child = Child(STUBBORN, log)
+    _wait_for(lambda: child.tail() == "up")
+    assert child.stop(wait_s=0.1) == -signal.SIGKILL
+
+
+def test_the_output_of_a_child_stands_in_its_log_behind_what_was_there(log: Path) -> None:
+    for text in ("first", "second"):
+        script = f"import sys; print({text!r}); print('error', file=sys.stderr)"
+        assert _ended(Child([sys.executable, "-u", "-c", script], log)) == 0
+    assert log.read_text().splitlines() == ["first", "error", "second", "error"]
+
+
+def test_the_tail_has_the_last_lines_even_of_output_that_is_no_text(log: Path) -> None:
+    script = r"import sys; sys.stdout.buffer.write(b'one\ntwo \xff\nthree\n')"
+    child = Child([sys.executable, "-c", script], log)
+    _ended(child)
+    assert child.tail(2) == "two �\nthree"
+
+
+def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(sleeper: Child) -> None:
+    assert os.getpgid(sleeper.pid) != os.getpgid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_child_does_not_outlive_a_parent_that_was_killed(log: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from stateside.processes import Child\n"
+        f"print(Child({SLEEP!r}, Path({str(log)!r})).pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _alive(pid)
+        parent.kill()
+    try:
+        _wait_for(lambda: not _alive(pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))
+        listener.listen()
+
+
+def _ended(child: Child) -> int | None:
+    _wait_for(lambda: child.returncode() is not None)
+    return child.returncode()
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs: a dead one that nobody has fetched yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for(condition) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
