@@ -94,6 +94,8 @@ def _fault(event: Event) -> str | None:
     """What is wrong with the event's envelope, if anything."""
     if not isinstance(event, Event):
         return f"it is a {type(event).__name__}, not an Event"
+    if not isinstance(event.tags, tuple | list):
+        return f"its tags are a {type(event.tags).__name__}, not a tuple of texts"
     names: list[tuple[str, object]] = [("id", event.id), ("entity", event.entity), ("type", event.type)]
     for label, value in names + [("tag", tag) for tag in event.tags]:
         fault = _name_fault(value)
