@@ -87,7 +87,7 @@ class Segment:
         stop_byte = self.size if stop_byte is None else stop_byte
         at_byte, expected = self.frames_begin, self.first_offset
         if mark and mark.segment_offset == self.first_offset and mark.offset <= start:
-            at_byte, expected = mark.segment_bytes, mark.offset
+            at_byte, expected = max(mark.segment_bytes, at_byte), mark.offset  # 0 bytes: before there was a segment
         while at_byte < stop_byte:
             frame = self._frame(at_byte, stop_byte, expected)
             if frame.next_offset > start:
@@ -117,6 +117,7 @@ class Segment:
         return pa.ipc.read_schema(pa.py_buffer(message)), _HEADER.size + size
 
     def _frame(self, at_byte: int, stop_byte: int, expected_offset: int) -> Frame:
+        stop_byte = min(stop_byte, self.size)  # the file may have lost bytes that the end mark still promises
         if at_byte + _FRAME.size > stop_byte:
             raise self._corrupt(at_byte, "a frame's header is cut short", TornFrame)
         magic, rows, size, first_offset, crc = _FRAME.unpack(self._map.read_at(_FRAME.size, at_byte))
