@@ -53,6 +53,8 @@ class Journal:
                 next_step="The reader's position belongs to another journal, or this one was replaced or cut",
             )
         for first_offset in self._segments(start, stop):
+            if first_offset > start:
+                break
             stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
             opened = Segment(segment.segment_path(self.directory, first_offset))
             try:
@@ -74,9 +76,9 @@ class Journal:
 
     def _missing(self, offset: int) -> JournalCorrupt:
         return JournalCorrupt(
-            f"The journal has no segment for offset {offset}",
-            where=str(segment.segment_path(self.directory, offset)),
-            next_step="Restore the missing file from a copy; nothing was skipped",
+            f"The journal's segments have no event at offset {offset}, which was durable",
+            where=str(self.directory),
+            next_step="Restore the missing or shortened segment from a copy; nothing was skipped",
         )
 
 
@@ -85,9 +87,9 @@ def _cut_frames(
 ) -> Generator[tuple[int, pa.RecordBatch], None, int]:
     """The frames' batches, less what lies outside the range; returns the offset that was reached."""
     for frame in frames:
-        if frame.first_offset >= stop:
-            break
         next_offset = min(stop, frame.next_offset)
         yield start, opened.batch(frame).slice(start - frame.first_offset, next_offset - start)
         start = next_offset
+        if start == stop:
+            break
     return start
