@@ -134,13 +134,11 @@ def _recover(directory: Path) -> DurableEnd:
     """The end of what is there: every whole frame of the last segment, less a torn one that a crash left behind."""
     offsets = segment.segment_offsets(directory)
     marked = DurableEnd.read(directory) if (directory / segment.END_NAME).exists() else None
-    if not offsets:
-        path = segment.create(directory, 0, SCHEMA)
-        found = DurableEnd(0, 0, path.stat().st_size)
-    else:
-        found = _scan(segment.segment_path(directory, offsets[-1]), marked)
+    found = _scan(segment.segment_path(directory, offsets[-1]), marked) if offsets else DurableEnd(0, 0, 0)
     if marked and found.offset < marked.offset:
         raise _events_missing(directory, found, marked)
+    if not offsets:
+        return DurableEnd(0, 0, segment.create(directory, 0, SCHEMA).stat().st_size)
     return found
 
 
@@ -152,6 +150,8 @@ def _scan(path: Path, marked: DurableEnd | None) -> DurableEnd:
             for frame in opened.frames():
                 end = DurableEnd(frame.next_offset, opened.first_offset, frame.end_byte)
         except JournalCorrupt as error:
+            if marked and end.offset < marked.offset and isinstance(error, TornFrame):
+                return end  # what is gone was acknowledged: the caller says how much
             if not _unacknowledged(error, end, marked):
                 raise
             log.warning(
