@@ -35,7 +35,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import JournalCorrupt
+from stateside.errors import EventRefused, JournalCorrupt
 from stateside.storage import write_atomically
 
 VERSION = 1
@@ -200,8 +200,13 @@ def create(directory: Path, first_offset: int, schema: pa.Schema) -> Path:
 
 
 def pack_frame(first_offset: int, batch: pa.RecordBatch) -> list[bytes | memoryview]:
-    """The bytes of one frame, ready for a gathered write."""
+    """The bytes of one frame, ready for a gathered write; EventRefused if no reader would take so large a one."""
     body = memoryview(batch.serialize())
+    if len(body) > FRAME_BYTES_MAX:
+        raise EventRefused(
+            f"The append of {batch.num_rows} events has {len(body)} bytes, {FRAME_BYTES_MAX} are allowed",
+            next_step="Nothing of it was stored; append the events in smaller batches",
+        )
     checked = _FRAME.pack(_FRAME_MAGIC, batch.num_rows, len(body), first_offset, 0)[:_FRAME_CHECKED_BYTES]
     return [checked + struct.pack("<I", zlib.crc32(body, zlib.crc32(checked))), body]
 
