@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,7 @@ from stateside.journal import segment
 from stateside.journal.event import SCHEMA, Event, encode
 from stateside.journal.segment import DurableEnd, Segment, TornFrame
 from stateside.positions import Position
+from stateside.storage import write_atomically
 
 PARTITION = "0"
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
@@ -43,16 +45,18 @@ class JournalWriter:
         self._clock = clock or SystemClock()
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory)
-        try:
-            self._end = _recover(directory)
-            self._mark = os.open(directory / segment.END_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-            self._file = self._open_segment(self._end)
-            self._publish()
-        except BaseException:
-            os.close(self._lock)
-            raise
+        with _writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(directory)
+            try:
+                self._end = _recover(directory)
+                self._file = self._open_segment(self._end)
+                os.fdatasync(self._file)  # its last frame may be one that a crash left written but not synced
+                self._mark = _open_mark(directory, self._end)
+                self._publish()
+            except BaseException:
+                os.close(self._lock)
+                raise
 
     @property
     def end(self) -> Position:
@@ -88,15 +92,12 @@ class JournalWriter:
     def _write(self, parts: list[bytes | memoryview], rows: int) -> None:
         """Steps 2 and 3. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
         size = sum(len(part) for part in parts)
-        try:
-            _write_all(self._file, parts, self._end.segment_bytes)
-        except OSError as error:
-            os.ftruncate(self._file, self._end.segment_bytes)
-            raise OperatingError(
-                f"The journal cannot be written: {error.strerror}",
-                where=str(self._directory),
-                next_step="Nothing of this append was stored. Make room or mend the disk, then append again",
-            ) from error
+        with _writing(self._directory):
+            try:
+                _write_all(self._file, parts, self._end.segment_bytes)
+            except OSError:
+                os.ftruncate(self._file, self._end.segment_bytes)
+                raise
         try:
             os.fdatasync(self._file)
         except OSError as error:
@@ -108,14 +109,28 @@ class JournalWriter:
         os.pwrite(self._mark, self._end.pack(), 0)
 
     def _roll(self) -> None:
-        path = segment.create(self._directory, self._end.offset, SCHEMA)
-        end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
-        file = self._open_segment(end)
+        with _writing(self._directory):
+            path = segment.create(self._directory, self._end.offset, SCHEMA)
+            end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
+            file = self._open_segment(end)
         os.close(self._file)
         self._file, self._end = file, end
 
     def _open_segment(self, end: DurableEnd) -> int:
         return os.open(segment.segment_path(self._directory, end.segment_offset), os.O_WRONLY)
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turns the operating system's refusal to write into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OperatingError(
+            f"The journal cannot be written: {error.strerror}",
+            where=str(directory),
+            next_step="Nothing was stored. Make room or mend the disk, then try again",
+        ) from error
 
 
 def _lock(directory: Path) -> int:
@@ -128,6 +143,14 @@ def _lock(directory: Path) -> int:
             "Another writer owns this journal", where=str(directory), next_step="Stop it first, or append through it"
         ) from None
     return handle
+
+
+def _open_mark(directory: Path, end: DurableEnd) -> int:
+    """The end mark's handle. The file is born whole: a reader may look, or a crash come, at any moment."""
+    path = directory / segment.END_NAME
+    if not path.exists():
+        write_atomically(path, end.pack())
+    return os.open(path, os.O_RDWR)
 
 
 def _recover(directory: Path) -> DurableEnd:
