@@ -1,0 +1,95 @@
+"""Payload fields as columns: a bad payload spoils its own row and no other."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateside.journal.payload import payload_columns
+
+SCHEMA = pa.schema([("amount", pa.int64()), ("country", pa.string()), ("share", pa.float64()), ("paid", pa.bool_())])
+NOTHING = dict.fromkeys(SCHEMA.names)
+
+
+def columns(*payloads: Any, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+    texts = [payload if isinstance(payload, str) else json.dumps(payload) for payload in payloads]
+    table = payload_columns(pa.array(texts, pa.string()), schema)
+    assert table.schema.equals(schema)
+    return table.to_pylist()
+
+
+def test_fields_become_columns_a_row_each() -> None:
+    rows = [
+        {"amount": 1, "country": "DE", "share": 0.5, "paid": True},
+        {"amount": -(2**63), "country": "ÅLAND \u2028 \n", "share": 1e300, "paid": False},
+    ]
+    assert columns(*rows) == rows
+
+
+def test_fields_that_a_payload_lacks_are_null_and_other_fields_are_left_out() -> None:
+    assert columns({}, {"amount": 1, "note": {"deep": [1]}}) == [NOTHING, NOTHING | {"amount": 1}]
+    assert columns({}, {}) == [NOTHING, NOTHING]
+    assert columns({"amount": None}) == [NOTHING]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"amount": "5"},
+        {"amount": 1.5},
+        {"amount": 2**63},
+        {"amount": True},
+        {"amount": [1]},
+        {"amount": {"micros": 1}},
+        {"country": 49},
+        {"country": None, "paid": "yes"},
+        {"share": "half"},
+        '{"amount": 1, "amount": 2}',
+        "no JSON",
+        "[1]",
+        "",
+    ],
+    ids=str,
+)
+def test_a_payload_of_other_types_gives_nulls_throughout_and_leaves_its_neighbours_alone(bad: Any) -> None:
+    good = {"amount": 7, "country": "DE", "share": 0.25, "paid": False}
+    spoilt = bad | {"country": "FR"} if isinstance(bad, dict) and "country" not in bad else bad
+    assert columns(good, spoilt, good) == [good, NOTHING, good]
+
+
+def test_whole_numbers_are_numbers_where_fractions_are_asked_for() -> None:
+    assert columns({"share": 3}) == [NOTHING | {"share": 3.0}]
+
+
+def test_a_payload_with_line_breaks_is_one_row() -> None:
+    assert columns('{"amount":\n1}', '{"amount": 2}') == [NOTHING | {"amount": 1}, NOTHING | {"amount": 2}]
+
+
+def test_deep_payloads_do_no_harm() -> None:
+    deep = '{"amount": 1, "other": ' + "[" * 20_000 + "]" * 20_000 + "}"
+    assert columns(deep) == [NOTHING | {"amount": 1}]
+
+
+def test_without_payloads_or_without_fields_there_is_nothing() -> None:
+    assert columns() == []
+    assert payload_columns(pa.array(["{}"]), pa.schema([])).num_columns == 0
+
+
+def test_a_slice_of_payloads_gives_the_rows_of_the_slice() -> None:
+    payloads = pa.array([json.dumps({"amount": number}) for number in range(5)]).slice(2, 2)
+    assert payload_columns(payloads, SCHEMA)["amount"].to_pylist() == [2, 3]
+
+
+values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3) | st.just([1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.dictionaries(st.sampled_from(["amount", "paid", "other"]), values, max_size=3), max_size=4))
+def test_many_payloads_give_what_each_gives_alone(payloads: list[dict[str, Any]]) -> None:
+    assert columns(*payloads) == [row for payload in payloads for row in columns(payload)]
+    for payload, row in zip(payloads, columns(*payloads), strict=True):
+        fits = type(payload.get("amount")) in (int, type(None)) and type(payload.get("paid")) in (bool, type(None))
+        assert row == (NOTHING | {name: payload.get(name) for name in ("amount", "paid")} if fits else NOTHING)

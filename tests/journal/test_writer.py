@@ -1,0 +1,308 @@
+"""Appending: one owner, all or none, durable before it is acknowledged, whatever is killed or full."""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateside.clock import ManualClock
+from stateside.errors import EventRefused, JournalLocked, OperatingError
+from stateside.journal import Event, Journal, JournalWriter, segment
+from stateside.journal.event import decode, encode
+from stateside.journal.segment import segment_offsets
+from stateside.positions import Position
+
+MakeEvents = Callable[..., list[Event]]
+
+
+def test_an_append_returns_the_position_just_after_its_events(tmp_path: Path, make_events: MakeEvents) -> None:
+    with JournalWriter(tmp_path) as writer:
+        assert writer.append(make_events(2)) == writer.end == Position.of({"0": 2})
+        assert writer.append(make_events(3)) == writer.end == Position.of({"0": 5})
+
+
+def test_an_append_of_nothing_writes_nothing(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path) as writer:
+        size = next(tmp_path.glob("*.segment")).stat().st_size
+        assert writer.append([]) == Position.start()
+        assert next(tmp_path.glob("*.segment")).stat().st_size == size
+
+
+def test_events_carry_the_time_of_the_writers_clock(tmp_path: Path, make_events: MakeEvents) -> None:
+    clock = ManualClock(100)
+    with JournalWriter(tmp_path, clock=clock) as writer:
+        writer.append(make_events(1))
+        clock.advance(50)
+        writer.append(make_events(1))
+    assert [event.appended_us for event in Journal(tmp_path).events()] == [100, 150]
+
+
+def test_a_record_batch_can_be_appended_as_it_is(tmp_path: Path, make_events: MakeEvents) -> None:
+    batch = encode(make_events(3), appended_us=7).slice(1)
+    with JournalWriter(tmp_path) as writer:
+        writer.append_batch(batch)
+    assert list(Journal(tmp_path).events()) == list(decode(batch))
+
+
+def test_a_bad_event_refuses_the_whole_append_and_nothing_is_stored(tmp_path: Path, make_events: MakeEvents) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(1))
+        size = next(tmp_path.glob("*.segment")).stat().st_size
+        with pytest.raises(EventRefused, match="Event 1 of the batch"):
+            writer.append([make_events(1, 1)[0], Event("", "e", "t", 0, {}), make_events(1, 2)[0]])
+        assert next(tmp_path.glob("*.segment")).stat().st_size == size
+        assert writer.append(make_events(1, first=1))["0"] == 2
+    assert list(Journal(tmp_path).events()) == make_events(2)
+
+
+def test_an_append_larger_than_readers_take_is_refused(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "FRAME_BYTES_MAX", 2_000)
+    with JournalWriter(tmp_path) as writer:
+        with pytest.raises(EventRefused, match="append the events in smaller batches"):
+            writer.append(make_events(100))
+        writer.append(make_events(2))
+    assert list(Journal(tmp_path).events()) == make_events(2)
+
+
+def test_segments_end_soon_after_their_limit(tmp_path: Path, make_events: MakeEvents) -> None:
+    with JournalWriter(tmp_path, segment_bytes_max=4_000) as writer:
+        for number in range(20):
+            writer.append(make_events(1, number))
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.segment"))]
+    assert len(sizes) > 2
+    assert all(4_000 <= size < 5_000 for size in sizes[:-1])
+    assert list(Journal(tmp_path).events()) == make_events(20)
+
+
+def test_a_crash_between_a_new_segment_and_its_first_frame_does_no_harm(
+    tmp_path: Path, make_events: MakeEvents
+) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2))
+    segment.create(tmp_path, 2, encode([], 0).schema)
+    assert list(Journal(tmp_path).events()) == make_events(2)
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2, first=2))
+    assert segment_offsets(tmp_path) == [0, 2]
+    assert list(Journal(tmp_path).events()) == make_events(4)
+
+
+def test_a_second_writer_is_refused_until_the_first_one_is_closed(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path), pytest.raises(JournalLocked) as locked:
+        JournalWriter(tmp_path)
+    assert str(tmp_path) in str(locked.value)
+    JournalWriter(tmp_path).close()
+
+
+def test_a_failed_opening_gives_the_lock_back(tmp_path: Path, make_events: MakeEvents) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(1))
+    mark = (tmp_path / "end").read_bytes()
+    (tmp_path / "end").write_bytes(b"damaged")
+    with pytest.raises(Exception, match="damaged"):
+        JournalWriter(tmp_path)
+    (tmp_path / "end").write_bytes(mark)
+    JournalWriter(tmp_path).close()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from stateside.journal import JournalWriter
+with JournalWriter(Path(sys.argv[1])):
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_locks_the_journal_until_it_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"open\n"
+        with pytest.raises(JournalLocked, match="Another writer owns this journal"):
+            JournalWriter(tmp_path)
+        assert Journal(tmp_path).end() == Position.start()
+        owner.kill()
+    JournalWriter(tmp_path).close()
+
+
+APPENDER = """
+import sys
+from pathlib import Path
+from stateside.journal import Event, JournalWriter
+with JournalWriter(Path(sys.argv[1]), segment_bytes_max=30_000) as writer:
+    while True:
+        first = writer.end["0"]
+        numbers = range(first, first + 1 + first % 4)
+        print(writer.append([Event(f"e{n}", "emma", "call", n, {"n": n}) for n in numbers])["0"], flush=True)
+"""
+
+
+def test_a_writer_killed_in_mid_append_loses_no_acknowledged_event_and_doubles_none(tmp_path: Path) -> None:
+    journal, acknowledged = Journal(tmp_path), 0
+    for round_ in range(3):
+        command = [sys.executable, "-c", APPENDER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as appender:
+            assert appender.stdout is not None
+            first = int(appender.stdout.readline())
+            assert first > acknowledged
+            time.sleep(random.Random(round_).uniform(0.02, 0.08))
+            seen = journal.end()["0"]
+            appender.kill()
+            receipts = [int(line) for line in appender.stdout if line.endswith("\n")]
+        acknowledged = max([first, *receipts])
+        assert journal.end()["0"] >= max(acknowledged, seen)
+        ids = [event.id for event in journal.events()]
+        assert ids == [f"e{number}" for number in range(len(ids))]
+    with JournalWriter(tmp_path) as writer:
+        assert writer.end["0"] >= acknowledged
+    ids = [event.id for event in journal.events()]
+    assert ids == [f"e{number}" for number in range(len(ids))]
+    assert len(segment_offsets(tmp_path)) > 2
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from stateside.errors import OperatingError
+from stateside.journal import Event, Journal, JournalWriter
+
+folder = Path(sys.argv[1])
+def events(first, count, size=10):
+    return [Event(f"e{n}", "emma", "call", n, {"text": "x" * size}) for n in range(first, first + count)]
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+def ids():
+    return [event.id for event in Journal(folder).events()]
+def refused(action):
+    try:
+        action()
+    except OperatingError as error:
+        print(error)
+    else:
+        raise AssertionError("the disk was not full")
+
+limit(100)                                                  # no room for a segment's header
+refused(lambda: JournalWriter(folder))
+limit(resource.RLIM_INFINITY)
+writer = JournalWriter(folder, segment_bytes_max=8_000)
+writer.append(events(0, 2))
+(segment,) = folder.glob("*.segment")
+size = segment.stat().st_size
+limit(size + 700)                                           # room for a part of a frame
+for _ in range(3):
+    refused(lambda: writer.append(events(2, 5, size=1_000)))
+    assert segment.stat().st_size == size and ids() == ["e0", "e1"] and writer.end["0"] == 2
+limit(resource.RLIM_INFINITY)                               # room again
+writer.append(events(2, 8, size=1_000))
+limit(100)                                                  # the segment is full, and no room for the next one
+refused(lambda: writer.append(events(10, 1)))
+assert len(list(folder.glob("*.segment"))) == 1 and len(ids()) == 10
+limit(resource.RLIM_INFINITY)
+writer.append(events(10, 1))
+assert len(list(folder.glob("*.segment"))) == 2
+assert ids() == [f"e{n}" for n in range(11)]
+writer.close()
+assert JournalWriter(folder).end["0"] == 11
+"""
+
+
+def test_a_full_disk_is_told_stores_nothing_and_is_forgotten_when_there_is_room(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    errors = run_python(FULL_DISK, tmp_path / "journal").splitlines()
+    assert len(errors) == 5
+    for error in errors:
+        assert error.startswith(f"The journal cannot be written: {os.strerror(errno.EFBIG)} ({tmp_path}/journal)")
+        assert "Nothing was stored" in error
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatingError, match="The journal cannot be written: Not a directory"):
+        JournalWriter(tmp_path / "file" / "journal")
+
+
+def test_after_a_failed_sync_nothing_is_written_until_the_journal_is_opened_again(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", _fail)
+            with pytest.raises(OperatingError, match="failed to sync: Input/output error"):
+                writer.append(make_events(1, first=2))
+        with pytest.raises(OperatingError, match="Open the journal again"):
+            writer.append(make_events(1, first=2))
+        assert list(Journal(tmp_path).events()) == make_events(2)
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(1, first=writer.end["0"]))
+    ids = [event.id for event in Journal(tmp_path).events()]
+    assert ids == [f"e{number}" for number in range(len(ids))]
+
+
+def test_readers_see_events_only_after_they_were_synced(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = _ends_at_syncs(tmp_path, monkeypatch)
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2))
+        assert ends[-1] == 0
+        writer.append(make_events(3))
+        assert ends[-1] == 2
+    assert Journal(tmp_path).end()["0"] == 5
+
+
+def test_a_frame_that_a_crash_left_unsynced_is_synced_before_readers_see_it(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2))
+        mark = (tmp_path / "end").read_bytes()
+        writer.append(make_events(3, first=2))
+    (tmp_path / "end").write_bytes(mark)
+    ends = _ends_at_syncs(tmp_path, monkeypatch)
+    JournalWriter(tmp_path).close()
+    assert ends == [2]
+    assert Journal(tmp_path).end()["0"] == 5
+
+
+def test_a_crash_while_a_new_journal_is_opened_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the first opening ends, readers see an empty journal and the next opening succeeds."""
+    for name in ("fsync", "fdatasync", "pwrite"):
+        with monkeypatch.context() as crashing:
+            crashing.setattr(os, name, _crash)
+            with pytest.raises(KeyboardInterrupt):
+                JournalWriter(tmp_path / name)
+        assert Journal(tmp_path / name).end() == Position.start()
+        with JournalWriter(tmp_path / name) as writer:
+            assert writer.end == Position.start()
+
+
+def _ends_at_syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where readers saw the journal's end at each sync of a segment from now on."""
+    ends: list[int] = []
+    sync = os.fdatasync
+
+    def note(handle: int) -> None:
+        ends.append(Journal(folder).end()["0"])
+        sync(handle)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    return ends
+
+
+def _fail(handle: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _crash(*arguments: object) -> None:
+    raise KeyboardInterrupt
