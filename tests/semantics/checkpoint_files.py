@@ -39,7 +39,8 @@ class Checkpoint:
 
     def state_ids(self, batch: int, operator: int = 0) -> list[list[str]]:
         """For each partition, the ids of the files of its stores that `commits/batch` names."""
-        return self.commit(batch).metadata["stateUniqueIds"][str(operator)]
+        ids: list[list[str]] = self.commit(batch).metadata["stateUniqueIds"][str(operator)]
+        return ids
 
     def changelog(self, batch: int, partition: int) -> "Changelog":
         """The changelog of the one store of a partition that `commits/batch` names."""

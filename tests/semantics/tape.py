@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+Offset = dict[str, int]
+
 
 class Tape:
     """How many rows there are, and what the source was asked; on the disk, because Spark asks from other processes."""
 
-    def __init__(self, folder: Path, rows: dict[str, int]) -> None:
+    def __init__(self, folder: Path, rows: Offset) -> None:
         folder.mkdir()
         self.folder = folder
         self.extend(rows)
 
-    def extend(self, rows: dict[str, int]) -> None:
+    def extend(self, rows: Offset) -> None:
         """Set the number of rows in each partition."""
         (self.folder / "end.json").write_text(json.dumps(rows))
 
@@ -39,9 +41,9 @@ def tape_source() -> type:
             self.folder = Path(options["path"])
             self.max_rows = int(options["max_rows"])
             self.flips_left = int(options["flips"])
-            self.target: dict[str, int] | None = None
+            self.target: Offset | None = None
 
-        def initialOffset(self) -> dict:
+        def initialOffset(self) -> Offset:
             return dict.fromkeys(self._end(), 0)
 
         def getDefaultReadLimit(self) -> ReadLimit:
@@ -51,7 +53,7 @@ def tape_source() -> type:
             self._note("prepare")
             self.target = self._end()
 
-        def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+        def latestOffset(self, start: Offset, limit: Any) -> Offset:
             self._note("latestOffset", start, type(limit).__name__, vars(limit))
             offset, rows_left = dict(start), limit.max_rows
             for name, end in (self.target or self._end()).items():
@@ -62,21 +64,22 @@ def tape_source() -> type:
                 return dict(reversed(offset.items()))
             return offset
 
-        def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
             self._note("partitions", start, end)
             return [InputPartition((name, start[name], end[name])) for name in sorted(start)]
 
-        def read(self, partition: InputPartition) -> Iterator[tuple]:
+        def read(self, partition: InputPartition) -> Iterator[tuple[str, int]]:
             name, start, end = partition.value
             self._note("read", name, start, end)
             for number in range(start, end):
                 yield name, number
 
-        def commit(self, end: dict) -> None:
+        def commit(self, end: Offset) -> None:
             self._note("commit", end)
 
-        def _end(self) -> dict[str, int]:
-            return json.loads((self.folder / "end.json").read_text())
+        def _end(self) -> Offset:
+            offset: Offset = json.loads((self.folder / "end.json").read_text())
+            return offset
 
         def _note(self, name: str, *arguments: Any) -> None:
             with (self.folder / "calls.jsonl").open("a") as file:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
@@ -121,7 +121,7 @@ def test_equal_aggregates_share_their_buffers_and_expressions_keep_those_of_thei
     ],
 )
 def test_a_select_after_the_aggregation_reorders_and_drops_buffers(
-    lab: Lab, feed: Feed, query: Callable, buffers: str
+    lab: Lab, feed: Feed, query: Callable[[GroupedData], DataFrame], buffers: str
 ) -> None:
     """The state follows the optimised plan, not the text of the view, so the catalogue must derive its mapping
     from that plan.
@@ -191,7 +191,7 @@ def test_a_having_clause_keeps_buffers_of_its_own_after_the_others(lab: Lab, fee
     ],
 )
 def test_key_columns_have_the_names_that_they_had_before_group_by(
-    lab: Lab, feed: Feed, query: Callable, keys: str
+    lab: Lab, feed: Feed, query: Callable[[DataFrame], GroupedData], keys: str
 ) -> None:
     """A view's key is looked up by these names and in this order. What is computed or renamed inside `groupBy`
     has no usable name in the state, so the catalogue goes by position there too, or refuses.

@@ -151,6 +151,24 @@ def test_a_changelog_begins_with_its_version_and_the_ids_of_the_versions_before_
     assert [changelog.lineage for changelog in changelogs] == [[], items[:1], items]
 
 
+def test_beside_each_state_file_lies_a_checksum_of_its_bytes(lab: Lab, feed: Feed) -> None:
+    """The reader can tell a damaged file from a bug of its own, and has to pass over names that end in `.crc`.
+    Hadoop's own checksums are other files, whose names begin with a dot.
+    """
+    feed.add(usage("emma", 1, 0))
+    lab.run(_counts(feed), mode="update")
+
+    [[state_id], _] = lab.checkpoint.state_ids(0)
+    changelog = lab.checkpoint.state_folder() / f"1_{state_id}.changelog"
+    checksum = json.loads(changelog.with_name(f"{changelog.name}.crc").read_text())
+
+    assert checksum["algorithm"] == "CRC32C"
+    assert checksum["mainFileSize"] == changelog.stat().st_size
+    assert checksum["value"] % 2**32 == _crc32c(changelog.read_bytes())
+    visible = [file.name for file in changelog.parent.iterdir() if file.is_file() and not file.name.startswith(".")]
+    assert sorted(visible) == [changelog.name, f"{changelog.name}.crc"]
+
+
 def test_a_snapshot_is_written_beside_the_changelog_and_begins_the_lineage_of_later_ones(lab: Lab, feed: Feed) -> None:
     """A replica that starts late loads the snapshot that the lineage begins with, then the changelogs after it.
     It is written as `version_id.zip`, with the data files in `SSTs/`, by a thread of its own or, if that one
@@ -257,3 +275,12 @@ def _total(value: bytes | None) -> int | None:
     assert value[0] == 0
     assert len(value) == 17
     return int.from_bytes(value[9:17], "little")
+
+
+def _crc32c(data: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF

@@ -99,7 +99,7 @@ def test_a_filter_after_the_aggregation_on_more_than_its_keys_stays_above(lab: L
 
 @pytest.mark.parametrize(("customer", "sealed"), [("clock", EMMA_IN_MARCH), (None, {})])
 def test_an_inner_join_undoes_clock_rows_whose_join_key_is_null(
-    lab: Lab, feed: Feed, customer: str | None, sealed: dict
+    lab: Lab, feed: Feed, customer: str | None, sealed: dict[tuple[str, int], int]
 ) -> None:
     """The optimiser adds `IS NOT NULL` of the join key below the watermark. Clock rows must therefore carry a
     key, which need not match anything.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
 from .checkpoint_files import versions_and_ids
@@ -27,7 +27,7 @@ CUSTOMERS = ("emma", "omar", "lena")
     ],
 )
 def test_every_action_on_a_batch_runs_its_plan_once_more(
-    lab: Lab, feed: Feed, actions: list[Callable], evaluations: int
+    lab: Lab, feed: Feed, actions: list[Callable[[DataFrame], object]], evaluations: int
 ) -> None:
     """Sinks call one action on a batch, once. A second one would read the journal again and, in a plan that is
     not deterministic, write something other than what was counted.
@@ -70,7 +70,9 @@ def test_a_second_action_on_a_stateful_batch_writes_its_state_a_second_time(lab:
         pytest.param(lambda frame, _: frame.where("false").collect(), id="an action that is optimised away"),
     ],
 )
-def test_a_stateful_batch_fails_if_the_sink_did_not_run_all_partitions(lab: Lab, feed: Feed, sink: Callable) -> None:
+def test_a_stateful_batch_fails_if_the_sink_did_not_run_all_partitions(
+    lab: Lab, feed: Feed, sink: Callable[[DataFrame, int], object]
+) -> None:
     """A sink must consume all of a stateful batch, also where it wants nothing of it. Spark does not commit
     such a batch, so state is never lost in silence, and a right sink can take over.
     """
@@ -89,7 +91,7 @@ def test_a_batch_that_failed_in_the_sink_is_retried_with_its_number_and_its_offs
     feed.add(usage("emma", 1, 0))
     lab.run(_counts(feed), mode="update")
     feed.add(usage("omar", 1, 0))
-    attempts: list[tuple[int, list]] = []
+    attempts: list[tuple[int, list[Row]]] = []
 
     def failing_sink(frame: DataFrame, batch: int) -> None:
         attempts.append((batch, frame.collect()))

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from .harness import Feed, Lab
 from .months import clock, local_ms, month_end_ms, monthly_totals, totals, totals_in_state, usage
@@ -16,6 +17,7 @@ MARCH_10_MS = local_ms(2026, 3, 10)
 MARCH_END_MS = local_ms(2026, 4)  # in summer time: the clocks changed on 29 March
 OCTOBER_10_MS = local_ms(2026, 10, 10)
 OCTOBER_END_MS = local_ms(2026, 11)  # in winter time: the clocks changed on 25 October
+Event = dict[str, Any]
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -108,6 +110,22 @@ def test_a_restart_does_not_run_the_batch_without_data_that_is_still_due(lab: La
     assert totals(lab.run(monthly_totals(feed.stream()))[2]) == {("emma", MARCH_END_MS): 1}
 
 
+def test_update_mode_evicts_and_drops_by_the_same_watermarks(lab: Lab, feed: Feed) -> None:
+    """A view in update mode that has a period loses its sealed rows in the same batch as billing does in append
+    mode, but emits nothing for it; so only append mode can hand rows over to the archive.
+    """
+    feed.add(usage("emma", 1, MARCH_10_MS))
+    feed.add(clock(MARCH_END_MS))
+    feed.add(usage("emma", 10, MARCH_10_MS))  # batch 2: not late yet, and evicted at once
+    feed.add(usage("emma", 100, MARCH_10_MS))  # batch 3: late
+
+    emitted = lab.run(monthly_totals(feed.stream()), mode="update")
+
+    emma = ("emma", MARCH_END_MS)
+    assert [totals(emitted[batch]).get(emma) for batch in (0, 1, 2, 3)] == [1, None, 11, None]
+    assert emma not in totals_in_state(lab.state())
+
+
 def test_the_watermark_of_a_batch_is_in_the_commit_of_the_batch_before(lab: Lab, feed: Feed) -> None:
     """A stamp shows the watermark of `offsets/N`, what is sealed; the commit's value is already the next one.
     The watermark is the largest time seen minus the delay, and it never goes back.
@@ -162,14 +180,14 @@ class Model:
         self._watermark_ms, self._watermark_before_ms = 0, 0
         self._newest_ms = 0
 
-    def run(self, batches: list[list[dict]]) -> Iterator[tuple[int, dict[tuple[str, int], int]]]:
+    def run(self, batches: list[list[Event]]) -> Iterator[tuple[int, dict[tuple[str, int], int]]]:
         """All batches of one run: those with rows, and one without if the watermark moved in the last."""
         for rows in batches:
             yield self._batch(rows)
         if self._newest_ms > self._watermark_ms:
             yield self._batch([])
 
-    def _batch(self, rows: list[dict]) -> tuple[int, dict[tuple[str, int], int]]:
+    def _batch(self, rows: list[Event]) -> tuple[int, dict[tuple[str, int], int]]:
         self._watermark_before_ms, self._watermark_ms = self._watermark_ms, self._newest_ms
         for row in rows:
             self._newest_ms = max(self._newest_ms, row["at_ms"])
@@ -182,14 +200,14 @@ class Model:
         return self._next_batch - 1, sealed
 
 
-def _rows_near(moments_ms: list[int], chance: random.Random) -> list[dict]:
+def _rows_near(moments_ms: list[int], chance: random.Random) -> list[Event]:
     times_ms = [chance.choice(moments_ms) + chance.randint(-1, 1) for _ in range(chance.randint(1, 3))]
     return [usage(chance.choice(["emma", "omar"]), chance.randint(1, 9), at_ms) for at_ms in times_ms]
 
 
-def _run_with_a_crash(lab: Lab, query: DataFrame, crash_in: int) -> dict[int, list]:
+def _run_with_a_crash(lab: Lab, query: DataFrame, crash_in: int) -> dict[int, list[Row]]:
     """Let one batch fail after its rows were computed, then restart. Returns what each batch emitted at last."""
-    emitted: dict[int, list] = {}
+    emitted: dict[int, list[Row]] = {}
 
     def sink(frame: DataFrame, batch: int) -> None:
         is_first_attempt = batch not in emitted
