@@ -13,16 +13,16 @@ NAME_CHARACTERS = string.ascii_letters + string.digits + "._-"
 partitions = st.sampled_from(["0", "1", "calls-0"]) | st.text(NAME_CHARACTERS, min_size=1, max_size=8)
 offsets = st.integers(0, 5) | st.integers(0, OFFSET_MAX)
 positions = st.dictionaries(partitions, offsets, max_size=4).map(Position.of)
-close = settings(deadline=None, max_examples=100)
+often = settings(max_examples=100)
 
 
-@close
+@often
 @given(positions)
 def test_a_position_is_read_back_from_its_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
 
 
-@close
+@often
 @given(st.dictionaries(partitions, offsets, max_size=4))
 def test_equal_positions_have_equal_texts_whatever_the_order_and_the_zeros(by_partition: dict[str, int]) -> None:
     reordered = dict(reversed(by_partition.items())) | {"never-written-to": 0}
@@ -30,7 +30,7 @@ def test_equal_positions_have_equal_texts_whatever_the_order_and_the_zeros(by_pa
     assert hash(Position.of(reordered)) == hash(Position.of(by_partition))
 
 
-@close
+@often
 @given(positions, positions, positions)
 def test_covers_is_a_partial_order(a: Position, b: Position, c: Position) -> None:
     assert a.covers(a)
@@ -40,7 +40,7 @@ def test_covers_is_a_partial_order(a: Position, b: Position, c: Position) -> Non
         assert a.covers(c)
 
 
-@close
+@often
 @given(positions, positions, positions)
 def test_joined_is_the_least_position_that_covers_both(a: Position, b: Position, c: Position) -> None:
     joined = a.joined(b)
@@ -51,7 +51,7 @@ def test_joined_is_the_least_position_that_covers_both(a: Position, b: Position,
         assert c.covers(joined)
 
 
-@close
+@often
 @given(positions)
 def test_everything_covers_the_start_and_only_the_start_has_no_events(position: Position) -> None:
     assert position.covers(Position.start())
@@ -102,7 +102,7 @@ def test_a_long_bad_text_is_not_repeated_whole_in_the_message() -> None:
     assert len(str(refused.value)) < 300
 
 
-@close
+@often
 @given(st.text(max_size=40))
 def test_any_text_is_a_position_or_refused(text: str) -> None:
     try:

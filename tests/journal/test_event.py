@@ -40,7 +40,7 @@ events = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(events, max_size=3), st.integers(0, TIME_US_MAX))
 def test_events_come_back_as_they_went_in_with_the_time_of_the_append(batch: list[Event], appended_us: int) -> None:
     encoded = encode(batch, appended_us)

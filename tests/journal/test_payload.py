@@ -86,7 +86,7 @@ def test_a_slice_of_payloads_gives_the_rows_of_the_slice() -> None:
 values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3) | st.just([1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.sampled_from(["amount", "paid", "other"]), values, max_size=3), max_size=4))
 def test_many_payloads_give_what_each_gives_alone(payloads: list[dict[str, Any]]) -> None:
     assert columns(*payloads) == [row for payload in payloads for row in columns(payload)]

@@ -18,7 +18,7 @@ from stateside.positions import Position
 MakeEvents = Callable[..., list[Event]]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     segment_bytes_max=st.sampled_from([1, 2_000, 3_000, 1 << 20]),
