@@ -42,7 +42,7 @@ def _blocks(content: bytes, path: str) -> Iterator[bytes]:
         body_byte = at_byte + _HEADER.size
         if not (0 <= compressed_size <= len(content) - body_byte and 0 <= size <= BLOCK_BYTES_MAX):
             raise damaged(path, at_byte, "a block is cut short")
-        if size == 0:
+        if size == compressed_size == 0:
             return
         block = _expand(content[body_byte : body_byte + compressed_size], token & 0xF0, size)
         if block is None or xxhash.xxh32_intdigest(block, seed=_SEED) & _CHECKSUM_MASK != checksum:
