@@ -59,8 +59,9 @@ def changelog_name(commit: Commit, operator: int, partition: int) -> str:
 
 
 def _records(content: bytes, path: str) -> Iterator[Change]:
-    at_byte = _skip_header(content, path)
+    at_byte = 0
     try:
+        at_byte = _skip_header(content, path)
         while True:
             key, at_byte = _sized(content, at_byte)
             if key is None:
