@@ -11,11 +11,12 @@ that file also names the state files that count, whatever other attempts left be
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stateside.errors import CheckpointInvalid
+from stateside.errors import CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
 
@@ -58,7 +59,8 @@ class Checkpoint:
             content = self.storage.read("metadata")
         except FileNotFoundError:
             return None
-        return str(self._json("metadata", content.decode())["id"])
+        with self._reading("metadata"):
+            return str(self._json("metadata", content.decode())["id"])
 
     def committed(self, batch: int) -> bool:
         """Whether the batch is finished."""
@@ -71,28 +73,39 @@ class Checkpoint:
     def plan(self, batch: int) -> Plan:
         """What was planned for the batch."""
         name = f"offsets/{batch}"
-        metadata, sources = self._entry(name, ("v1",))
-        if len(sources) != 1:
-            raise self._invalid(name, f"the query reads {len(sources)} sources, one journal was expected")
-        return Plan(
-            batch=batch,
-            position=self._position(name, sources[0]),
-            watermark_us=int(metadata["batchWatermarkMs"]) * 1_000,
-            planned_us=int(metadata["batchTimestampMs"]) * 1_000,
-            conf=metadata.get("conf", {}),
-        )
+        with self._reading(name):
+            metadata, sources = self._entry(name, ("v1",))
+            if len(sources) != 1:
+                raise self._invalid(name, f"the query reads {len(sources)} sources, one journal was expected")
+            return Plan(
+                batch=batch,
+                position=self._position(name, sources[0]),
+                watermark_us=int(metadata["batchWatermarkMs"]) * 1_000,
+                planned_us=int(metadata["batchTimestampMs"]) * 1_000,
+                conf=metadata.get("conf", {}),
+            )
 
     def commit(self, batch: int) -> Commit:
         """The proof that the batch is finished; FileNotFoundError if it is not."""
         name = f"commits/{batch}"
-        metadata, _ = self._entry(name, ("v1", "v2"))
+        with self._reading(name):
+            metadata, _ = self._entry(name, ("v1", "v2"))
         return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
 
     def partitions(self, operator: int) -> int:
         """How many partitions a stateful operator's state has."""
         name = f"state/{operator}/_metadata/metadata"
-        metadata, _ = self._entry(name, ("v1",))
-        return int(metadata["stateStoreInfo"][0]["numPartitions"])
+        with self._reading(name):
+            metadata, _ = self._entry(name, ("v1",))
+            return int(metadata["stateStoreInfo"][0]["numPartitions"])
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Turns whatever a damaged file makes go wrong into CheckpointInvalid, which readers know how to live with."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, PositionInvalid) as error:
+            raise self._invalid(name, f"its content is not as expected, {error!r}") from error
 
     def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
         version, _, rest = self.storage.read(name).decode().partition("\n")
