@@ -1,0 +1,96 @@
+"""Changelogs of versions 1 and 3: every change in order, none from a file that is cut or unknown."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateside.checkpoint.changelog import Change, _records, changelog_name, read_changes
+from stateside.checkpoint.log import Commit
+from stateside.errors import CheckpointGap, CheckpointInvalid
+from stateside.storage import Storage
+
+Put = Callable[[str, bytes], Storage]
+Encode = Callable[..., bytes]
+
+COMMIT = Commit(4, 0, {})
+COMMIT_V2 = Commit(4, 0, {"0": [["id-of-0"], ["id-of-1"]], "1": [["a", "b"]]})
+LINEAGE: list[dict[str, Any]] = [
+    {"version": 4, "checkpointUniqueId": "before"},
+    {"version": 5, "checkpointUniqueId": "x"},
+]
+RECORDS = [(b"key one", b"value"), (b"key two", None), (b"", b""), (b"key one", b"again")]
+
+records = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=40)), max_size=6)
+lineages = st.none() | st.just([]) | st.just(LINEAGE)
+
+
+@settings(max_examples=100)
+@given(records, lineages)
+def test_every_change_comes_out_in_order(
+    encode_changelog: Encode, records: list[tuple[bytes, bytes | None]], lineage: list[dict[str, Any]] | None
+) -> None:
+    changes = list(_records(encode_changelog(records, lineage), "file"))
+    assert changes == [Change(key, value) for key, value in records]
+
+
+def test_a_batchs_changes_are_read_from_its_file(put: Put, compress: Encode, encode_changelog: Encode) -> None:
+    storage = put("state/0/1/5.changelog", compress(encode_changelog(RECORDS)))
+    assert read_changes(storage, COMMIT, operator=0, partition=1) == [Change(*record) for record in RECORDS]
+
+
+def test_with_format_v2_the_commit_names_the_file_that_counts(
+    put: Put, compress: Encode, encode_changelog: Encode
+) -> None:
+    put("state/0/1/5_id-of-another-attempt.changelog", compress(encode_changelog([(b"wrong", b"")], LINEAGE)))
+    storage = put("state/0/1/5_id-of-1.changelog", compress(encode_changelog(RECORDS, LINEAGE)))
+    assert read_changes(storage, COMMIT_V2, operator=0, partition=1) == [Change(*record) for record in RECORDS]
+
+
+def test_the_version_of_a_file_is_its_batch_and_one() -> None:
+    assert changelog_name(COMMIT, 0, 1) == "state/0/1/5.changelog"
+    assert changelog_name(COMMIT_V2, 0, 1) == "state/0/1/5_id-of-1.changelog"
+    assert changelog_name(COMMIT_V2, 1, 0) == "state/1/0/5_a.changelog"
+
+
+def test_a_file_that_spark_has_deleted_is_a_gap(put: Put) -> None:
+    storage = put("metadata", b"")
+    with pytest.raises(CheckpointGap, match="The changes of batch 4 are gone") as gap:
+        read_changes(storage, COMMIT, 0, 1)
+    assert str(gap.value.where).endswith("state/0/1/5.changelog")
+
+
+@pytest.mark.parametrize("lineage", [None, LINEAGE], ids=["version 1", "version 3"])
+def test_a_content_cut_at_any_byte_is_damaged_and_never_shorter(
+    encode_changelog: Encode, lineage: list[dict[str, Any]] | None
+) -> None:
+    content = encode_changelog(RECORDS, lineage)
+    for cut in range(len(content)):
+        with pytest.raises(CheckpointInvalid) as damaged:
+            list(_records(content[:cut], "state/0/0/5.changelog"))
+        assert "state/0/0/5.changelog" in str(damaged.value)
+
+
+@pytest.mark.parametrize("version", ["v2", "v4", "v9"])
+def test_a_version_that_is_not_known_is_refused(version: str) -> None:
+    with pytest.raises(CheckpointInvalid, match=f"version {version[1]} cannot be read yet"):
+        list(_records(b"\x00\x02" + version.encode() + bytes(20), "file"))
+
+
+@pytest.mark.parametrize("size", [-2, -(2**31), 2**31 - 1])
+def test_an_impossible_size_is_damage(encode_changelog: Encode, size: int) -> None:
+    content = encode_changelog(RECORDS[:1])
+    for at_byte in (0, 4 + 1 + len(RECORDS[0][0])):
+        damaged = content[:at_byte] + struct.pack(">i", size) + content[at_byte + 4 :]
+        with pytest.raises(CheckpointInvalid, match="cut short"):
+            list(_records(damaged, "file"))
+
+
+@pytest.mark.parametrize("stored", [b"\x01key", b""], ids=["another encoding", "no encoding"])
+def test_a_row_of_another_encoding_is_refused(stored: bytes) -> None:
+    content = struct.pack(">i", len(stored)) + stored + struct.pack(">ii", -1, -1)
+    with pytest.raises(CheckpointInvalid, match="encoding"):
+        list(_records(content, "file"))

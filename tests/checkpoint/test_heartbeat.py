@@ -1,0 +1,21 @@
+"""The heartbeat: read back as written, and silence where there is none."""
+
+from pathlib import Path
+
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.positions import Position
+from stateside.storage import write_atomically
+
+
+def test_a_heartbeat_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    for heartbeat in (
+        Heartbeat(1, Position.start(), "starting"),
+        Heartbeat(1_700_000_000_000_000, Position.of({"a-0": 7, "a-1": 2**60}), "idle"),
+    ):
+        write_atomically(tmp_path / "heartbeat.json", heartbeat.as_json(), durable=False)
+        assert Heartbeat.load(tmp_path / "heartbeat.json") == heartbeat
+
+
+def test_without_a_heartbeat_there_is_silence(tmp_path: Path) -> None:
+    assert Heartbeat.load(tmp_path / "heartbeat.json") is None
+    assert Heartbeat.load(tmp_path / "no folder" / "heartbeat.json") is None
