@@ -21,11 +21,11 @@ settings.load_profile("stateside")
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one real Spark session, as the runner starts it."""
-    from stateside.pipeline.session import start_session
+    from stateside.pipeline.session import start_session, stop_session
 
     session = start_session("tests", tmp_path_factory.mktemp("spark"))
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from stateside.layout import Layout
 from stateside.pipeline import lease
 from stateside.pipeline.app import App, BatchId, Sink, View
 from stateside.pipeline.derive import derive_catalogue
-from stateside.pipeline.session import DRIVER_LOG, start_session
+from stateside.pipeline.session import DRIVER_LOG, start_session, stop_session
 from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX, FORMAT
 from stateside.positions import Position
 from stateside.storage import Storage, write_atomically
@@ -110,7 +110,7 @@ class Runner:
             conf=self._settings.spark,
             lease=lease_handle,
         )
-        stack.callback(session.stop)
+        stack.callback(stop_session, session)
         return session
 
     def _start(self, view: View) -> StreamingQuery:

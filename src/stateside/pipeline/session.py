@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
@@ -16,6 +17,7 @@ from stateside.pipeline.lease import note_holder
 from stateside.pipeline.source import JournalSource
 
 DRIVER_LOG = "driver.log"
+JVM_STOP_S_MAX = 10.0
 
 _STATE = "spark.sql.streaming.stateStore"
 _DEFAULTS = {
@@ -58,6 +60,21 @@ def start_session(
     session = SparkSession(context)
     session.dataSource.register(JournalSource)
     return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop the session and its JVM, and wait until that has ended: nothing is left running."""
+    gateway = SparkContext._gateway
+    assert gateway is not None, "a session that start_session made"
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends when this pipe does
+    try:
+        gateway.proc.wait(JVM_STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkContext:
