@@ -5,9 +5,10 @@
             | 01 integer         8 bytes, big-endian, sign bit flipped
             | 01 boolean         1 byte
             | 01 double          8 bytes, big-endian; sign bit flipped, of negatives all bits
-            | 01 text or bytes   with 00 written as 00 FF, ended by 00
+            | 01 text or bytes   with 00 written as 01 01 and 01 as 01 02, ended by 00
 
-Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`.
+Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`. No part's
+bytes begin with those of another, so that exactly the keys with the same leading parts begin with these parts' bytes.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ def _encode(type_: str, value: Value) -> bytes:
         return b"\x00"
     if type_ in _TEXTS:
         raw = value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[arg-type]
-        return b"\x01" + raw.replace(b"\x00", b"\x00\xff") + b"\x00"
+        return b"\x01" + raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
     if type_ in _INTEGERS:
         assert isinstance(value, int)
+        if not -_SIGN <= value < _SIGN:
+            raise KeyInvalid(f"{value} is no {type_}: it is too large", next_step="No row has such a key")
         return b"\x01" + _U64.pack(value + _SIGN)
     if type_ == "boolean":
         return b"\x01\x01" if value else b"\x01\x00"
@@ -74,8 +77,8 @@ def _decode(type_: str, key: bytes, at_byte: int) -> tuple[Value, int]:
         return None, at_byte + 1
     begin = at_byte + 1
     if type_ in _TEXTS:
-        end = _text_end(key, begin)
-        raw = key[begin:end].replace(b"\x00\xff", b"\x00")
+        end = key.index(0, begin)
+        raw = key[begin:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
         return (raw.decode() if type_ == "string" else raw), end + 1
     if type_ == "boolean":
         return key[begin] == 1, begin + 1
@@ -83,11 +86,3 @@ def _decode(type_: str, key: bytes, at_byte: int) -> tuple[Value, int]:
     if type_ in _INTEGERS:
         return bits - _SIGN, begin + 8
     return _F64.unpack(_U64.pack(bits ^ (_SIGN if bits & _SIGN else _ALL)))[0], begin + 8
-
-
-def _text_end(key: bytes, begin: int) -> int:
-    """Where a text ends: at the first 00 that is not followed by FF."""
-    end = key.index(0, begin)
-    while key[end + 1 : end + 2] == b"\xff":
-        end = key.index(0, end + 2)
-    return end
