@@ -77,14 +77,22 @@ class Snapshot:
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
         with self._transaction.cursor(db=self._rows) as cursor:
-            if not cursor.set_range(prefix[:_KEPT_BYTES]):
+            start = prefix[:_KEPT_BYTES]
+            if not cursor.set_range(start):
                 return
+            alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
             for short, stored in cursor:
                 key, row = _whole(bytes(short), bytes(stored))
-                if key.startswith(prefix):
+                if not key.startswith(start):
+                    break
+                if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
+                    yield from sorted(alike)
+                    alike = []
+                if len(key) < _KEPT_BYTES:
                     yield key, row
-                elif not key.startswith(prefix[:_KEPT_BYTES]):
-                    return
+                elif key.startswith(prefix):
+                    alike.append((key, row))
+            yield from sorted(alike)
 
     def count(self) -> int:
         """How many rows there are."""
@@ -98,8 +106,12 @@ class ReplicaReader:
         if not (directory / "data.mdb").exists():
             raise FileNotFoundError(directory)
         self._environment = _open(directory, readonly=True)
-        self._rows = self._environment.open_db(b"rows", create=False)
-        self._meta = self._environment.open_db(b"meta", create=False)
+        try:
+            self._rows = self._environment.open_db(b"rows", create=False)
+            self._meta = self._environment.open_db(b"meta", create=False)
+        except lmdb.NotFoundError:  # its writer is only just making it
+            self._environment.close()
+            raise FileNotFoundError(directory) from None
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
