@@ -1,0 +1,110 @@
+"""Keys in byte order: reversible, sorted as their values are, and a leading part is a range of its own."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateside.errors import KeyInvalid, ViewInvalid
+from stateside.replica.keys import KeyCodec
+
+tricky_text = st.text("\x00\x01\x02ab\xff\u0100\U0001f600", max_size=4)
+tricky_bytes = st.lists(st.sampled_from([0, 1, 2, 97, 254, 255]), max_size=4).map(bytes)
+longs = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "byte": st.integers(-(2**7), 2**7 - 1),
+    "short": st.integers(-(2**15), 2**15 - 1),
+    "integer": st.integers(-(2**31), 2**31 - 1),
+    "long": longs,
+    "date": st.integers(-(2**31), 2**31 - 1),
+    "timestamp": longs,
+    "timestamp_ntz": longs,
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "string": tricky_text | st.text(max_size=12),
+    "binary": tricky_bytes | st.binary(max_size=12),
+}
+types_of_keys = st.lists(st.sampled_from(["string", "binary", *sorted(VALUES)]), min_size=1, max_size=4)
+often = settings(max_examples=200)
+
+
+def keys(types: list[str]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*(st.none() | VALUES[type_] for type_ in types))
+
+
+def in_order(key: tuple[Any, ...]) -> list[tuple[bool, Any]]:
+    """What sorts as the key should: null before everything else."""
+    return [(value is not None, 0 if value is None else value) for value in key]
+
+
+@often
+@given(types_of_keys, st.data())
+def test_a_key_comes_back_as_it_went_in(types: list[str], data: st.DataObject) -> None:
+    key, codec = data.draw(keys(types)), KeyCodec(types)
+    decoded = codec.decode(codec.encode(key))
+    assert decoded == key
+    assert list(map(type, decoded)) == list(map(type, key))
+
+
+@often
+@given(types_of_keys, st.data())
+def test_keys_sort_as_their_values_do(types: list[str], data: st.DataObject) -> None:
+    one, other, codec = data.draw(keys(types)), data.draw(keys(types)), KeyCodec(types)
+    shared = data.draw(st.integers(0, len(types)))
+    other = one[:shared] + other[shared:]
+    assert (codec.encode(one) < codec.encode(other)) == (in_order(one) < in_order(other))
+    assert (codec.encode(one) == codec.encode(other)) == (one == other)
+
+
+@often
+@given(types_of_keys, st.data())
+def test_exactly_the_keys_with_the_same_leading_parts_begin_with_their_bytes(
+    types: list[str], data: st.DataObject
+) -> None:
+    one, other, codec = data.draw(keys(types)), data.draw(keys(types)), KeyCodec(types)
+    parts = data.draw(st.integers(0, len(types)))
+    if isinstance(one[0], str):
+        other = (one[0] + data.draw(tricky_text), *other[1:])
+    assert codec.encode(one).startswith(codec.encode(one[:parts]))
+    assert codec.encode(other).startswith(codec.encode(one[:parts])) == (other[:parts] == one[:parts])
+
+
+def test_a_text_that_goes_on_after_a_nul_does_not_belong_to_the_text_before_it() -> None:
+    codec = KeyCodec(["string", "long"])
+    assert not codec.encode(["emma\x00x", 1]).startswith(codec.encode(["emma"]))
+
+
+def test_long_texts_are_whole() -> None:
+    codec = KeyCodec(["string", "binary", "string"])
+    key = ("x" * 100_000, b"\x00\x01\xff" * 10_000, "ß\x00" * 10_000)
+    assert codec.decode(codec.encode(key)) == key
+
+
+def test_negative_zero_and_zero_are_one_key() -> None:
+    codec = KeyCodec(["double"])
+    assert codec.encode([-0.0]) == codec.encode([0.0])
+
+
+def test_what_is_no_number_sorts_behind_all_numbers_as_in_spark() -> None:
+    codec = KeyCodec(["double"])
+    assert codec.encode([float("nan")]) > codec.encode([float("inf")])
+
+
+def test_a_key_with_too_many_parts_is_refused() -> None:
+    with pytest.raises(KeyInvalid, match="The key has 3 parts, the view's key has 2"):
+        KeyCodec(["string", "long"]).encode(["a", 1, 2])
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+def test_a_number_that_no_column_can_hold_is_refused(number: int) -> None:
+    with pytest.raises(KeyInvalid, match=f"{number} is no long"):
+        KeyCodec(["long"]).encode([number])
+
+
+@pytest.mark.parametrize("type_", ["decimal(10,2)", "array", ""])
+def test_a_key_of_a_type_that_cannot_be_served_is_refused_at_once(type_: str) -> None:
+    with pytest.raises(ViewInvalid, match="Cast it to a string"):
+        KeyCodec(["string", type_])

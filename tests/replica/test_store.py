@@ -1,0 +1,326 @@
+"""The replica's store: whole batches or nothing, for readers and after a kill; keys of any length, in order."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import lmdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateside.errors import ReplicaInvalid
+from stateside.positions import Position
+from stateside.replica import store
+from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
+
+Changes = list[tuple[bytes, bytes | None]]
+
+
+def batch(number: int) -> AppliedBatch:
+    return AppliedBatch("query", number, Position.of({"0": 10 * number}), 1_000 * number, 1_000_000 + number)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[ReplicaWriter]:
+    writer = ReplicaWriter(tmp_path)
+    yield writer
+    writer.close()
+
+
+def read(folder: Path, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+    reader = ReplicaReader(folder)
+    with reader.snapshot() as snapshot:
+        rows = list(snapshot.range(prefix))
+    reader.close()
+    return rows
+
+
+def test_a_batch_is_there_with_its_rows(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    assert writer.batch() is None
+    writer.apply(batch(0), [(b"a", b"1"), (b"b", b"2")])
+    writer.apply(batch(1), [(b"a", None), (b"b", b"3"), (b"c", b""), (b"never there", None)])
+    writer.close()
+    reader = ReplicaReader(tmp_path)
+    with reader.snapshot() as snapshot:
+        assert snapshot.batch() == batch(1)
+        assert [snapshot.get(key) for key in (b"a", b"b", b"c")] == [None, b"3", b""]
+        assert snapshot.count() == 2
+        assert snapshot.fresh_us() is None
+    reader.close()
+
+
+def test_of_several_changes_of_a_key_in_one_batch_the_last_one_counts(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    writer.apply(batch(0), [(b"a", b"1"), (b"a", None), (b"b", None), (b"b", b"2"), (b"b", b"3")])
+    writer.close()
+    assert read(tmp_path) == [(b"b", b"3")]
+
+
+def test_a_replica_opened_again_stands_where_it_stood(tmp_path: Path) -> None:
+    for number in range(3):
+        writer = ReplicaWriter(tmp_path)
+        assert writer.batch() == (batch(number - 1) if number else None)
+        writer.apply(batch(number), [(b"key", b"%d" % number)])
+        writer.close()
+    assert read(tmp_path) == [(b"key", b"2")]
+
+
+def test_freshness_moves_without_a_batch(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    writer.apply(batch(0), [])
+    writer.freshen(5)
+    writer.freshen(7)
+    writer.close()
+    reader = ReplicaReader(tmp_path)
+    with reader.snapshot() as snapshot:
+        assert (snapshot.batch(), snapshot.fresh_us()) == (batch(0), 7)
+    reader.close()
+
+
+def test_a_cleared_replica_is_as_a_new_one(tmp_path: Path, writer: ReplicaWriter) -> None:
+    writer.apply(batch(5), [(b"a", b"1")])
+    writer.freshen(5)
+    writer.clear()
+    assert writer.batch() is None
+    writer.apply(batch(0), [(b"b", b"2")])
+    writer.close()
+    assert read(tmp_path) == [(b"b", b"2")]
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text(max_size=9))
+def test_a_batch_is_read_back_as_it_was_stored(number: int, offset: int, time_us: int, query: str) -> None:
+    stored = AppliedBatch(query, number, Position.of({"0": offset, "b": 1}), time_us, time_us)
+    assert AppliedBatch.parse(stored.as_json()) == stored
+
+
+# Keys of any length
+
+lengths = st.sampled_from([1, 2, 463, 464, 465, 479, 480, 481, 511, 512, 513, 600, 5_000])
+long_keys = st.builds(
+    lambda start, length, end: start + b"x" * (length - 1) + end,
+    st.sampled_from([b"a", b"b"]),
+    lengths,
+    st.binary(max_size=3) | st.sampled_from([b"\x00", b"\xff", b"y" * 20]),
+)
+changes = st.lists(st.tuples(long_keys, st.none() | st.binary(max_size=5)), max_size=12)
+
+
+@settings(max_examples=25)
+@given(st.lists(changes, min_size=1, max_size=3), st.lists(long_keys, max_size=4))
+def test_keys_of_any_length_are_found_in_order_and_by_any_prefix(batches: list[Changes], others: list[bytes]) -> None:
+    model: dict[bytes, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        writer = ReplicaWriter(Path(folder))
+        for number, moves in enumerate(batches):
+            writer.apply(batch(number), moves)
+            for key, row in moves:
+                model.pop(key, None) if row is None else model.update({key: row})
+        writer.close()
+        reader = ReplicaReader(Path(folder))
+        with reader.snapshot() as snapshot:
+            assert snapshot.count() == len(model)
+            for key in {*model, *others}:
+                assert snapshot.get(key) == model.get(key)
+            for prefix in {b"", *others, *(key[:cut] for key in model for cut in (1, 464, 470, 500))}:
+                assert list(snapshot.range(prefix)) == sorted(
+                    (key, row) for key, row in model.items() if key.startswith(prefix)
+                )
+        reader.close()
+
+
+def test_long_keys_that_begin_alike_are_in_order(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    rows = [(b"x" * 500 + b"%02d" % number, b"") for number in range(50)]
+    writer.apply(batch(0), [*reversed(rows), (b"x" * 470, b""), (b"y", b""), (b"w", b"")])
+    writer.close()
+    assert read(tmp_path) == [(b"w", b""), (b"x" * 470, b""), *rows, (b"y", b"")]
+    assert read(tmp_path, b"x" * 500 + b"1") == rows[10:20]
+
+
+# The map
+
+GROWN_BYTES = 3_000_000
+
+
+def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    writer = ReplicaWriter(tmp_path)
+    rows = [(b"key %06d" % number, bytes(1_000)) for number in range(GROWN_BYTES // 1_000)]
+    writer.apply(batch(0), iter(rows))
+    assert writer.batch() == batch(0)
+    writer.close()
+    assert (tmp_path / "data.mdb").stat().st_size > GROWN_BYTES
+    assert read(tmp_path) == rows
+
+
+def test_a_grown_map_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    for number in range(3):
+        writer = ReplicaWriter(tmp_path)
+        writer.apply(batch(number), [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600)])
+        writer.close()
+    assert len(read(tmp_path)) == 1_800
+
+
+# Other processes
+
+ROWS = 50
+READER = """
+import sys
+from pathlib import Path
+from stateside.replica.store import ReplicaReader
+
+reader = ReplicaReader(Path(sys.argv[1]))
+print("open", flush=True)
+seen, looks = set(), 0
+for line in iter(sys.stdin.readline, ""):
+    while True:
+        with reader.snapshot() as snapshot:
+            number = snapshot.batch().batch
+            rows = [int(row[:20]) for _, row in snapshot.range(b"")]
+        assert len(rows) == 50 and sum(rows) == 0, f"batch {number}: {rows}"
+        assert rows[0] == number, f"batch {number} with the rows of another: {rows}"
+        seen.add(number)
+        looks += 1
+        if number >= int(line):
+            print(looks, len(seen), flush=True)
+            break
+"""
+
+
+def moves(number: int, padding: int = 0) -> Changes:
+    """All rows anew; their sum is always 0, and the first one says which batch they are of."""
+    amounts = [number, -number, *([number, -number] * (ROWS // 2 - 1))]
+    return [(b"row %02d" % row, b"%20d" % amount + bytes(padding)) for row, amount in enumerate(amounts)]
+
+
+@pytest.fixture
+def start_reader(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+    """A process that reads until it sees the batch that its input names, and says how often it looked."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", READER, str(tmp_path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert _lines(process).readline() == "open\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_beside_the_writer_sees_whole_batches_only(
+    tmp_path: Path, writer: ReplicaWriter, start_reader: Callable[[], "subprocess.Popen[str]"]
+) -> None:
+    writer.apply(batch(0), moves(0))
+    reader = start_reader()
+    _ask(reader, 600)
+    for number in range(1, 601):
+        writer.apply(batch(number), moves(number))
+    looks, seen = map(int, _lines(reader).readline().split())
+    assert looks >= seen > 3
+
+
+def test_a_reader_beside_the_writer_follows_a_map_that_grows(
+    writer: ReplicaWriter, start_reader: Callable[[], "subprocess.Popen[str]"], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    writer.close()
+    (tmp_path / "data.mdb").unlink()
+    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    small = ReplicaWriter(tmp_path)
+    small.apply(batch(0), moves(0))
+    reader = start_reader()
+    for number in (1, 2, 3):
+        small.apply(batch(number), moves(number, padding=20_000 * 4**number))
+        _ask(reader, number)
+        assert _lines(reader).readline(), "the reader died"
+    small.close()
+    assert (tmp_path / "data.mdb").stat().st_size > 50 * 20_000 * 4**3
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from stateside.positions import Position
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+
+writer = ReplicaWriter(Path(sys.argv[1]))
+applied = writer.batch()
+number = applied.batch if applied else -1
+while True:
+    number += 1
+    batch = AppliedBatch("query", number, Position.of({"0": number}), 0, 0)
+    writer.apply(batch, [(b"row %04d" % row, b"%d" % number) for row in range(2_000)])
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_killed_in_mid_batch_leaves_a_batch_boundary(tmp_path: Path) -> None:
+    for round_ in range(2):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            lines = _lines(process)
+            first = int(lines.readline())
+            time.sleep(0.05 + 0.033 * round_)
+            process.kill()
+            last = max([first, *(int(line) for line in lines if line.endswith("\n"))])
+        writer = ReplicaWriter(tmp_path)
+        applied = writer.batch()
+        writer.close()
+        assert applied is not None
+        assert applied.batch in (last, last + 1)
+        assert read(tmp_path) == [(b"row %04d" % row, b"%d" % applied.batch) for row in range(2_000)]
+
+
+def test_a_replica_is_not_opened_twice_in_one_process(tmp_path: Path, writer: ReplicaWriter) -> None:
+    """LMDB's locks are the process's: closing one environment would give up those of the other."""
+    for again in (ReplicaReader, ReplicaWriter):
+        with pytest.raises(ReplicaInvalid, match="already open in this process"):
+            again(tmp_path)
+    writer.apply(batch(0), [(b"a", b"1")])
+    writer.close()
+    assert read(tmp_path) == [(b"a", b"1")]
+
+
+# What is there instead of a replica
+
+
+def test_where_there_is_no_replica_yet_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ReplicaReader(tmp_path / "nowhere")
+
+
+def test_a_replica_that_its_writer_is_only_just_making_is_not_there_yet(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path), max_dbs=4).close()
+    with pytest.raises(FileNotFoundError):
+        ReplicaReader(tmp_path)
+    ReplicaWriter(tmp_path).close()
+    assert read(tmp_path) == []
+
+
+def test_a_file_that_is_no_replica_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"no replica" * 2_000)
+    for use in (ReplicaReader, ReplicaWriter):
+        with pytest.raises(ReplicaInvalid, match="Delete this folder: it is rebuilt from the checkpoint"):
+            use(tmp_path)
+
+
+def _lines(process: "subprocess.Popen[str]") -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _ask(process: "subprocess.Popen[str]", number: int) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{number}\n")
+    process.stdin.flush()
