@@ -91,6 +91,16 @@ def test_an_event_whose_field_has_another_type_is_counted_but_adds_nothing(spark
 REFUSALS: dict[str, tuple[str, list[str], Callable[[DataFrame], DataFrame]]] = {
     "not grouped": ("ends in Project", ["entity"], lambda e: e.select("entity", "amount")),
     "grouped by another key": ("groups by", ["customer"], lambda e: e.groupBy("entity").agg(F.sum("amount"))),
+    "grouped by an alias": (
+        "groups by",
+        ["customer"],
+        lambda e: e.groupBy(F.col("entity").alias("customer")).agg(F.sum("amount")),
+    ),
+    "grouped by an expression": (
+        "in a select before",
+        ["customer"],
+        lambda e: e.groupBy(F.upper("entity").alias("customer")).agg(F.sum("amount")),
+    ),
     "an average": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.avg("amount"))),
     "a sum of doubles": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount / 2)"))),
     "a sum with a filter": (

@@ -2,9 +2,9 @@
 
     app = App("shop", fields="country string, amount_micros long")
 
-    @app.view(key=["customer", "country"])
+    @app.view(key=["entity", "country"])
     def spending(events):
-        return events.groupBy(F.col("entity").alias("customer"), "country").agg(F.sum("amount_micros").alias("total"))
+        return events.groupBy("entity", "country").agg(F.sum("amount_micros").alias("total"))
 
 Declaring costs nothing: Spark is first imported when the application runs.
 """

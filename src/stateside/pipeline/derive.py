@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _WHOLE_NUMBERS = {"byte", "short", "integer", "long"}
-_ADVICE = "Let the function end in groupBy(…).agg(…) with sums of whole numbers, counts, minima and maxima"
+_ADVICE = "Let it select named columns, then end in groupBy(…).agg(…) with sums of whole numbers, counts, min and max"
 
 
 def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
@@ -28,7 +28,7 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
     plan = frame._jdf.queryExecution().analyzed()
     if _kind(plan) != "Aggregate":
         raise _refused(view, f"its query ends in {_kind(plan)}, not in an aggregation")
-    grouping = [ViewColumn(e.name(), _type(e), i) for i, e in enumerate(_sequence(plan.groupingExpressions()))]
+    grouping = list(_grouping(view, _sequence(plan.groupingExpressions())))
     return Catalogue(
         application=application,
         view=view.name,
@@ -36,6 +36,13 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
         key=_key(view, grouping),
         columns=tuple(_columns(view, _sequence(plan.aggregateExpressions()), {c.name for c in grouping})),
     )
+
+
+def _grouping(view: View, expressions: Iterator[Any]) -> Iterator[ViewColumn]:
+    for index, expression in enumerate(expressions):
+        if _kind(expression) != "AttributeReference":
+            raise _refused(view, f"it groups by {expression.sql()}; name that column in a select before the groupBy")
+        yield ViewColumn(expression.name(), _type(expression), index)
 
 
 def _key(view: View, grouping: list[ViewColumn]) -> tuple[ViewColumn, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.schema import read_schema
 from stateside.clock import Clock, SystemClock
 from stateside.errors import PipelineFailed, ViewInvalid
 from stateside.journal import Journal
@@ -66,6 +67,7 @@ class Runner:
         self._journal = Journal(layout.journal)
         self._clock: Clock = SystemClock()
         self._queries: dict[str, StreamingQuery] = {}
+        self._verified: set[str] = set()
         self._beating = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -101,6 +103,7 @@ class Runner:
             except Exception:
                 self._check()
                 raise
+        self._check()
 
     def _start_session(self, lease_handle: int, stack: ExitStack) -> SparkSession:
         session = start_session(
@@ -142,6 +145,18 @@ class Runner:
                     where=str(self._layout.spark / DRIVER_LOG),
                     next_step="Mend the cause and run again: it resumes at its last committed batch",
                 )
+            if name not in self._verified:
+                self._verify(name)
+
+    def _verify(self, name: str) -> None:
+        """Once, as soon as Spark has written the state's schema: the catalogue must fit it."""
+        places = self._layout.view(name)
+        try:
+            schema = read_schema(Storage.at(places.checkpoint), operator=0)
+        except FileNotFoundError:
+            return
+        Catalogue.load(places.catalogue).check(schema)
+        self._verified.add(name)
 
     def _beat(self) -> None:
         while not self._beating.wait(HEARTBEAT_S):

@@ -50,6 +50,9 @@ class Tail:
             except StatesideError as error:
                 log.error("view %s: %s", self._layout.name, error)
                 pause_s = ERROR_PAUSE_S
+            except Exception:  # whatever it is, readers keep the last batch, and the next try may succeed
+                log.exception("view %s: following the checkpoint failed", self._layout.name)
+                pause_s = ERROR_PAUSE_S
             stop.wait(pause_s)
         self._writer.close()
 

@@ -18,14 +18,14 @@ from typing import Any
 from granian import Granian
 from granian.constants import HTTPModes, Interfaces
 
-from stateside.errors import SetupError
-from stateside.layout import Layout
+from stateside.errors import SetupError, StatesideError
+from stateside.layout import Layout, ViewLayout
 from stateside.processes import die_with_parent
 from stateside.replica.tail import Tail
 from stateside.serving.http import Application, Route
 from stateside.serving.views import Views
 
-DISCOVERY_S = 0.2
+DISCOVERY_S = 0.5
 WORKER_STOP_S = 5
 
 log = logging.getLogger(__name__)
@@ -84,12 +84,17 @@ class Follower:
         while not self._stop.wait(DISCOVERY_S):
             for view in self._layout.views():
                 if view.name not in self._threads:
-                    tail = Tail(view)
-                    thread = threading.Thread(
-                        target=tail.run, args=(self._stop,), name=f"tail {view.name}", daemon=True
-                    )
-                    self._threads[view.name] = thread
-                    thread.start()
+                    self._follow(view)
+
+    def _follow(self, view: ViewLayout) -> None:
+        try:
+            tail = Tail(view)
+        except StatesideError as error:
+            log.error("view %s: %s", view.name, error)
+            return
+        thread = threading.Thread(target=tail.run, args=(self._stop,), name=f"tail {view.name}", daemon=True)
+        self._threads[view.name] = thread
+        thread.start()
 
 
 def _load_routes(name: str) -> Sequence[Route]:
