@@ -209,9 +209,9 @@ def test_without_changelogs_every_batch_writes_a_snapshot(lab: Lab, feed: Feed) 
 
 
 def test_snapshots_cannot_be_written_through_hadoops_raw_local_file_system(lab: Lab, feed: Feed) -> None:
-    """Setting `fs.file.impl` to RawLocalFileSystem saves checksum files and kills a stateful query: uploads of
-    snapshots fail in the background, and after five times `minDeltasForSnapshot` batches without one the batch
-    itself fails.
+    """Setting `fs.file.impl` to RawLocalFileSystem saves checksum files and breaks the state: snapshots fail in
+    the background, so that a restart replays all changelogs there ever were, and an `availableNow` run fails
+    after five times `minDeltasForSnapshot` batches, when Spark wants a snapshot with the commit.
     """
     for _ in range(12):
         feed.add(usage("emma", 1, 0))
