@@ -13,8 +13,8 @@ CATALOGUE = Catalogue(
     application="shop",
     view="spending",
     operator=0,
-    key=(ViewColumn("customer", "string", 1), ViewColumn("country", "string", 0)),
-    columns=(ViewColumn("total", "long", 0),),
+    key=(ViewColumn("customer", "string", 1, "customer"), ViewColumn("country", "string", 0, "country")),
+    columns=(ViewColumn("total", "long", 0, "sum(amount)"),),
 )
 SCHEMA = StateSchema(
     key=(Column("country", "string"), Column("customer", "string")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from stateside.billing.invoices import InvoiceSink
 from stateside.billing.model import GRACE_DAYS, TIME_ZONE

@@ -19,11 +19,15 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ViewColumn:
-    """A column of a view: its name and Spark type, and its place in the state's key or value row."""
+    """A column of a view: its name and Spark type, its place in the state's key or value row, and what it is made of.
+
+    Spark itself would let a `count` go on where a `sum` of the same type left off; `expression` tells them apart.
+    """
 
     name: str
     type: str
     index: int
+    expression: str
 
 
 @dataclass(frozen=True, slots=True)

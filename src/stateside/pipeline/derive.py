@@ -42,7 +42,7 @@ def _grouping(view: View, expressions: Iterator[Any]) -> Iterator[ViewColumn]:
     for index, expression in enumerate(expressions):
         if _kind(expression) != "AttributeReference":
             raise _refused(view, f"it groups by {expression.sql()}; name that column in a select before the groupBy")
-        yield ViewColumn(expression.name(), _type(expression), index)
+        yield ViewColumn(expression.name(), _type(expression), index, expression.sql())
 
 
 def _key(view: View, grouping: list[ViewColumn]) -> tuple[ViewColumn, ...]:
@@ -59,7 +59,7 @@ def _columns(view: View, expressions: Iterator[Any], key: set[str]) -> Iterator[
             continue
         aggregate = _aggregate(view, expression)
         index = buffers.setdefault(aggregate.canonicalized().toString(), len(buffers))
-        yield ViewColumn(expression.name(), _type(expression), index)
+        yield ViewColumn(expression.name(), _type(expression), index, aggregate.sql())
 
 
 def _aggregate(view: View, expression: Any) -> Any:

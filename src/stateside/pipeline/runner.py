@@ -184,7 +184,7 @@ def _write_catalogue(catalogue: Catalogue, path: Path) -> None:
     """Write it once; refuse a query that was changed on an old checkpoint."""
     if path.exists() and Catalogue.load(path) != catalogue:
         raise ViewInvalid(
-            f"The view {catalogue.view!r} was changed: its columns are not those that its state was built with",
+            f"The view {catalogue.view!r} was changed: it is not the one that its state was built with",
             where=str(path),
             next_step="Run it on a new folder, or take the change back",
         )

@@ -35,8 +35,7 @@ _DEFAULTS = {
     f"{_STATE}.checkpointFormatVersion": "2",
     # A replica that was away for a while still finds its files: about half an hour at the shortest batches.
     "spark.sql.streaming.minBatchesToRetain": "7200",
-    # Small batches: no checksum files, and a rename instead of a copy.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),

@@ -43,7 +43,7 @@ class Feeder:
         return self._writer.end
 
     def prime(self) -> None:
-        """Append one event, so that there is something for a first batch."""
+        """Append one event, so that there is something for a batch."""
         self._append_until(self._next.arrival_us)
 
     def start(self) -> None:
@@ -52,13 +52,19 @@ class Feeder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Append nothing more; raises what went wrong meanwhile, if anything."""
+        """Let no more time pass; raises what went wrong meanwhile, if anything."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._failure:
+            raise self._failure
+
+    def close(self) -> None:
+        """Give the journal back."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self._writer.close()
-        if self._failure:
-            raise self._failure
 
     def _run(self) -> None:
         try:

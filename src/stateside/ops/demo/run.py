@@ -104,7 +104,7 @@ class Demo:
         with ExitStack() as stack:
             generator = Generator(self._settings.seed, self._settings.customers, self._settings.events_per_month)
             self._feeder = Feeder(generator, self._layout, self._settings.seconds)
-            stack.callback(self._feeder.stop)
+            stack.callback(self._feeder.close)
             port = free_port()
             self._url = f"http://127.0.0.1:{port}"
             self._pipeline = self._start(stack, "pipeline", "run", "stateside.billing.pipeline:app")
@@ -129,6 +129,7 @@ class Demo:
             self._feeder.start()
             self._let_pass(display)
             self._feeder.stop()
+            self._restarts_before_draining = self._pipeline.restarts
             self._wait("draining", display, self._drained, DRAIN_S_MAX)
             self._asker.stop()
         return self._report(time.monotonic() - began_s)
@@ -175,7 +176,14 @@ class Demo:
             time.sleep(LOOK_S)
 
     def _drained(self) -> bool:
-        """Whether the last batch has read the whole journal, and has run under the watermark that follows from it."""
+        """Whether the last batch has read the whole journal, and has run under the watermark that follows from it.
+
+        A restarted query does not run a batch without data that is still due (pinned in `tests/semantics`): one more
+        event makes it run.
+        """
+        if self._pipeline.restarts > self._restarts_before_draining:
+            self._restarts_before_draining = self._pipeline.restarts
+            self._feeder.prime()
         watermark_us = (self._feeder.event_time_us_max // 1_000 - GRACE_DAYS * 86_400_000) * 1_000
         stamp = self._asker.stamp
         if stamp is None:
