@@ -115,7 +115,7 @@ def test_any_byte_flipped_in_a_segments_header_is_found_and_named(damageable: An
 
 
 def test_acknowledged_events_that_are_cut_off_at_any_byte_are_missed_and_counted(damageable: Any) -> None:
-    for cut in range(damageable.frames[1].end_byte, len(damageable.content)):
+    for cut in range(damageable.frames[2].end_byte - 30, len(damageable.content)):
         whole = [frame for frame in damageable.frames if frame.end_byte <= cut][-1]
         damageable.put(damageable.content[:cut], damageable.end)
         with pytest.raises(JournalCorrupt) as opened:

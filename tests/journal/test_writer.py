@@ -135,7 +135,8 @@ def test_another_process_locks_the_journal_until_it_is_killed(tmp_path: Path) ->
 
 
 APPENDER = """
-import sys
+import sys, types
+sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
 from stateside.journal import Event, JournalWriter
 with JournalWriter(Path(sys.argv[1]), segment_bytes_max=30_000) as writer:
@@ -170,7 +171,8 @@ def test_a_writer_killed_in_mid_append_loses_no_acknowledged_event_and_doubles_n
 
 
 FULL_DISK = """
-import resource, sys
+import resource, sys, types
+sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
 from stateside.errors import OperatingError
 from stateside.journal import Event, Journal, JournalWriter
