@@ -27,7 +27,6 @@ _DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
     # The state as DESIGN section 5 measured it: RocksDB, changelogs, files with unique ids.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
@@ -39,6 +38,10 @@ _DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+}
+
+_FIXED = {
+    "spark.sql.session.timeZone": "UTC",  # periods are computed with functions that are right in UTC only
 }
 
 
@@ -54,7 +57,7 @@ def start_session(
     os.environ.update(java_environment())
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
-    settings.setAll(list((_DEFAULTS | folders | (conf or {})).items()))
+    settings.setAll(list((_DEFAULTS | folders | (conf or {}) | _FIXED).items()))
     context = _start_context(settings, scratch / DRIVER_LOG, lease)
     session = SparkSession(context)
     session.dataSource.register(JournalSource)

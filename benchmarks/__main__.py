@@ -1,0 +1,31 @@
+"""`make bench`: runs every benchmark and prints the ratios; `--json FILE` writes them for machines."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from benchmarks import journal, replica
+
+BENCHMARKS = {"journal": journal.run, "replica": replica.run}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(BENCHMARKS)))
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+def main(names: tuple[str, ...], json_file: Path | None) -> None:
+    """Run the benchmarks of these NAMES, or all."""
+    results = []
+    for name in names or BENCHMARKS:
+        with tempfile.TemporaryDirectory(prefix="stateside-bench-") as folder:
+            for result in BENCHMARKS[name](Path(folder)):
+                click.echo(str(result))
+                results.append(result.as_dict())
+    if json_file:
+        json_file.write_text(json.dumps(results, indent=2) + "\n")
+
+
+main()
