@@ -34,7 +34,9 @@ rows = pa.table({"customer": ["emma", "noah"], "total": [2, 3]})
 def crash(*arguments, **named):
     os._exit(9)
 def open_table():
-    return ArchiveTable(folder / "table", spec, folder / "mark.json")
+    archive = ArchiveTable(folder / "table", spec, folder / "mark.json")
+    archive.create()
+    return archive
 """
 
 
@@ -62,7 +64,9 @@ def crash(tmp_path: Path) -> Callable[[str], None]:
 
 
 def opened(folder: Path) -> ArchiveTable:
-    return ArchiveTable(folder / "table", SPEC, folder / "mark.json")
+    archive = ArchiveTable(folder / "table", SPEC, folder / "mark.json")
+    archive.create()
+    return archive
 
 
 def stored(archive: ArchiveTable, up_to_batch: int | None = None) -> list[tuple[str, int, int]]:
@@ -90,6 +94,16 @@ def test_a_reader_at_a_batch_sees_the_rows_sealed_up_to_it(archive: ArchiveTable
 def test_a_new_table_is_empty_and_has_its_columns(archive: ArchiveTable) -> None:
     assert archive.read().num_rows == 0
     assert archive.read().schema.names == ["customer", "total", "sealed_batch"]
+
+
+def test_a_table_that_was_never_created_counts_nothing_and_is_not_read(tmp_path: Path) -> None:
+    archive = ArchiveTable(tmp_path / "table", SPEC, tmp_path / "mark.json")
+    assert archive.count() == 0
+    with pytest.raises(ArchiveInvalid, match="has not been created yet"):
+        archive.read()
+    archive.create()
+    archive.append(BATCH, "q", 0)
+    assert archive.count() == 2
 
 
 def test_the_same_batch_twice_is_stored_once(archive: ArchiveTable, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_without_the_guard_the_same_crash_doubles_every_invoice(spark: SparkSess
 def test_a_table_that_is_gone_holds_the_batch_until_it_is_back(spark: SparkSession, layout: Layout) -> None:
     append_two_months(layout)
     app = billing(InvoiceSink.of)
-    invoice_table(layout)
+    invoice_table(layout).create()
     home, away = layout.table("invoices"), layout.root / "away"
     home.rename(away)
     with pytest.raises(PipelineFailed, match="cannot be opened"):

@@ -43,13 +43,16 @@ class TableSpec:
 
 
 class ArchiveTable:
-    """A table and the mark, kept elsewhere, of which table it is. Created once, at the first use of the folder."""
+    """A table and the mark, kept elsewhere, of which table it is. The mark makes sure that it is created only once."""
 
     def __init__(self, path: Path, spec: TableSpec, mark: Path) -> None:
         self._path = path
         self._spec = spec
         self._mark = mark
-        if not mark.exists():
+
+    def create(self) -> None:
+        """Create the table, unless it was created before: then it must still be there, and is not created anew."""
+        if not self._mark.exists():
             self._create()
 
     def append(self, rows: pa.Table, query: str, batch: int) -> bool:
@@ -69,6 +72,10 @@ class ArchiveTable:
         filters = None if up_to_batch is None else [(BATCH_COLUMN, "<=", up_to_batch)]
         return self._open().to_pyarrow_table(filters=filters)
 
+    def count(self) -> int:
+        """How many rows there are; 0 before the table was created."""
+        return self._open().count() if self._mark.exists() else 0
+
     def _create(self) -> None:
         """Create the table and then its mark; a table without a mark is one that a crash left between the two."""
         self._path.mkdir(parents=True, exist_ok=True)
@@ -78,7 +85,10 @@ class ArchiveTable:
         write_atomically(self._mark, json.dumps({"table": DeltaTable(self._path).metadata().id}).encode())
 
     def _open(self) -> DeltaTable:
-        expected = json.loads(self._mark.read_bytes())["table"]
+        try:
+            expected = json.loads(self._mark.read_bytes())["table"]
+        except FileNotFoundError:
+            raise self._invalid("has not been created yet") from None
         try:
             table = DeltaTable(self._path)
         except (TableNotFoundError, DeltaError, OSError) as error:

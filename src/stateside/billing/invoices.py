@@ -48,8 +48,10 @@ class InvoiceSink:
 
     @classmethod
     def of(cls, layout: Layout) -> InvoiceSink:
-        """The sink of an application's folder."""
-        return cls(invoice_table(layout))
+        """The sink of an application's folder; creates its table at the first run."""
+        table = invoice_table(layout)
+        table.create()
+        return cls(table)
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
         """Seal the rows. All rows of a month close in the same batch, so every invoice is whole."""

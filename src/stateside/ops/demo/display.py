@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stateside.billing.model import CURRENCY, format_micros
+from stateside.billing.model import CURRENCY, MICROS_PER_UNIT
 
 LINE_S = 5.0
 
@@ -92,7 +93,8 @@ def _picture(moment: Moment) -> Group:
     ):
         facts.add_row(Text(name, style="dim"), value)
     title = Text(f"stateside demo: {moment.phase}", style="bold")
-    return Group(title, ProgressBar(total=1.0, completed=moment.share_done, width=60), facts, _bills(moment.bills))
+    bar = Columns([ProgressBar(total=1.0, completed=moment.share_done, width=60)])
+    return Group(title, bar, facts, _bills(moment.bills))
 
 
 def _bills(bills: Sequence[dict[str, Any]]) -> Table:
@@ -102,7 +104,10 @@ def _bills(bills: Sequence[dict[str, Any]]) -> Table:
     table.add_column(f"so far, {CURRENCY}", justify="right")
     for bill in bills:
         for period in bill["periods"]:
-            table.add_row(
-                bill["customer"], period["period"], str(period["events"]), format_micros(period["total_micros"])
-            )
+            table.add_row(bill["customer"], period["period"], str(period["events"]), _amount(period["total_micros"]))
     return table
+
+
+def _amount(micros: int) -> str:
+    """An amount at a glance, in cents; the exact one stands in the report."""
+    return f"{micros / MICROS_PER_UNIT:,.2f}"

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from stateside.billing.audit import audit
-from stateside.billing.generator import Generator
+from stateside.billing.generator import FIRST_MONTH, Generator
 from stateside.billing.invoices import invoice_table
 from stateside.billing.model import GRACE_DAYS
 from stateside.checkpoint.heartbeat import Heartbeat
@@ -98,6 +98,7 @@ class Demo:
         self._layout = layout
         self._console = console
         self._cleanup = ExitStack()
+        self._invoices = invoice_table(layout)
         _check_same_demo(settings, layout.root / "demo.json")
 
     def __enter__(self) -> Demo:
@@ -204,7 +205,7 @@ class Demo:
             lag_events=self._feeder.generated - (Position.parse(stamp["position"]).events() if stamp else 0),
             open_periods=sorted({period["period"] for bill in bills for period in bill["periods"]}),
             sealed_periods=sealed,
-            invoices=len(sealed) * self._settings.customers,
+            invoices=self._invoices.count(),
             requests=len(self._asker.latencies_ms),
             failed=self._asker.failed,
             restarts=self._pipeline.restarts,
@@ -227,7 +228,7 @@ class Demo:
             customers=self._settings.customers,
             generated=self._feeder.generated,
             late_within_grace=self._feeder.late,
-            audit=audit(journal, invoice_table(self._layout).read(), bills),
+            audit=audit(journal, self._invoices.read(), bills),
             latencies_ms=self._asker.latencies_ms,
             ages_ms=self._asker.ages_ms,
             requests_failed=self._asker.failed,
@@ -238,7 +239,7 @@ class Demo:
 
 def _months_before(watermark_us: int) -> list[str]:
     months = []
-    month = Generator(0, 0, 0).first
+    month = FIRST_MONTH
     while month.end_us <= watermark_us:
         months.append(str(month))
         month = month.next()
