@@ -12,10 +12,14 @@ import pytest
 from stateside.billing.audit import Audit, audit
 from stateside.billing.calendar import Month
 from stateside.billing.generator import Generator
+from stateside.billing.invoices import INVOICES
 from stateside.billing.model import usage
 from stateside.journal import Event, Journal, JournalWriter
 
 CLOSED = {"2026-01", "2026-02"}
+
+
+INVOICE_LINES = INVOICES.schema.field("lines").type
 
 
 @dataclass
@@ -29,7 +33,12 @@ class Books:
     def audit(self) -> Audit:
         columns = ("customer", "period", "total_micros", "events")
         table = pa.table({name: [invoice[name] for invoice in self.invoices] for name in columns})
-        return audit(self.journal, table, self.bills)
+        lines = pa.array([invoice.get("lines", _one_line(invoice)) for invoice in self.invoices], INVOICE_LINES)
+        return audit(self.journal, table.append_column("lines", lines), self.bills)
+
+
+def _one_line(invoice: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "call", "amount_micros": invoice["total_micros"], "events": invoice["events"]}]
 
 
 def write_books(events: list[Event], folder: Path) -> Books:
@@ -65,6 +74,14 @@ def test_right_books_have_no_differences(books: Books) -> None:
     assert found.accounts == {(f"c{c}", f"2026-0{m}") for c in range(3) for m in (1, 2, 3)}
     assert {found.invoiced.micros[f"c{c}", period] for c in range(3) for period in CLOSED} == {100_000_000}
     assert found.open.events_total > 0
+
+
+def test_an_invoice_that_is_not_the_sum_of_its_lines_is_found(books: Books) -> None:
+    first = books.invoices[0]
+    first["lines"] = [line | {"amount_micros": line["amount_micros"] - 1} for line in _one_line(first)]
+    books.invoices[1]["lines"] = []
+    found = books.audit().differences()
+    assert found == [f"{row['customer']}'s invoice for {row['period']} is not its lines" for row in books.invoices[:2]]
 
 
 def test_an_empty_journal_and_empty_books_agree(tmp_path: Path) -> None:

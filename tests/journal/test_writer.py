@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,23 @@ def _fail(handle: int) -> None:
 
 def _crash(*arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_an_append_whose_mark_cannot_be_written_is_not_repeated_by_this_writer(tmp_path: Path) -> None:
+    """It is stored but not acknowledged: a retry here would store it twice, so the writer takes nothing more."""
+    writer = JournalWriter(tmp_path)
+    os.close(writer._mark)
+    for _ in range(2):
+        with pytest.raises(OperatingError, match="Open the journal again"):
+            writer.append([Event("1", "emma", "call", 0, {})])
+    writer._mark = os.open(os.devnull, os.O_RDONLY)
+    writer.close()
+    with JournalWriter(tmp_path) as again:
+        assert again.end == Position.of({"0": 1})
+
+
+def test_threads_may_share_a_writer(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path) as writer, ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(lambda n: writer.append([Event(f"{n}", "emma", "call", 0, {})]), range(80)))
+    assert sorted(receipt["0"] for receipt in receipts) == list(range(1, 81))
+    assert {event.id for event in Journal(tmp_path).events()} == {f"{n}" for n in range(80)}

@@ -45,6 +45,7 @@ class Audit:
     invoiced: Sums
     open: Sums
     doubled_invoices: list[Account]
+    untrue_invoices: list[Account]  # whose lines do not add up to their total
 
     @property
     def accounts(self) -> set[Account]:
@@ -54,7 +55,12 @@ class Audit:
     def differences(self) -> list[str]:
         """Where the law is broken, a sentence each; none if everything adds up."""
         doubled = [f"{customer} has more than one invoice for {period}" for customer, period in self.doubled_invoices]
-        return doubled + [sentence for account in sorted(self.accounts) if (sentence := self._difference(account))]
+        untrue = [f"{customer}'s invoice for {period} is not its lines" for customer, period in self.untrue_invoices]
+        return (
+            doubled
+            + untrue
+            + [sentence for account in sorted(self.accounts) if (sentence := self._difference(account))]
+        )
 
     def _difference(self, account: Account) -> str | None:
         micros = self.invoiced.micros[account] + self.open.micros[account]
@@ -71,12 +77,16 @@ def audit(journal: Journal, invoices: pa.Table, open_bills: Iterable[dict[str, o
     """Compare the journal with the invoices and the open bills (as the API gives them) of the same moment."""
     invoiced = Sums()
     seen: Counter[Account] = Counter()
-    for row in invoices.select(["customer", "period", "total_micros", "events"]).to_pylist():
+    untrue: list[Account] = []
+    for row in invoices.select(["customer", "period", "total_micros", "events", "lines"]).to_pylist():
         account = (row["customer"], row["period"])
         seen[account] += 1
         invoiced.add(account, row["total_micros"], row["events"])
+        lines = [(line["amount_micros"], line["events"]) for line in row["lines"]]
+        if [sum(column) for column in zip(*lines, strict=True)] != [row["total_micros"], row["events"]]:
+            untrue.append(account)
     doubled = sorted(account for account, count in seen.items() if count > 1)
-    return Audit(_journal_sums(journal), invoiced, _open_sums(open_bills), doubled)
+    return Audit(_journal_sums(journal), invoiced, _open_sums(open_bills), doubled, untrue)
 
 
 def _open_sums(bills: Iterable[dict[str, object]]) -> Sums:

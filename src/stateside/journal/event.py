@@ -109,6 +109,8 @@ def _fault(event: Event) -> str | None:
         return f"its time_us {event.time_us} does not lie in the years 1970 to 2199"
     if not isinstance(event.payload, Mapping):
         return f"its payload is a {type(event.payload).__name__}, not a JSON object"
+    if not all(isinstance(name, str) for name in event.payload):
+        return "its payload has a field whose name is not a text"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from stateside.storage import write_atomically
 
 PARTITION = "0"
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+
+_OPEN_AGAIN = "Open the journal again and read its end: it tells whether the last append was stored"
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class JournalWriter:
         self._clock = clock or SystemClock()
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
+        self._appending = threading.Lock()
         with _writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(directory)
@@ -70,13 +74,14 @@ class JournalWriter:
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch of the journal's schema."""
         assert batch.schema.equals(SCHEMA), "a batch must come from event.encode or have its schema"
-        if self._broken:
-            raise OperatingError(self._broken, next_step="Open the journal again: it resumes at its last durable event")
-        if self._end.segment_bytes >= self._segment_bytes_max:
-            self._roll()
-        self._write(segment.pack_frame(self._end.offset, batch), batch.num_rows)
-        self._publish()
-        return self.end
+        with self._appending:
+            if self._broken:
+                raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
+            if self._end.segment_bytes >= self._segment_bytes_max:
+                self._roll()
+            self._write(segment.pack_frame(self._end.offset, batch), batch.num_rows)
+            self._publish()
+            return self.end
 
     def close(self) -> None:
         """Give the journal back. Everything acknowledged is already durable."""
@@ -98,15 +103,23 @@ class JournalWriter:
             except OSError:
                 os.ftruncate(self._file, self._end.segment_bytes)
                 raise
-        try:
+        with self._breaking("The journal's disk failed to sync"):
             os.fdatasync(self._file)
-        except OSError as error:
-            self._broken = f"The journal's disk failed to sync: {error.strerror}"
-            raise OperatingError(self._broken, where=str(self._directory)) from error
         self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
 
     def _publish(self) -> None:
-        os.pwrite(self._mark, self._end.pack(), 0)
+        """Step 4. If it fails, the events are stored but not acknowledged: the next owner finds them, once."""
+        with self._breaking("The journal's end mark cannot be written"):
+            os.pwrite(self._mark, self._end.pack(), 0)
+
+    @contextmanager
+    def _breaking(self, what: str) -> Iterator[None]:
+        """After a failure here it is not known what the disk holds, so this writer takes nothing more."""
+        try:
+            yield
+        except OSError as error:
+            self._broken = f"{what}: {error.strerror}"
+            raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
         with _writing(self._directory):
