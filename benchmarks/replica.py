@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import lmdb
@@ -21,8 +22,10 @@ def run(folder: Path) -> Iterator[Result]:
     writer = ReplicaWriter(folder / "replica")
     peer = lmdb.open(str(folder / "peer"), map_size=1 << 30, metasync=False)
 
+    batches = count()
+
     def apply() -> int:
-        writer.apply(AppliedBatch("q", 0, Position.start(), 0, 0), changes)
+        writer.apply(AppliedBatch("q", next(batches), Position.start(), 0, 0), changes)
         return ROWS
 
     def bare() -> int:

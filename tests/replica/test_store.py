@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -284,9 +285,10 @@ def test_a_writer_killed_in_mid_batch_leaves_a_batch_boundary(tmp_path: Path) ->
 
 def test_a_replica_is_not_opened_twice_in_one_process(tmp_path: Path, writer: ReplicaWriter) -> None:
     """LMDB's locks are the process's: closing one environment would give up those of the other."""
-    for again in (ReplicaReader, ReplicaWriter):
-        with pytest.raises(ReplicaInvalid, match="already open in this process"):
-            again(tmp_path)
+    with pytest.raises(ReplicaInvalid, match="already open in this process"):
+        ReplicaReader(tmp_path)
+    with pytest.raises(ReplicaInvalid, match="Another process moves this replica"):
+        ReplicaWriter(tmp_path)
     writer.apply(batch(0), [(b"a", b"1")])
     writer.close()
     assert read(tmp_path) == [(b"a", b"1")]
@@ -324,3 +326,29 @@ def _ask(process: "subprocess.Popen[str]", number: int) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{number}\n")
     process.stdin.flush()
+
+
+def test_only_the_next_batch_of_the_same_query_is_applied(tmp_path: Path, writer: ReplicaWriter) -> None:
+    writer.apply(batch(3), [(b"a", b"1")])
+    for wrong in (batch(3), batch(5), batch(2), replace(batch(4), query="another")):
+        with pytest.raises(ReplicaInvalid, match="does not follow"):
+            writer.apply(wrong, [(b"a", b"2")])
+    writer.close()
+    assert read(tmp_path) == [(b"a", b"1")]
+
+
+def test_a_replica_keeps_its_name_and_tells_its_trouble(tmp_path: Path, writer: ReplicaWriter) -> None:
+    writer.note_trouble("the disk is full")
+    writer.close()
+    reader = ReplicaReader(tmp_path)
+    with reader.snapshot() as snapshot:
+        name = snapshot.replica()
+        assert snapshot.trouble() == "the disk is full"
+    reader.close()
+    again = ReplicaWriter(tmp_path)
+    again.note_trouble(None)
+    again.close()
+    reader = ReplicaReader(tmp_path)
+    with reader.snapshot() as snapshot:
+        assert (snapshot.replica(), snapshot.trouble()) == (name, None)
+    reader.close()

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from stateside.errors import CheckpointInvalid, PositionInvalid
@@ -91,6 +92,14 @@ class Checkpoint:
         with self._reading(name):
             metadata, _ = self._entry(name, ("v1", "v2"))
         return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
+
+    def fingerprint(self, batch: int) -> str | None:
+        """Tells this very run of a batch, of this very query, from any other; None if it is not committed here."""
+        try:
+            parts = [self.storage.read(name) for name in ("metadata", f"offsets/{batch}", f"commits/{batch}")]
+        except FileNotFoundError:
+            return None
+        return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
     def partitions(self, operator: int) -> int:
         """How many partitions a stateful operator's state has."""

@@ -3,20 +3,24 @@
     rows:  encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
     meta:  "batch"     -> AppliedBatch     as JSON
            "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to be waiting
+           "trouble"   -> text             why the replica does not move, while it does not
+           "replica"   -> text             the replica's own name, given once
 
 LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash, and stands whole in front of its row.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lmdb
 
@@ -40,11 +44,11 @@ class AppliedBatch:
     position: Position
     watermark_us: int
     committed_us: int
+    fingerprint: str = ""  # of the batch's own files: another run of the same batch has another one
 
     def as_json(self) -> bytes:
         """As stored in `meta`."""
-        fields = {name: getattr(self, name) for name in ("query", "batch", "watermark_us", "committed_us")}
-        return json.dumps({**fields, "position": str(self.position)}).encode()
+        return json.dumps({**asdict(self), "position": str(self.position)}).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> AppliedBatch:
@@ -68,6 +72,17 @@ class Snapshot:
         """When this batch was last known to be up to date; None if no heartbeat ever said so."""
         content = self._transaction.get(b"fresh", db=self._meta)
         return int(bytes(content)) if content is not None else None
+
+    def trouble(self) -> str | None:
+        """Why the replica does not move on; None while it does."""
+        content = self._transaction.get(b"trouble", db=self._meta)
+        return bytes(content).decode() if content is not None else None
+
+    def replica(self) -> str:
+        """The replica's own name."""
+        content = self._transaction.get(b"replica", db=self._meta)
+        assert content is not None, "every replica is given a name when it is made"
+        return bytes(content).decode()
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
@@ -132,13 +147,20 @@ class ReplicaReader:
 
 
 class ReplicaWriter:
-    """The one process that moves a replica from batch to batch. A crash at any point leaves a batch boundary."""
+    """The one process that moves a replica from batch to batch, by a lock. A crash leaves a batch boundary."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._environment = _open(directory, readonly=False)
-        self._rows = self._environment.open_db(b"rows")
-        self._meta = self._environment.open_db(b"meta")
+        self._lock = _lock(directory)
+        try:
+            self._environment = _open(directory, readonly=False)
+            self._environment.reader_check()  # readers that were killed hold no old pages back
+            self._rows = self._environment.open_db(b"rows")
+            self._meta = self._environment.open_db(b"meta")
+            self._write(self._name)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def batch(self) -> AppliedBatch | None:
         """The batch that the replica stands at."""
@@ -146,7 +168,10 @@ class ReplicaWriter:
             return Snapshot(transaction, self._rows, self._meta).batch()
 
     def apply(self, batch: AppliedBatch, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Move to the next batch in one transaction: readers see all of it or nothing."""
+        """Move to the next batch in one transaction: readers see all of it or nothing.
+
+        ReplicaInvalid if it is not the next one after the batch that the replica stands at.
+        """
         changes = list(changes)
         self._write(lambda transaction: self._put(transaction, batch, changes))
 
@@ -154,22 +179,43 @@ class ReplicaWriter:
         """Note that at this time nothing newer than the replica's batch was waiting."""
         self._write(lambda transaction: transaction.put(b"fresh", str(time_us).encode(), db=self._meta))
 
+    def note_trouble(self, trouble: str | None) -> None:
+        """Tell readers why the replica does not move on, or that it does again."""
+
+        def note(transaction: lmdb.Transaction) -> None:
+            if trouble is None:
+                transaction.delete(b"trouble", db=self._meta)
+            else:
+                transaction.put(b"trouble", trouble.encode(), db=self._meta)
+
+        self._write(note)
+
     def clear(self) -> None:
         """Forget all rows and the batch, to begin anew."""
 
         def drop(transaction: lmdb.Transaction) -> None:
             transaction.drop(self._rows, delete=False)
             transaction.drop(self._meta, delete=False)
+            self._name(transaction)
 
         self._write(drop)
 
     def close(self) -> None:
-        """Let the environment go."""
+        """Let the environment and its lock go."""
         self._environment.close()
+        self._lock.close()
+
+    def _name(self, transaction: lmdb.Transaction) -> None:
+        transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._meta, overwrite=False)
 
     def _put(
         self, transaction: lmdb.Transaction, batch: AppliedBatch, changes: list[tuple[bytes, bytes | None]]
     ) -> None:
+        before = Snapshot(transaction, self._rows, self._meta).batch()
+        if before is not None and (before.query, before.batch + 1) != (batch.query, batch.batch):
+            raise ReplicaInvalid(
+                f"Batch {batch.batch} of query {batch.query} does not follow batch {before.batch} of {before.query}"
+            )
         for key, row in changes:
             if row is None:
                 transaction.delete(_short(key), db=self._rows)
@@ -185,6 +231,20 @@ class ReplicaWriter:
                 return
             except lmdb.MapFullError:
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+
+
+def _lock(directory: Path) -> BinaryIO:
+    file = (directory / "writer.lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ReplicaInvalid(
+            "Another process moves this replica",
+            where=str(directory),
+            next_step="That is fine for readers: it is served from here too, and taken over if that process ends",
+        ) from None
+    return file
 
 
 def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:

@@ -13,7 +13,7 @@ from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.errors import CheckpointGap, StatesideError
+from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import AppliedBatch, ReplicaWriter
@@ -38,7 +38,7 @@ class Tail:
         self._writer = ReplicaWriter(layout.replica)
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
         self._translator: _Translator | None = None
-        self._resumed = False
+        self._trouble: str | None = None
         self._idle_polls = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -47,18 +47,16 @@ class Tail:
         while not stop.is_set():
             try:
                 pause_s = PAUSE_S_MIN if self.step() else min(2 * pause_s, PAUSE_S_MAX)
-            except StatesideError as error:
-                log.error("view %s: %s", self._layout.name, error)
-                pause_s = ERROR_PAUSE_S
-            except Exception:  # whatever it is, readers keep the last batch, and the next try may succeed
-                log.exception("view %s: following the checkpoint failed", self._layout.name)
+                self._tell(None)
+            except Exception as error:  # whatever it is, the next try may succeed
+                self._tell(error)
                 pause_s = ERROR_PAUSE_S
             stop.wait(pause_s)
         self._writer.close()
 
     def step(self) -> bool:
         """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch."""
-        self._resume()
+        self._check_belongs()
         self._hear()
         moved = False
         while self._advance():
@@ -71,36 +69,59 @@ class Tail:
         """Let the replica go."""
         self._writer.close()
 
-    def _resume(self) -> None:
-        """Once: find out whether the replica still belongs to this checkpoint; if not, begin anew."""
-        query = self._checkpoint.query_id()
-        if self._resumed or query is None:
+    def _tell(self, error: Exception | None) -> None:
+        """Tell the log and the readers, once, that the replica does not move, or that it does again."""
+        trouble = None if error is None else str(error)
+        if trouble == self._trouble:
             return
+        self._trouble = trouble
+        self._writer.note_trouble(trouble)
+        if error is not None:
+            unexpected = None if isinstance(error, StatesideError) else error
+            log.error("view %s: %s", self._layout.name, error, exc_info=unexpected)
+
+    def _check_belongs(self) -> None:
+        """Begin anew if the checkpoint was replaced, or rolled back behind the replica's batch."""
         applied = self._writer.batch()
-        commits = self._checkpoint.commits()
-        if applied and (applied.query != query or (commits and commits[-1] < applied.batch)):
-            log.warning("view %s: the checkpoint was replaced or rolled back, rebuilding", self._layout.name)
-            self._writer.clear()
-        self._resumed = True
+        if applied is None or self._checkpoint.fingerprint(applied.batch) == applied.fingerprint:
+            return
+        query, commits = self._checkpoint.query_id(), self._checkpoint.commits()
+        if query is None:
+            raise CheckpointInvalid(
+                "The checkpoint is gone",
+                where=self._checkpoint.storage.root,
+                next_step="Bring it back, or run the view",
+            )
+        if query == applied.query and commits and commits[0] > applied.batch:
+            raise self._gap(applied.batch + 1, commits[0])
+        log.warning("view %s: the checkpoint was replaced or rolled back, rebuilding", self._layout.name)
+        self._writer.clear()
+        self._heartbeats.clear()
+        self._translator = None
 
     def _advance(self) -> bool:
         applied = self._writer.batch()
         batch = applied.batch + 1 if applied else 0
         if not self._checkpoint.committed(batch):
+            if self._idle_polls % POLLS_PER_GAP_CHECK == 0:
+                self._check_no_gap(batch)  # raises before the poll is counted: the next one asks again
             self._idle_polls += 1
-            if self._idle_polls % POLLS_PER_GAP_CHECK == 1:
-                self._check_no_gap(batch)
             return False
         self._idle_polls = 0
         self._apply(batch)
         return True
 
     def _apply(self, batch: int) -> None:
+        fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
         query = self._checkpoint.query_id()
-        assert query is not None, "a committed batch belongs to a query"
-        state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us)
-        self._writer.apply(state, self._changes(commit))
+        changes = list(self._changes(commit))
+        if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
+            raise CheckpointInvalid(
+                "The checkpoint was replaced while it was read", where=self._checkpoint.storage.root
+            )
+        state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
+        self._writer.apply(state, changes)
 
     def _changes(self, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
         operator = self._catalogue.operator
@@ -114,11 +135,14 @@ class Tail:
         """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
         later = [other for other in self._checkpoint.commits() if other > batch]
         if later:
-            raise CheckpointGap(
-                f"Batch {batch} is gone, the oldest one left is {later[0]}",
-                where=self._checkpoint.storage.path(f"commits/{batch}"),
-                next_step="Spark's retention deleted it before this replica had read it; keep more batches",
-            )
+            raise self._gap(batch, later[0])
+
+    def _gap(self, batch: int, oldest: int) -> CheckpointGap:
+        return CheckpointGap(
+            f"Batch {batch} is gone, the oldest one left is {oldest}: Spark's retention was faster than this replica",
+            where=self._checkpoint.storage.path(f"commits/{batch}"),
+            next_step="Run the view on a new folder with the same journal, and start `serve` together with `run`",
+        )
 
     def _hear(self) -> None:
         heartbeat = Heartbeat.load(self._layout.heartbeat)

@@ -1,0 +1,116 @@
+"""The tail on real checkpoints that are replaced, rolled back, taken away or thinned out under it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import stateside
+from stateside.errors import CheckpointGap, CheckpointInvalid
+from stateside.journal import Event
+from stateside.layout import Layout
+from stateside.replica.store import ReplicaReader
+from stateside.replica.tail import Tail
+from stateside.testing import append, rows, run_to
+
+pytestmark = pytest.mark.spark
+
+app = stateside.App("shop", fields="amount long")
+
+
+@app.view(key=["entity"])
+def spending(events: DataFrame) -> DataFrame:
+    return events.groupBy("entity").agg(F.sum("amount").alias("total"))
+
+
+def run(layout: Layout, spark: SparkSession, **amounts: int) -> None:
+    """One more batch."""
+    append(layout, [Event(f"{name}-{time.time_ns()}", name, "order", 0, {"amount": n}) for name, n in amounts.items()])
+    run_to(app, layout, spark)
+
+
+@contextmanager
+def following(layout: Layout) -> Iterator[Tail]:
+    """A tail that stands at the newest batch."""
+    tail = Tail(layout.view("spending"))
+    try:
+        tail.step()
+        yield tail
+    finally:
+        tail.close()
+
+
+def totals(layout: Layout) -> dict[str, int]:
+    return {row["entity"]: row["total"] for row in rows(layout, "spending")}
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_followed_is_read_anew(spark: SparkSession, layout: Layout) -> None:
+    """A new query on the same journal, some batches further than the replica: none of the old rows may stay."""
+    for amount in (1, 2):
+        run(layout, spark, emma=amount, oliver=amount)
+    with following(layout) as tail:
+        shutil.rmtree(layout.view("spending").root / "checkpoint")
+        shutil.rmtree(layout.journal)
+        for amount in (10, 20, 30):
+            run(layout, spark, emma=amount)
+        tail.step()
+    assert totals(layout) == {"emma": 60}
+
+
+def test_a_checkpoint_that_was_rolled_back_and_went_on_is_read_anew(
+    spark: SparkSession, layout: Layout, tmp_path: Path
+) -> None:
+    """The replica's batch was run a second time, with other events: its number alone says nothing."""
+    places = layout.view("spending")
+    run(layout, spark, emma=1)
+    shutil.copytree(layout.root, tmp_path / "before", ignore=shutil.ignore_patterns("replica"))
+    run(layout, spark, emma=2)
+    with following(layout) as tail:
+        for name in (places.checkpoint, layout.journal):
+            shutil.rmtree(name)
+            shutil.copytree(tmp_path / "before" / name.relative_to(layout.root), name)
+        run(layout, spark, oliver=5)
+        run(layout, spark, oliver=6)
+        tail.step()
+    assert totals(layout) == {"emma": 1, "oliver": 11}
+
+
+def test_a_checkpoint_that_is_away_leaves_the_last_batch_to_readers(spark: SparkSession, layout: Layout) -> None:
+    run(layout, spark, emma=1)
+    places = layout.view("spending")
+    with following(layout) as tail:
+        places.checkpoint.rename(places.root / "away")
+        with pytest.raises(CheckpointInvalid, match="gone"):
+            tail.step()
+        (places.root / "away").rename(places.checkpoint)
+        run(layout, spark, emma=2)
+        assert tail.step()
+    assert totals(layout) == {"emma": 3}
+
+
+def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: SparkSession, layout: Layout) -> None:
+    for _ in range(3):
+        run(layout, spark, emma=1)
+    places = layout.view("spending")
+    for batch in (0, 1):
+        (places.checkpoint / "commits" / str(batch)).unlink()
+    tail, stop = Tail(places), threading.Event()
+    with pytest.raises(CheckpointGap, match="Batch 0 is gone, the oldest one left is 2"):
+        tail.step()
+    thread = threading.Thread(target=tail.run, args=(stop,))
+    thread.start()
+    time.sleep(0.5)
+    stop.set()
+    thread.join()
+    reader = ReplicaReader(places.replica)
+    with reader.snapshot() as snapshot:
+        assert "Batch 0 is gone" in (snapshot.trouble() or "")
+    reader.close()
