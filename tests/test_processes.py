@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.processes import Child, free_port
+from stateside.processes import EXIT_NO_COMMAND, Child, free_port
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 10.0
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = [
     sys.executable,
@@ -82,11 +82,60 @@ def test_a_child_does_not_outlive_a_parent_that_was_killed(log: Path) -> None:
         pid = int(parent.stdout.readline())
         assert _alive(pid)
         parent.kill()
-    try:
-        _wait_for(lambda: not _alive(pid))
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    assert _ends(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from stateside.processes import die_with_parent\n"
+        "sys.stdin.read(); die_with_parent(int(sys.argv[1])); print('lives on', flush=True); time.sleep(60)"
+    )
+    parent = (
+        f"import os, subprocess, sys; out = open({str(tmp_path / 'out')!r}, 'w'); pipe = subprocess.PIPE\n"
+        f"command = [sys.executable, '-c', {script!r}, str(os.getpid())]\n"
+        "print(subprocess.Popen(command, stdin=pipe, stdout=out, stderr=out).pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"  # the pipe closes with it, and only then the child goes on
+    )
+    done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, check=False)
+    assert _ends(int(done.stdout))
+    assert (tmp_path / "out").read_text() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_child_does_not_outlive_a_parent_that_is_killed_as_soon_as_it_has_started_it(log: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from stateside.processes import Child\n"
+        f"print(Child({SLEEP!r}, Path({str(log)!r})).pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+        assert _ends(int(done.stdout))
+
+
+def test_no_python_runs_between_fork_and_exec(log: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from stateside.processes import Child\n"
+        "os.register_at_fork(before=lambda: print('Python runs in the fork'))\n"
+        f"Child([{sys.executable!r}, '-c', ''], Path({str(log)!r})).stop()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_child_is_its_command_and_ignores_no_signal_that_the_command_would_not_ignore(log: Path) -> None:
+    command = ["sh", "-c", "echo $$; exec grep SigIgn /proc/self/status"]
+    child = Child(command, log)
+    assert _ended(child) == 0
+    alone = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert child.tail().splitlines() == [str(child.pid), *alone.splitlines()[1:]]
+
+
+def test_a_command_that_does_not_exist_is_told_in_the_log(log: Path) -> None:
+    child = Child(["no-such-command"], log)
+    assert _ended(child) == EXIT_NO_COMMAND
+    assert child.tail() == "Error: no-such-command cannot be run: No such file or directory."
 
 
 def test_a_free_port_can_be_listened_on() -> None:
@@ -98,6 +147,16 @@ def test_a_free_port_can_be_listened_on() -> None:
 def _ended(child: Child) -> int | None:
     _wait_for(lambda: child.returncode() is not None)
     return child.returncode()
+
+
+def _ends(pid: int) -> bool:
+    """Waits until the process has ended; one that does not is killed, and the test fails."""
+    try:
+        _wait_for(lambda: not _alive(pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return True
 
 
 def _alive(pid: int) -> bool:

@@ -1,4 +1,14 @@
-"""Processes of ours: started together, ended together, by id and never by name."""
+"""Processes of ours: started together, ended together, by id and never by name.
+
+How a child learns that its parent has died, even by SIGKILL:
+
+    parent     spawns  python processes.py PARENT COMMAND…   no code of ours runs between fork and exec: with threads
+                                                             about, it might wait for a lock that nobody holds any more
+    that       asks the kernel for SIGTERM at the parent's death; looks whether PARENT is still its parent; becomes
+               COMMAND, in the same process, to which the kernel's promise holds on
+
+The kernel means the *thread* that spawned: start children in one that lives as long as they shall.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STOP_S_MAX = 20.0
+EXIT_FINAL = 3  # of a part that would fail again in the same way: whoever supervises it does not start it again
+EXIT_NO_COMMAND = 127  # as in a shell
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -24,12 +36,11 @@ class Child:
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children in order
-                preexec_fn=die_with_parent,
             )
 
     @property
@@ -56,13 +67,18 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def die_with_parent() -> None:
-    """Called in a child process: have the kernel end it when its parent dies (on Linux; elsewhere it does nothing)."""
-    if _libc is not None:
-        parent = os.getppid()
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Called in a child process: have the kernel end it when its parent dies (on Linux; elsewhere it does nothing).
+
+    `parent_pid` is the id that the parent had when it started the child. If that is no longer the parent's, the parent
+    has died already, and the child ends here. Without it, a death before this call goes unnoticed.
+    """
+    if _libc is None:
+        return
+    parent_pid = os.getppid() if parent_pid is None else parent_pid
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def free_port() -> int:
@@ -70,3 +86,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _become(parent_pid: int, command: list[str]) -> None:
+    """What a child does first: bind its life to its parent's, then become the command."""
+    die_with_parent(parent_pid)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a command would inherit it
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"Error: {command[0]} cannot be run: {error.strerror}.", file=sys.stderr)
+        sys.exit(EXIT_NO_COMMAND)
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2:])
