@@ -48,7 +48,7 @@ class StatesideError(Exception):
         parts = [self.what if self.where is None else f"{self.what} ({self.where})"]
         if self.next_step:
             parts.append(self.next_step)
-        return ". ".join(part.rstrip(".") for part in parts) + "."
+        return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in parts)
 
     def problem(self) -> dict[str, Any]:
         """This error as an RFC 9457 problem document."""

@@ -9,8 +9,8 @@ from stateside.storage import write_atomically
 
 def test_a_heartbeat_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     for heartbeat in (
-        Heartbeat(1, Position.start(), "starting"),
-        Heartbeat(1_700_000_000_000_000, Position.of({"a-0": 7, "a-1": 2**60}), "idle"),
+        Heartbeat(1, Position.start(), "running"),
+        Heartbeat(1_700_000_000_000_000, Position.of({"a-0": 7, "a-1": 2**60}), "stopped"),
     ):
         write_atomically(tmp_path / "heartbeat.json", heartbeat.as_json(), durable=False)
         assert Heartbeat.load(tmp_path / "heartbeat.json") == heartbeat

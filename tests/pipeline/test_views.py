@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -101,6 +103,23 @@ REFUSALS: dict[str, tuple[str, list[str], Callable[[DataFrame], DataFrame]]] = {
         ["customer"],
         lambda e: e.groupBy(F.upper("entity").alias("customer")).agg(F.sum("amount")),
     ),
+    "a decimal key": (
+        "has the type decimal",
+        ["price"],
+        lambda e: e.selectExpr("cast(amount as decimal(9,2)) as price").groupBy("price").count(),
+    ),
+    "the largest of arrays": (
+        "has the type",
+        ["entity"],
+        lambda e: e.groupBy("entity").agg(F.expr("max(array(amount)) as most")),
+    ),
+    "a column that is not there": (
+        "fails: AnalysisException",
+        ["entity"],
+        lambda e: e.groupBy("entity").agg(F.sum("amuont")),
+    ),
+    "a function that raises": ("fails: ZeroDivisionError", ["entity"], lambda e: 1 / 0),
+    "a function that returns nothing": ("fails: AttributeError", ["entity"], lambda e: None),
     "an average": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.avg("amount"))),
     "a sum of doubles": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount / 2)"))),
     "a sum with a filter": (
@@ -167,10 +186,56 @@ def test_a_count_does_not_go_on_where_a_sum_left_off(spark: SparkSession, layout
                 run_to(app, layout, spark)
 
 
+def test_a_view_that_was_mended_before_its_first_batch_is_no_changed_view(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(5))
+    app = stateside.App("shop", fields="country string, amount long")
+
+    @app.view(key=["entity"])
+    def spending(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").agg(F.sum("amount").alias("total"))
+
+    broken = layout.view("spending").checkpoint
+    broken.mkdir(parents=True)
+    (broken / "metadata").write_text("this is no checkpoint")
+    with pytest.raises(PipelineFailed, match="did not start"):
+        run_to(app, layout, spark)
+    shutil.rmtree(broken)
+    run_to(shop(), layout, spark)
+    assert rows(layout, "spending", "emma")[0]["total"] == 5
+
+
+def test_a_journal_that_is_shorter_than_what_was_read_stops_the_view(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(1, 2, 3))
+    run_to(shop(), layout, spark)
+    shutil.rmtree(layout.journal)
+    append(layout, orders(9))
+    with pytest.raises(PipelineFailed, match="ends at 1, before 3"):
+        run_to(shop(), layout, spark)
+
+
+def test_an_application_without_views_is_refused(spark: SparkSession, layout: Layout) -> None:
+    with pytest.raises(ViewInvalid, match="has no view"), Runner(stateside.App("shop"), layout, session=spark):
+        raise AssertionError("it runs")
+
+
+def test_a_module_that_fails_is_told_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text, reason in (
+        ("typo_app", "def broken(:", "SyntaxError"),
+        ("name_app", "app = Ap()", "NameError: name 'Ap' is not defined"),
+        ("needs_app", "from os import no_such_thing", "ImportError"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(ViewInvalid, match=reason):
+            load(f"{name}:app")
+
+
 def test_a_payload_field_may_not_hide_a_column_of_every_event(spark: SparkSession, layout: Layout) -> None:
+    app = shop()
+    app.fields = "country string, amount long, time long"
     append(layout, orders(1))
     with pytest.raises(ViewInvalid, match="'time'"):
-        run_to(stateside.App("shop", fields="time long"), layout, spark)
+        run_to(app, layout, spark)
 
 
 def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layout: Layout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+import stateside
 from stateside.billing.generator import Generator
+from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.processes import Child, free_port
 from stateside.testing import append, run_to
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -37,16 +40,32 @@ def server(billing_folder: Layout, tmp_path_factory: pytest.TempPathFactory) -> 
     yield from serving(billing_folder, tmp_path_factory.mktemp("logs") / "server.log")
 
 
-def serving(layout: Layout, log: Path) -> Iterator[str]:
-    """Start a server as a process, wait until it answers, and stop it in the end."""
-    import sys
+STRANGE_NAMES = ["A", "%41", "a/b", "..", ".", "a b", "a+b", "ä?&=#", "a%2Fb", "'\"<>", "/"]
 
+
+@pytest.fixture(scope="session")
+def names_server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a view `orders` by names that mean something in addresses."""
+    app = stateside.App("names")
+
+    @app.view(key=["entity"])
+    def orders(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").count()
+
+    layout = Layout(tmp_path_factory.mktemp("names"))
+    append(layout, [Event(f"{number}", name, "order", 0, {}) for number, name in enumerate(STRANGE_NAMES)])
+    run_to(app, layout, spark)
+    yield from serving(layout, tmp_path_factory.mktemp("logs") / "names.log", "/v1/views/orders/rows/A")
+
+
+def serving(layout: Layout, log: Path, path: str = "/v1/customers/c0/bill") -> Iterator[str]:
+    """Start a server as a process, wait until it answers, and stop it in the end."""
     port = free_port()
     command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", str(port)]
     child = Child(command, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until_it_answers(url, child)
+        wait_until_it_answers(url + path, child)
         yield url
     finally:
         child.stop()
@@ -56,8 +75,9 @@ def wait_until_it_answers(url: str, child: Child) -> None:
     deadline = time.monotonic() + 30
     while child.returncode() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/v1/customers/c0/bill").status_code == 200:
+            if httpx.get(url).status_code == 200:
                 return
+            time.sleep(0.1)
         except httpx.TransportError:
             time.sleep(0.1)
     raise AssertionError(f"the server does not answer: {child.tail()}")

@@ -19,6 +19,8 @@ from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.serving.client import Client
 
+from .conftest import STRANGE_NAMES, serving
+
 pytestmark = pytest.mark.spark
 
 
@@ -32,7 +34,17 @@ def test_a_customer_s_running_bill_comes_stamped(server: str, billing_folder: La
     assert period["total_micros"] == sum(line["amount_micros"] for line in period["lines"]) > 0
     stamp = document["stamp"]
     assert stamp["position"] == str(Journal(billing_folder.journal).end())
-    assert set(stamp) == {"view", "batch", "position", "watermark", "committed", "age_ms", "age_basis", "source"}
+    assert set(stamp) == {
+        "view",
+        "batch",
+        "position",
+        "watermark",
+        "committed",
+        "age_ms",
+        "age_basis",
+        "replica",
+        "source",
+    }
     assert response.headers["stateside-position"] == stamp["position"]
     assert response.headers["stateside-batch"] == str(stamp["batch"])
 
@@ -46,6 +58,15 @@ def test_rows_are_found_by_the_whole_key_and_by_its_first_parts(server: str) -> 
         assert client.rows("bill", "c1", row["period_end"], row["type"])["rows"] == [row]
         assert client.rows("bill", "c1", row["period_end"])["rows"] == of_customer["rows"]
         assert client.rows("bill", "c")["rows"] == [], "a prefix of a part is no part"
+
+
+def test_a_customer_is_found_by_the_very_name_and_by_no_other(names_server: str) -> None:
+    """Names that mean something in addresses: decoded twice, `%41` would be somebody else."""
+    with Client(names_server) as client:
+        for name in STRANGE_NAMES:
+            assert [row["entity"] for row in client.rows("orders", name)["rows"]] == [name]
+    plain = httpx.get(f"{names_server}/v1/views/orders/rows/%2541").json()
+    assert [row["entity"] for row in plain["rows"]] == ["%41"]
 
 
 def test_an_answer_waits_for_the_floor_and_is_refused_rather_than_older(server: str) -> None:
@@ -73,6 +94,9 @@ def test_the_age_grows_while_the_job_is_down(server: str) -> None:
         ("/v1/views/bill/rows/c1/today", 400, "key-invalid"),
         ("/v1/views/bill/rows/c1/2026-02-28T23:00:00Z/call/more", 400, "key-invalid"),
         ("/v1/views/bill/rows/c1?min_position=now", 400, "position-invalid"),
+        ("/v1/views/bill/rows/c1?min_position=", 400, "position-invalid"),
+        ("/v1/views/bill/rows", 400, "key-invalid"),
+        ("/v1/views/nothing/rows", 404, "view-unknown"),
         ("/v1/views/bill/rows/c1?max_age_ms=-1", 400, "request-invalid"),
         ("/v1/views/bill/rows/c1?wait_ms=99999999", 400, "request-invalid"),
         ("/v1/views/bill/rows/c1?colour=red", 400, "request-invalid"),
@@ -103,6 +127,22 @@ def test_the_client_raises_the_server_s_errors_and_says_when_nobody_answers(serv
             client.rows("bill", "c1", "today")
     with Client("http://127.0.0.1:1") as client, pytest.raises(OperatingError, match="stateside serve"):
         client.rows("bill", "c1")
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(server: str, billing_folder: Layout) -> None:
+    """Granian would share the port with the other server, and each answer every second request."""
+    port = server.rpartition(":")[2]
+    command = [sys.executable, "-m", "stateside", "serve", "--dir", str(billing_folder.root), "--port", port]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert failed.returncode == 1
+    assert "Choose another --port" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_second_server_on_the_same_folder_answers_too(server: str, billing_folder: Layout, tmp_path: Path) -> None:
+    for second in serving(billing_folder, tmp_path / "second.log"):
+        with Client(server) as one, Client(second) as two:
+            assert one.rows("bill", "c1")["rows"] == two.rows("bill", "c1")["rows"]
 
 
 def test_get_on_the_command_line_prints_the_answer_or_one_sentence(server: str) -> None:

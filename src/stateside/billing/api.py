@@ -5,13 +5,17 @@ GET /v1/customers/{customer}/bill      the customer's running bill; takes the sa
 
 from __future__ import annotations
 
-from stateside.billing.bills import VIEW, running_bill
+from stateside.billing.bills import APPLICATION, VIEW, running_bill
+from stateside.errors import RouteUnknown
 from stateside.serving.http import Request, Response, Route
 
 
 async def _bill(request: Request) -> Response:
     (customer,) = request.parts
-    answer = await request.views.get(VIEW).rows([customer], request.floor())
+    reader = request.views.get(VIEW)
+    if reader.catalogue.application != APPLICATION:
+        raise RouteUnknown(f"The application {reader.catalogue.application!r} has no bills")
+    answer = await reader.rows([customer], request.floor())
     return Response({"stamp": answer.stamp.as_dict(), **running_bill(customer, answer.rows)}, [answer.stamp])
 
 

@@ -9,6 +9,7 @@ from stateside.billing.calendar import Month
 from stateside.billing.model import CURRENCY
 from stateside.serving.stamp import parse_time
 
+APPLICATION = "billing"
 VIEW = "bill"
 
 

@@ -19,6 +19,8 @@ def usage(id: str, customer: str, type: str, time_us: int, amount_micros: int) -
     """A usage event of a customer; EventRefused if it is none."""
     if type not in USAGE_TYPES:
         raise EventRefused(f"{type!r} is no type of usage", next_step=f"There are: {', '.join(USAGE_TYPES)}")
+    if "/" in customer:
+        raise EventRefused(f"The customer {customer!r} has a / in its name, which no address could have")
     whole = isinstance(amount_micros, int) and not isinstance(amount_micros, bool)
     if not whole or not 0 <= amount_micros <= AMOUNT_MICROS_MAX:
         raise EventRefused(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from stateside.billing.bills import APPLICATION
 from stateside.billing.invoices import InvoiceSink
 from stateside.billing.model import GRACE_DAYS, TIME_ZONE
 from stateside.pipeline.app import App
 
-app = App("billing", fields="amount_micros long")
+app = App(APPLICATION, fields="amount_micros long")
 
 
 @app.view(key=["customer", "period_end", "type"], sink=InvoiceSink.of)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from stateside.positions import Position
 
-State = Literal["starting", "running", "idle", "stopped", "failed"]
+State = Literal["running", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)

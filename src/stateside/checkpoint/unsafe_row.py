@@ -35,6 +35,7 @@ _FIXED: dict[str, str] = {
     "timestamp_ntz": "<q",
 }
 _VARIABLE: dict[str, Callable[[bytes], Value]] = {"string": lambda raw: raw.decode(), "binary": bytes}
+SERVED_TYPES = frozenset([*_FIXED, *_VARIABLE])
 _SIZE_AND_OFFSET = struct.Struct("<II")
 
 

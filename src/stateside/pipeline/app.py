@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from stateside.errors import ViewInvalid
+from stateside.errors import StatesideError, ViewInvalid
 from stateside.layout import Layout
 
 if TYPE_CHECKING:
@@ -97,8 +97,14 @@ def load(target: str) -> App:
     advice = "Name it like shop:app, with the folder of shop.py on PYTHONPATH or current"
     try:
         found = getattr(import_module(module), attribute or "app")
-    except (ImportError, AttributeError, ValueError) as error:
+    except StatesideError:
+        raise
+    except (ModuleNotFoundError, AttributeError, ValueError, TypeError) as error:
         raise ViewInvalid(f"There is no application {target!r}: {error}", next_step=advice) from error
+    except Exception as error:
+        raise ViewInvalid(
+            f"The module of {target!r} fails: {type(error).__name__}: {error}", next_step="Mend it, then run again"
+        ) from error
     if not isinstance(found, App):
         raise ViewInvalid(f"{target!r} is a {type(found).__name__}, not an App", next_step=advice)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, ViewColumn
+from stateside.checkpoint.unsafe_row import SERVED_TYPES
 from stateside.errors import ViewInvalid
 from stateside.pipeline.app import View
 
@@ -29,13 +30,12 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
     if _kind(plan) != "Aggregate":
         raise _refused(view, f"its query ends in {_kind(plan)}, not in an aggregation")
     grouping = list(_grouping(view, _sequence(plan.groupingExpressions())))
-    return Catalogue(
-        application=application,
-        view=view.name,
-        operator=0,
-        key=_key(view, grouping),
-        columns=tuple(_columns(view, _sequence(plan.aggregateExpressions()), {c.name for c in grouping})),
-    )
+    key = _key(view, grouping)
+    columns = tuple(_columns(view, _sequence(plan.aggregateExpressions()), {c.name for c in grouping}))
+    for column in (*key, *columns):
+        if column.type not in SERVED_TYPES:
+            raise _refused(view, f"its column {column.name!r} has the type {column.type}, which cannot be served yet")
+    return Catalogue(application=application, view=view.name, operator=0, key=key, columns=columns)
 
 
 def _grouping(view: View, expressions: Iterator[Any]) -> Iterator[ViewColumn]:

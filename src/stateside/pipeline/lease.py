@@ -8,6 +8,7 @@ with the JVM until that has died too. Whoever comes next waits for that, and nev
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from pathlib import Path
@@ -17,12 +18,15 @@ from stateside.errors import PipelineRunning
 WAIT_S_MAX = 30.0
 _PAUSE_S = 0.1
 
+log = logging.getLogger(__name__)
+
 
 def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
     """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + wait_s
+    told = False
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,6 +40,9 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
                     where=str(path.parent),
                     next_step="Stop it, or give this one another --dir",
                 ) from None
+            if not told:
+                log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
+                told = True
             time.sleep(_PAUSE_S)
 
 

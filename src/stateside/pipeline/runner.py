@@ -12,18 +12,19 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import read_schema
 from stateside.clock import Clock, SystemClock
-from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
 from stateside.journal import Journal
-from stateside.layout import Layout
+from stateside.layout import Layout, ViewLayout
 from stateside.pipeline import lease
 from stateside.pipeline.app import App, BatchId, Sink, View
 from stateside.pipeline.derive import derive_catalogue
@@ -72,7 +73,7 @@ class Runner:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Runner:
-        _check_fields(self._app)
+        _check_app(self._app)
         with ExitStack() as stack:
             handle = lease.acquire(self._layout.driver_lock, self._settings.lease_wait_s)
             stack.callback(os.close, handle)
@@ -87,8 +88,8 @@ class Runner:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._beating.set()
         self._heart.join()
-        self._write_heartbeats("failed" if isinstance(error, PipelineFailed) else "stopped")
-        self._cleanup.close()
+        with self._cleanup:
+            self._write_heartbeats("failed" if isinstance(error, PipelineFailed) else "stopped")
 
     def wait(self, stop: threading.Event) -> None:
         """Until the event is set; PipelineFailed as soon as a query ends by itself."""
@@ -118,11 +119,25 @@ class Runner:
 
     def _start(self, view: View) -> StreamingQuery:
         places = self._layout.view(view.name)
-        frame = view.function(self._events())
-        catalogue = derive_catalogue(self._app.name, view, frame)
-        _write_catalogue(catalogue, places.catalogue)
+        try:
+            frame = view.function(self._events())
+            catalogue = derive_catalogue(self._app.name, view, frame)
+        except StatesideError:
+            raise
+        except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
+            raise ViewInvalid(
+                f"The view {view.name!r} fails: {type(error).__name__}: {_reason(error)}",
+                next_step="Mend its function or the application's fields, then run again",
+            ) from error
+        _write_catalogue(catalogue, places)
         writer = frame.writeStream.queryName(view.name).option("checkpointLocation", str(places.checkpoint))
-        return self._with_sink(view, writer).start()
+        writer = self._with_sink(view, writer)
+        try:
+            return writer.start()
+        except Exception as error:
+            raise PipelineFailed(
+                f"The view {view.name!r} did not start: {_reason(error)}", where=str(places.checkpoint)
+            ) from error
 
     def _with_sink(self, view: View, writer: DataStreamWriter) -> DataStreamWriter:
         if view.sink is None:
@@ -139,9 +154,10 @@ class Runner:
 
     def _check(self) -> None:
         for name, query in self._queries.items():
-            if not query.isActive:
+            reason = _stopped(query)
+            if reason is not None:
                 raise PipelineFailed(
-                    f"The view {name!r} stopped: {_reason(query.exception())}",
+                    f"The view {name!r} stopped: {reason}",
                     where=str(self._layout.spark / DRIVER_LOG),
                     next_step="Mend the cause and run again: it resumes at its last committed batch",
                 )
@@ -160,7 +176,10 @@ class Runner:
 
     def _beat(self) -> None:
         while not self._beating.wait(HEARTBEAT_S):
-            self._write_heartbeats("running")
+            try:
+                self._write_heartbeats("running")
+            except (OSError, StatesideError) as error:  # a full disk, say: answers grow old until it succeeds again
+                log.error("no heartbeat: %s", error)
 
     def _write_heartbeats(self, state: State) -> None:
         time_us = self._clock.now_us()  # before the journal's end is read: what was there at this time lies before it
@@ -180,9 +199,11 @@ def _batch_function(sink: Sink, checkpoint: Checkpoint) -> Callable[[DataFrame, 
     return write
 
 
-def _write_catalogue(catalogue: Catalogue, path: Path) -> None:
-    """Write it once; refuse a query that was changed on an old checkpoint."""
-    if path.exists() and Catalogue.load(path) != catalogue:
+def _write_catalogue(catalogue: Catalogue, places: ViewLayout) -> None:
+    """Write it; refuse a query that was changed on a checkpoint that has batches already."""
+    path = places.catalogue
+    begun = bool(Checkpoint(Storage.at(places.checkpoint)).commits())
+    if begun and path.exists() and Catalogue.load(path) != catalogue:
         raise ViewInvalid(
             f"The view {catalogue.view!r} was changed: it is not the one that its state was built with",
             where=str(path),
@@ -191,7 +212,9 @@ def _write_catalogue(catalogue: Catalogue, path: Path) -> None:
     write_atomically(path, catalogue.as_json())
 
 
-def _check_fields(app: App) -> None:
+def _check_app(app: App) -> None:
+    if not app.views:
+        raise ViewInvalid(f"The application {app.name!r} has no view", next_step="Declare one with @app.view(key=[…])")
     names = {field.split()[0] for field in app.fields.split(",") if field.strip()}
     clashes = names & set(ENVELOPE_NAMES)
     if clashes:
@@ -199,6 +222,14 @@ def _check_fields(app: App) -> None:
             f"The payload field {min(clashes)!r} has the name of a column that every event has",
             next_step="Leave it out of the application's fields, or give it another name in the payload",
         )
+
+
+def _stopped(query: StreamingQuery) -> str | None:
+    """Why the query has ended; None while it runs."""
+    try:
+        return None if query.isActive else _reason(query.exception())
+    except (Py4JError, OSError) as error:
+        return f"Spark's JVM is gone ({error})"
 
 
 def _reason(error: Exception | None) -> str:

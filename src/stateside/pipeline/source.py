@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from stateside.errors import PositionInvalid
 from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import DurableEnd
@@ -93,13 +94,19 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Where the next batch ends: the durable end, or as far as the limit allows."""
         end = self._journal.durable_end()
+        if end.offset < start[PARTITION]:
+            raise PositionInvalid(
+                f"The journal ends at {end.offset}, before {start[PARTITION]}, where this query has read to",
+                where=str(self._journal.directory),
+                next_step="It was replaced or cut: bring the right journal back, or run the view on a new folder",
+            )
         self._marks.append(end)
         offset = end.offset if self._stop_at is None else min(self._stop_at, end.offset)
         if isinstance(limit, ReadMaxRows):
             offset = min(offset, start[PARTITION] + limit.max_rows)
         else:
             assert isinstance(limit, ReadAllAvailable), limit
-        return {PARTITION: max(offset, start[PARTITION])}
+        return {PARTITION: max(offset, start[PARTITION])}  # a `stopAt` may lie before what is read already
 
     def reportLatestOffset(self) -> dict[str, int]:
         """The durable end, for Spark's progress reports."""

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from stateside import errors
-from stateside.errors import OperatingError, StatesideError
+from stateside.errors import OperatingError, RequestInvalid, StatesideError
 from stateside.positions import Position
 
 TIMEOUT_S = 35.0  # longer than the longest wait that a server allows
@@ -19,27 +19,36 @@ class Client:
     """A connection to one server. Answers are the JSON documents that the HTTP interface describes, stamp included."""
 
     def __init__(self, base_url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._http = httpx.Client(base_url=base_url, timeout=timeout_s)
+        try:
+            self._http = httpx.Client(base_url=base_url, timeout=timeout_s)
+        except httpx.InvalidURL as error:
+            raise RequestInvalid(
+                f"{base_url!r} is no address: {error}", next_step="Write it like http://host:8471"
+            ) from error
 
     def rows(self, view: str, *key: str, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
         """The rows of one key, or of all keys that begin with these parts."""
-        path = "/".join(quote(part, safe="") for part in (view, "rows", *key))
-        return self.get(f"/v1/views/{path}", min_position=min_position, **parameters)
+        path = f"/v1/views/{quote(view, safe='')}/rows"
+        return self._get(path, [("key", part) for part in key], min_position, parameters)
 
     def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
         """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""
-        query: dict[str, str | int] = dict(parameters)
-        if min_position is not None:
-            query["min_position"] = str(min_position)
+        return self._get(path, [], min_position, parameters)
+
+    def _get(
+        self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: dict[str, int]
+    ) -> dict[str, Any]:
+        floor = [("min_position", str(min_position))] if min_position is not None else []
+        query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]
         try:
-            response = self._http.get(path, params=query)
-        except httpx.TransportError as error:
+            response = self._http.get(path, params=tuple(query))
+            document: dict[str, Any] = response.json()
+        except (httpx.TransportError, ValueError) as error:
             raise OperatingError(
-                f"The server did not answer: {error}",
+                f"No Stateside server answered: {error}",
                 where=str(self._http.base_url),
-                next_step="Is `stateside serve` running there?",
+                next_step="Start `stateside serve` there, or give its address with --url",
             ) from error
-        document: dict[str, Any] = response.json()
         if response.is_error:
             raise _problem(document)
         return document

@@ -3,6 +3,7 @@
     GET /healthz                               this process answers
     GET /v1/views                              the views that are served
     GET /v1/views/{view}/rows/{key…}           the rows of one key, or of all keys that begin with these parts
+    GET /v1/views/{view}/rows?key=…&key=…      the same, for parts that cannot stand in a path ("a/b", "..", "")
         ?min_position=0:1234                   only if the answer covers this position (read your own event)
         ?max_age_ms=1000                       only if it is no older than this
         ?wait_ms=5000                          for how long to wait until it is so
@@ -17,9 +18,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
-from stateside.errors import MethodInvalid, RequestInvalid, RouteUnknown, StatesideError
+from stateside.errors import KeyInvalid, MethodInvalid, RequestInvalid, RouteUnknown, StatesideError
 from stateside.positions import Position
 from stateside.serving.stamp import Stamp
 from stateside.serving.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
@@ -34,9 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a handler is given: the path's parts after its route's prefix, and the query's parameters."""
+    """What a handler is given: the path's parts that the route left open, the key's parts, and the parameters."""
 
     parts: tuple[str, ...]
+    keys: tuple[str, ...]
     parameters: dict[str, str]
     views: Views
 
@@ -51,7 +53,7 @@ class Request:
         position = self.parameters.get("min_position")
         wait_ms = self._number("wait_ms", WAIT_MS_MAX)
         return Floor(
-            min_position=Position.parse(position) if position else None,
+            min_position=None if position is None else Position.parse(position),
             max_age_ms=self._number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
         )
@@ -107,12 +109,22 @@ async def _views(request: Request) -> Response:
 
 
 async def _rows(request: Request) -> Response:
-    reader = request.views.get(request.parts[0])
-    answer = await reader.rows(reader.parse_key(request.parts[1:]), request.floor())
+    view, *in_path = request.parts
+    reader = request.views.get(view)
+    key = reader.parse_key([*in_path, *request.keys])
+    if not key:
+        names = ", ".join(f"{column.name} ({column.type})" for column in reader.catalogue.key)
+        raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {names}")
+    answer = await reader.rows(key, request.floor())
     return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
 
 
-ROUTES = [Route("/healthz", _health), Route("/v1/views", _views), Route("/v1/views/*/rows/**", _rows)]
+ROUTES = [
+    Route("/healthz", _health),
+    Route("/v1/views", _views),
+    Route("/v1/views/*/rows", _rows),
+    Route("/v1/views/*/rows/**", _rows),
+]
 
 
 class Application:
@@ -144,11 +156,14 @@ class Application:
     async def _handle(self, method: str, path: str, query: str) -> Response:
         if len(path) + len(query) > PATH_CHARS_MAX:
             raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
-        parts = [unquote(part) for part in path.strip("/").split("/")]
+        parts = path.removeprefix("/").split("/")  # Granian has decoded it already
+        pairs = parse_qsl(query, keep_blank_values=True)
+        keys = tuple(value for name, value in pairs if name == "key")
+        parameters = {name: value for name, value in pairs if name != "key"}
         for route in self._routes:
             taken = route.match(parts)
             if taken is not None:
                 if method not in ("GET", "HEAD"):
                     raise MethodInvalid(f"{method} is not possible at {path[:200]!r}", next_step="Use GET")
-                return await route.handler(Request(taken, dict(parse_qsl(query, keep_blank_values=True)), self._views))
+                return await route.handler(Request(taken, keys, parameters, self._views))
         raise RouteUnknown(f"There is nothing at {path[:200]!r}", next_step="GET /v1/views lists what is served")

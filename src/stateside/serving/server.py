@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import socket
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -46,18 +48,27 @@ def serve(folder: Path, *, port: int, address: str = "127.0.0.1", workers: int =
         respawn_failed_workers=True,
         workers_kill_timeout=WORKER_STOP_S,
     )
+    _check_free(address, port)
     with Follower(Layout(folder)):
+        server.serve(target_loader=partial(load_application, folder, tuple(routes), os.getpid()), wrap_loader=False)
+
+
+def _check_free(address: str, port: int) -> None:
+    """SetupError if the port is taken: Granian would share it with another server, and answer every second request."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.serve(target_loader=partial(load_application, folder, tuple(routes)), wrap_loader=False)
+            probe.bind((address, port))
         except OSError as error:
             raise SetupError(
-                f"Cannot listen on {address}:{port}: {error}", next_step="Choose another --port, or 0 for any free one"
+                f"Cannot listen on {address}:{port}: {error.strerror}",
+                next_step="Choose another --port, or 0 for any free one",
             ) from error
 
 
-def load_application(folder: Path, routes: Sequence[str]) -> Any:
+def load_application(folder: Path, routes: Sequence[str], parent_pid: int) -> Any:
     """Called in each worker process: the application that answers there."""
-    die_with_parent()
+    die_with_parent(parent_pid)
     return Application(Views(Layout(folder)), [route for name in routes for route in _load_routes(name)])
 
 
@@ -68,6 +79,7 @@ class Follower:
         self._layout = layout
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
+        self._troubles: dict[str, str] = {}
 
     def __enter__(self) -> Follower:
         self._discovery = threading.Thread(target=self._discover, name="discovery", daemon=True)
@@ -89,8 +101,11 @@ class Follower:
     def _follow(self, view: ViewLayout) -> None:
         try:
             tail = Tail(view)
-        except StatesideError as error:
-            log.error("view %s: %s", view.name, error)
+        except Exception as error:  # whatever it is, other views are followed, and this one is tried again
+            if self._troubles.get(view.name) != str(error):
+                self._troubles[view.name] = str(error)
+                unexpected = None if isinstance(error, StatesideError) else error
+                log.error("view %s: %s", view.name, error, exc_info=unexpected)
             return
         thread = threading.Thread(target=tail.run, args=(self._stop,), name=f"tail {view.name}", daemon=True)
         self._threads[view.name] = thread

@@ -8,6 +8,7 @@
     age_ms          for how long the answer may be out of date: the time since it was last known that nothing newer
                     waited in the journal (basis `heartbeat`) or, without a heartbeat, since the commit (`commit`)
     age_basis       which of the two
+    replica         the name of the replica that answered
     source          `live`: from a replica of the running state
 
 In HTTP answers the stamp stands in the body, and its first three parts in the headers `Stateside-View`,
@@ -36,6 +37,7 @@ class Stamp:
     committed_us: int
     age_ms: int
     age_basis: Literal["heartbeat", "commit"]
+    replica: str
     source: Literal["live"] = "live"
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class Stamp:
             "committed": iso_time(self.committed_us),
             "age_ms": self.age_ms,
             "age_basis": self.age_basis,
+            "replica": self.replica,
             "source": self.source,
         }
 

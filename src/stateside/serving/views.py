@@ -60,10 +60,10 @@ class ViewReader:
     def __init__(self, layout: ViewLayout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self.catalogue = Catalogue.load(layout.catalogue)
-        self._replica = ReplicaReader(layout.replica)
         self._codec = KeyCodec([column.type for column in self.catalogue.key])
         schema = read_schema(Storage.at(layout.checkpoint), self.catalogue.operator)
         self._decoder = RowDecoder(schema.value)
+        self._replica = ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
     def close(self) -> None:
         """Let the replica go."""
@@ -73,14 +73,14 @@ class ViewReader:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
         floor = floor or Floor()
         deadline = time.monotonic() + floor.wait_ms / 1_000
+        prefix = self._codec.encode(key)
         while True:
-            answer = self._read(key)
-            missing = "it has no batch yet" if answer is None else floor.missing(answer.stamp)
-            if answer is not None and missing is None:
-                return answer
+            found = self._read(prefix, floor)
+            if isinstance(found, Answer):
+                return found
             if time.monotonic() >= deadline:
                 raise NotFreshEnough(
-                    f"The view {self.catalogue.view!r} is not fresh enough: {missing}",
+                    f"The view {self.catalogue.view!r} is not fresh enough: {found}",
                     next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
                 )
             await asyncio.sleep(_POLL_S)
@@ -95,10 +95,15 @@ class ViewReader:
             )
         return [_parse(column.name, column.type, part) for column, part in zip(columns, parts, strict=False)]
 
-    def _read(self, key: Sequence[Value]) -> Answer | None:
+    def _read(self, prefix: bytes, floor: Floor) -> Answer | str:
+        """The answer, or what it lacks; rows are only read for an answer that lacks nothing."""
         with self._replica.snapshot() as snapshot:
             stamp = self._stamp(snapshot)
-            return None if stamp is None else Answer(stamp, self._rows(snapshot, self._codec.encode(key)))
+            missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+            if stamp is not None and missing is None:
+                return Answer(stamp, self._rows(snapshot, prefix))
+            trouble = snapshot.trouble()
+            return f"{missing}. Its replica does not move: {trouble}" if trouble else f"{missing}"
 
     def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -126,6 +131,7 @@ class ViewReader:
             committed_us=batch.committed_us,
             age_ms=max(0, (self._clock.now_us() - since_us) // 1_000),
             age_basis="commit" if fresh_us is None else "heartbeat",
+            replica=snapshot.replica(),
         )
 
 
