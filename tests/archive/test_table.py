@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from stateside.archive import ArchiveTable, TableSpec, table
 from stateside.errors import ArchiveInvalid
@@ -256,6 +256,49 @@ def test_a_crash_between_the_table_and_its_mark_makes_no_second_table(
     archive = opened(tmp_path)
     assert json.loads((tmp_path / "mark.json").read_bytes()) == {"table": made}
     assert archive.append(BATCH, "query", 0)
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["with rows", "whose rows were deleted"])
+def test_a_table_that_was_filled_is_not_taken_over_without_its_mark(
+    archive: ArchiveTable, tmp_path: Path, emptied: bool
+) -> None:
+    """Who deletes the folder with the mark, to fill the table anew, would have every row twice."""
+    archive.append(BATCH, "query", 0)
+    if emptied:
+        DeltaTable(tmp_path / "table").delete()
+    (tmp_path / "mark.json").unlink()
+    before = set((tmp_path / "table").rglob("*"))
+    with pytest.raises(ArchiveInvalid, match=r"was written to before, but its mark .* is gone") as refused:
+        opened(tmp_path)
+    assert f"Bring the folder {tmp_path} back, or move the table away" in str(refused.value)
+    assert set((tmp_path / "table").rglob("*")) == before
+    assert not (tmp_path / "mark.json").exists()
+
+
+def test_a_table_born_with_rows_is_not_taken_over_either(tmp_path: Path) -> None:
+    born = BATCH.append_column("sealed_batch", pa.array([0, 0], pa.int64()))
+    write_deltalake(tmp_path / "table", born.cast(SPEC.stored_schema))
+    assert DeltaTable(tmp_path / "table").version() == 0
+    with pytest.raises(ArchiveInvalid, match="was written to before"):
+        opened(tmp_path)
+
+
+def test_both_ways_on_from_a_table_without_its_mark_work(archive: ArchiveTable, tmp_path: Path) -> None:
+    archive.append(BATCH, "query", 0)
+    (tmp_path / "mark.json").rename(tmp_path / "mark.away")
+    (tmp_path / "table").rename(tmp_path / "table.away")
+    assert opened(tmp_path).append(rows(("emma", 1)), "query", 0)
+    shutil.rmtree(tmp_path / "table")
+    (tmp_path / "table.away").rename(tmp_path / "table")
+    (tmp_path / "mark.away").rename(tmp_path / "mark.json")
+    assert stored(opened(tmp_path)) == [("emma", 2, 0), ("noah", 3, 0)]
+
+
+def test_a_damaged_table_without_its_mark_is_told(archive: ArchiveTable, tmp_path: Path) -> None:
+    (tmp_path / "mark.json").unlink()
+    (tmp_path / "table" / "_delta_log" / f"{0:020d}.json").write_text("damaged")
+    with pytest.raises(ArchiveInvalid, match="cannot be opened"):
+        opened(tmp_path)
 
 
 def test_of_two_that_store_the_same_batch_at_the_same_time_one_fails(

@@ -1,7 +1,7 @@
 """What every journal promises, whatever it is stored on. A backend joins in three lines, at the end of this file.
 
 The promises are those that rooms to the right rely on: receipts that the end covers, all or none, one order for all
-readers, reading from any position, and nothing that is not durable.
+readers, reading from any position, nothing that is not durable, and an id by which a journal is known again.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,9 @@ class Writer(Protocol):
 class Reader(Protocol):
     """How events get out."""
 
+    def id(self) -> str | None: ...
     def end(self) -> Position: ...
+    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]: ...
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]: ...
 
 
@@ -57,6 +59,27 @@ class JournalContract(ABC):
             assert writer.end == Position.start()
         assert self.reader(tmp_path).end() == Position.start()
         assert list(self.reader(tmp_path).events()) == []
+
+    def test_a_journal_has_an_id_of_its_own_for_life(self, tmp_path: Path) -> None:
+        reader, other = self.reader(tmp_path / "one"), self.reader(tmp_path / "other")
+        assert reader.id() is None
+        ids = set()
+        for number in range(3):
+            with self.writer(tmp_path / "one", ManualClock()) as writer:
+                writer.append(_events(1, number))
+                ids.add(reader.id())
+        with self.writer(tmp_path / "other", ManualClock()) as writer:
+            writer.append(_events(3, 0))
+        assert ids == {self.reader(tmp_path / "one").id()}
+        assert None not in ids
+        assert other.id() not in ids
+
+    def test_a_producer_finds_out_which_of_its_events_came_in_since_its_last_receipt(
+        self, tmp_path: Path, appended: list[tuple[Position, list[Event]]]
+    ) -> None:
+        (receipt, _), (_, second), (_, third) = appended
+        new = _events(2, 100)
+        assert self.reader(tmp_path).unstored([*second, *new, *third], since=receipt) == new
 
     def test_events_are_read_in_the_order_of_their_appends(
         self, tmp_path: Path, appended: list[tuple[Position, list[Event]]]

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -82,6 +83,66 @@ def test_garbage_behind_the_end_mark_is_not_looked_at(tmp_path: Path, make_event
     with next(tmp_path.glob("*.segment")).open("ab") as file:
         file.write(b"\x00garbage" * 20)
     assert list(Journal(tmp_path).events()) == make_events(3)
+
+
+def test_a_journal_keeps_its_id_and_shares_it_with_no_other(tmp_path: Path, make_events: MakeEvents) -> None:
+    first, other = Journal(tmp_path / "first"), Journal(tmp_path / "other")
+    assert first.id() is other.id() is None
+    for count in (1, 2):
+        _append(first.directory, make_events(count))
+        _append(other.directory, make_events(count))
+    assert UUID(first.id()) != UUID(other.id())
+    before = first.id()
+    with JournalWriter(first.directory, segment_bytes_max=1) as writer:
+        writer.append(make_events(1))
+        assert first.id() == before
+
+
+def test_a_journal_has_its_id_from_its_first_opening_on(tmp_path: Path) -> None:
+    tmp_path.joinpath("lock").touch()
+    assert Journal(tmp_path).id() is None
+    with JournalWriter(tmp_path):
+        assert Journal(tmp_path).id() is not None
+
+
+def test_the_same_journal_elsewhere_is_the_same_journal(tmp_path: Path, make_events: MakeEvents) -> None:
+    _append(tmp_path / "here", make_events(1))
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert Journal(tmp_path / "here").id() == Journal(tmp_path / "there").id()
+
+
+@pytest.mark.parametrize("foreign", [0, 2, 4])
+def test_a_segment_of_another_journal_is_not_read(tmp_path: Path, make_events: MakeEvents, foreign: int) -> None:
+    journal = _three_segments(tmp_path / "journal", make_events)
+    other = _three_segments(tmp_path / "other", make_events)
+    name = f"{foreign:020d}.segment"
+    shutil.copy(other.directory / name, journal.directory / name)
+    wrong = 0 if foreign == 4 else foreign  # a foreign newest segment makes the others foreign
+    with pytest.raises(JournalCorrupt, match=f"this segment is of the journal .*{wrong:020d}.segment, byte 0"):
+        list(journal.events(_at(wrong)))
+    if foreign != 2:
+        return
+    assert list(journal.events(_at(0), _at(2))) == make_events(2)
+    assert list(journal.events(_at(4))) == make_events(2, first=4)
+
+
+def test_a_writer_does_not_go_on_behind_a_segment_of_another_journal(tmp_path: Path, make_events: MakeEvents) -> None:
+    journal = _three_segments(tmp_path / "journal", make_events)
+    other = _three_segments(tmp_path / "other", make_events)
+    shutil.copy(other.directory / f"{4:020d}.segment", journal.directory)
+    with pytest.raises(JournalCorrupt, match=f"the newest one of {other.id()}"):
+        JournalWriter(journal.directory)
+
+
+def test_events_are_found_by_their_ids_from_a_position_on(tmp_path: Path, make_events: MakeEvents) -> None:
+    _append(tmp_path, make_events(4))
+    journal = Journal(tmp_path)
+    asked = make_events(3, first=3)
+    assert journal.unstored(asked, since=_at(0)) == journal.unstored(asked, since=_at(3)) == asked[1:]
+    assert journal.unstored(asked, since=_at(4)) == asked
+    assert journal.unstored([], since=_at(0)) == []
+    with pytest.raises(PositionInvalid):
+        journal.unstored(asked, since=_at(5))
 
 
 def test_a_reader_beside_a_writer_sees_whole_appends_in_order(tmp_path: Path, make_events: MakeEvents) -> None:

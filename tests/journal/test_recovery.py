@@ -1,23 +1,29 @@
-"""Damage: what a crash may leave is cut off and told; what was acknowledged is never given up silently.
+"""Damage: what a crash may leave is set aside and told; what was acknowledged is never given up silently.
 
 `damageable` is a journal of four frames (offsets 0, 2, 3, 6 to 7) whose bytes these tests damage one at a time.
 """
 
+import errno
 import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateside.errors import JournalCorrupt
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.errors import JournalCorrupt, OperatingError
+from stateside.journal import Event, Journal, JournalWriter, recovery
 from stateside.journal.segment import segment_path
 from stateside.positions import Position
+
+MakeEvents = Callable[..., list[Event]]
 
 NEXT = Event("next", "entity", "call", 0, {})
 
 
 @pytest.mark.parametrize(("marked", "step"), [(True, 1), (False, 7)], ids=["with an end mark", "without an end mark"])
-def test_a_last_frame_cut_at_any_byte_is_cut_off_and_appends_go_on(
+def test_a_last_frame_cut_at_any_byte_is_set_aside_and_appends_go_on(
     damageable: Any, caplog: pytest.LogCaptureFixture, marked: bool, step: int
 ) -> None:
     torn = damageable.frames[-1]
@@ -30,9 +36,12 @@ def test_a_last_frame_cut_at_any_byte_is_cut_off_and_appends_go_on(
             assert writer.append([NEXT])["0"] == torn.first_offset + 1
         assert list(Journal(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
         (line,) = caplog.messages
-        assert line == (
+        told, aside = line.split("; they are kept in ")
+        assert told == (
             f"cut off {cut - torn.begin_byte} bytes of a torn frame: {damageable.segment} byte {torn.begin_byte}"
         )
+        assert Path(aside).read_bytes() == damageable.content[torn.begin_byte : cut]
+        Path(aside).unlink()
 
 
 def test_a_proper_end_is_opened_without_a_word(damageable: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +65,7 @@ def test_a_whole_frame_that_was_not_acknowledged_yet_is_kept(damageable: Any, ca
     [b"\x00", b"\x00" * 4096, b"FRAM", b"garbage" * 50, b"FRAM" + b"\xff" * 60, b"STATEJRN" * 9],
     ids=lambda garbage: f"{len(garbage)} bytes from {garbage[:4]!r}",
 )
-def test_garbage_behind_the_end_mark_is_cut_off(
+def test_garbage_behind_the_end_mark_is_set_aside(
     damageable: Any, caplog: pytest.LogCaptureFixture, garbage: bytes
 ) -> None:
     damageable.put(damageable.content + garbage, damageable.end)
@@ -64,13 +73,105 @@ def test_garbage_behind_the_end_mark_is_cut_off(
         writer.append([NEXT])
     assert list(Journal(damageable.folder).events()) == [*damageable.events, NEXT]
     assert caplog.messages[0].startswith(f"cut off {len(garbage)} bytes")
+    assert _aside(damageable) == {f"torn-{len(damageable.content)}": garbage}
 
 
-def test_a_damaged_frame_behind_the_end_mark_is_cut_off_with_what_follows_it(damageable: Any) -> None:
-    at_byte = damageable.frames[2].end_byte - 1
-    damageable.put(_flipped(damageable.content, at_byte), damageable.mark_after(damageable.frames[1]))
+def test_what_was_set_aside_stays_when_the_same_place_is_torn_again(damageable: Any) -> None:
+    tails = [b"first", b"second", b"third"]
+    for tail in tails:
+        damageable.put(damageable.content + tail, damageable.end)
+        JournalWriter(damageable.folder).close()
+    name = f"torn-{len(damageable.content)}"
+    assert _aside(damageable) == dict(zip([name, f"{name}-2", f"{name}-3"], tails, strict=True))
+
+
+def test_what_cannot_be_set_aside_is_not_cut_off(damageable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    damageable.put(damageable.content + b"torn", damageable.end)
+    monkeypatch.setattr(recovery, "write_atomically", _disk_full)
+    with pytest.raises(OperatingError, match="No space left on device"):
+        JournalWriter(damageable.folder)
+    assert damageable.segment.read_bytes() == damageable.content + b"torn"
+
+
+def test_a_crash_before_the_cut_sets_the_bytes_aside_again(damageable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    damageable.put(damageable.content + b"torn", damageable.end)
+    with monkeypatch.context() as crashing:
+        crashing.setattr(os, "truncate", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            JournalWriter(damageable.folder)
+    assert damageable.segment.read_bytes() == damageable.content + b"torn"
+    JournalWriter(damageable.folder).close()
+    assert damageable.segment.read_bytes() == damageable.content
+    assert set(_aside(damageable).values()) == {b"torn"}
+
+
+# A loss of power may bring an earlier end mark back
+
+
+@pytest.mark.parametrize("bits", [0x01, 0xFF])
+@pytest.mark.parametrize("marked", [None, 0, 1], ids=["no mark", "a mark before it", "a mark just before it"])
+def test_any_byte_flipped_in_a_frame_that_others_follow_is_damage_whatever_the_mark_says(
+    damageable: Any, marked: int | None, bits: int
+) -> None:
+    mark = None if marked is None else damageable.mark_after(damageable.frames[marked])
+    frame = damageable.frames[2]
+    for at_byte in range(frame.begin_byte, frame.end_byte):
+        damaged = _flipped(damageable.content, at_byte, bits)
+        damageable.put(damaged, mark)
+        with pytest.raises(JournalCorrupt) as corrupt:
+            JournalWriter(damageable.folder)
+        assert corrupt.value.where == f"{damageable.segment}, byte {frame.begin_byte}"
+        assert f"a whole frame with offset 6 follows at byte {frame.end_byte}" in str(corrupt.value)
+        assert damageable.segment.read_bytes() == damaged
+    assert _aside(damageable) == {}
+
+
+def test_a_gap_of_zeros_with_a_frame_behind_it_is_damage(damageable: Any) -> None:
+    gap = damageable.frames[1:3]
+    begin, end = gap[0].begin_byte, gap[-1].end_byte
+    damageable.put(
+        damageable.content[:begin] + bytes(end - begin) + damageable.content[end:],
+        damageable.mark_after(damageable.frames[0]),
+    )
+    with pytest.raises(JournalCorrupt, match=f"a whole frame with offset 6 follows at byte {end}"):
+        JournalWriter(damageable.folder)
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 3], [0, 1, 1], [0, 3]], ids=["one lost", "one doubled", "two lost"])
+def test_whole_frames_that_do_not_continue_the_one_before_are_damage(damageable: Any, kept: list[int]) -> None:
+    frames = [damageable.frames[index] for index in kept]
+    header = damageable.content[: damageable.frames[0].begin_byte]
+    damageable.put(
+        header + b"".join(damageable.content[frame.begin_byte : frame.end_byte] for frame in frames),
+        damageable.mark_after(damageable.frames[0]),
+    )
+    with pytest.raises(JournalCorrupt, match="a frame begins at offset"):
+        JournalWriter(damageable.folder)
+
+
+def test_a_damaged_last_frame_behind_the_end_mark_is_set_aside(damageable: Any) -> None:
+    """It may be torn: a crash can write a frame's last block before the others."""
+    last = damageable.frames[-1]
+    damaged = _flipped(damageable.content, last.begin_byte + 40)
+    damageable.put(damaged, damageable.mark_after(damageable.frames[1]))
     with JournalWriter(damageable.folder) as writer:
-        assert writer.end["0"] == damageable.frames[2].first_offset
+        assert writer.end["0"] == last.first_offset
+    assert _aside(damageable) == {f"torn-{last.begin_byte}": damaged[last.begin_byte :]}
+
+
+def test_bytes_in_a_torn_frame_that_look_like_a_frame_of_another_journal_do_not_count(
+    damageable: Any, tmp_path: Path, make_events: MakeEvents
+) -> None:
+    with JournalWriter(tmp_path / "other") as writer:
+        begin = segment_path(tmp_path / "other", 0).stat().st_size
+        writer.append(make_events(2))
+    tail = b"torn" + segment_path(tmp_path / "other", 0).read_bytes()[begin:]
+    damageable.put(damageable.content + tail, damageable.end)
+    JournalWriter(damageable.folder).close()
+    assert _aside(damageable) == {f"torn-{len(damageable.content)}": tail}
+
+
+# Damage to what was acknowledged
 
 
 @pytest.mark.parametrize("bits", [0x01, 0xFF])
@@ -143,21 +244,17 @@ def test_a_segment_cut_inside_its_header_is_damaged(damageable: Any, size: int) 
             use()
 
 
-def test_a_loss_can_be_accepted_by_deleting_the_end_mark(damageable: Any) -> None:
-    damageable.put(damageable.content[:-1], damageable.end)
+@pytest.mark.parametrize("cut", [True, False], ids=["a frame cut short", "a damaged frame"])
+def test_a_loss_at_the_end_can_be_accepted_by_deleting_the_end_mark(damageable: Any, cut: bool) -> None:
+    at_byte = len(damageable.content) - 1
+    damageable.put(damageable.content[:-1] if cut else _flipped(damageable.content, at_byte), damageable.end)
     with pytest.raises(JournalCorrupt, match="To accept the loss, delete the file end"):
         JournalWriter(damageable.folder)
     (damageable.folder / "end").unlink()
     with JournalWriter(damageable.folder) as writer:
         writer.append([NEXT])
     assert list(Journal(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
-
-
-def test_without_an_end_mark_a_damaged_frame_is_still_no_torn_one(damageable: Any) -> None:
-    """A crash tears the end of the file; a wrong checksum in front of it is damage, and is not cut off."""
-    damageable.put(_flipped(damageable.content, damageable.frames[1].end_byte - 1), None)
-    with pytest.raises(JournalCorrupt, match="checksum"):
-        JournalWriter(damageable.folder)
+    assert len(_aside(damageable)) == 1
 
 
 def test_an_end_mark_with_any_byte_flipped_or_missing_is_damaged(damageable: Any) -> None:
@@ -190,6 +287,20 @@ def test_a_journal_whose_last_segment_is_gone_is_not_continued(damageable: Any) 
     segment_path(damageable.folder, 7).unlink()
     with pytest.raises(JournalCorrupt, match="2 acknowledged events are missing"):
         JournalWriter(damageable.folder)
+
+
+def _aside(damageable: Any) -> dict[str, bytes]:
+    """What lies beside the segment: the ends of the names, and the bytes."""
+    files = damageable.folder.glob(f"{damageable.segment.name}.*")
+    return {path.name.removeprefix(f"{damageable.segment.name}."): path.read_bytes() for path in files}
+
+
+def _disk_full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _crash(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _flipped(content: bytes, at_byte: int, bits: int = 0x10) -> bytes:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -16,7 +17,7 @@ from stateside.clock import ManualClock
 from stateside.errors import EventRefused, JournalLocked, OperatingError
 from stateside.journal import Event, Journal, JournalWriter, segment
 from stateside.journal.event import decode, encode
-from stateside.journal.segment import segment_offsets
+from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
 from stateside.positions import Position
 
 MakeEvents = Callable[..., list[Event]]
@@ -88,7 +89,7 @@ def test_a_crash_between_a_new_segment_and_its_first_frame_does_no_harm(
 ) -> None:
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(2))
-    segment.create(tmp_path, 2, encode([], 0).schema)
+    segment.create(tmp_path, 2, encode([], 0).schema, journal_id(tmp_path) or uuid4())
     assert list(Journal(tmp_path).events()) == make_events(2)
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(2, first=2))
@@ -278,6 +279,43 @@ def test_a_frame_that_a_crash_left_unsynced_is_synced_before_readers_see_it(
     assert Journal(tmp_path).end()["0"] == 5
 
 
+def test_the_end_mark_is_synced_when_a_journal_is_opened_and_closed_and_when_a_segment_begins(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = _durable_marks(tmp_path, monkeypatch)
+    with JournalWriter(tmp_path, segment_bytes_max=3_000) as writer:
+        assert [mark and mark.offset for mark in marks] == [0]
+        for number in range(12):
+            writer.append(make_events(1, number))
+            assert marks[-1] and marks[-1].segment_offset == segment_offsets(tmp_path)[-1]
+    assert len(segment_offsets(tmp_path)) > 2
+    assert [mark and mark.offset for mark in marks] == [*segment_offsets(tmp_path), 12]
+
+
+def test_the_end_mark_is_synced_before_a_new_segment_gets_its_first_frame(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JournalWriter(tmp_path, segment_bytes_max=1) as writer:
+        writer.append(make_events(2))
+        marks = _durable_marks(tmp_path, monkeypatch)
+        monkeypatch.setattr(segment, "pack_frame", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(make_events(1, first=2))
+        size = (tmp_path / f"{2:020d}.segment").stat().st_size
+        assert marks == [DurableEnd(2, 2, size)]
+
+
+def test_a_mark_that_cannot_be_synced_at_the_close_is_told_and_the_journal_is_given_back(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as broken, JournalWriter(tmp_path) as writer:
+        writer.append(make_events(2))
+        broken.setattr(os, "fdatasync", _fail)
+    assert caplog.messages == [f"the end mark in {tmp_path} was not synced: Input/output error"]
+    with JournalWriter(tmp_path) as writer:
+        assert writer.end["0"] == 2
+
+
 def test_a_crash_while_a_new_journal_is_opened_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the first opening ends, readers see an empty journal and the next opening succeeds."""
     for name in ("fsync", "fdatasync", "pwrite"):
@@ -296,11 +334,31 @@ def _ends_at_syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sync = os.fdatasync
 
     def note(handle: int) -> None:
-        ends.append(Journal(folder).end()["0"])
+        if not _is_mark(handle, folder):
+            ends.append(Journal(folder).end()["0"])
         sync(handle)
 
     monkeypatch.setattr(os, "fdatasync", note)
     return ends
+
+
+def _durable_marks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[DurableEnd | None]:
+    """The end mark at each of its syncs from now on; the last one is what a loss of power leaves at least."""
+    marks: list[DurableEnd | None] = []
+    sync = os.fdatasync
+
+    def note(handle: int) -> None:
+        if _is_mark(handle, folder):
+            marks.append(DurableEnd.read(folder))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    return marks
+
+
+def _is_mark(handle: int, folder: Path) -> bool:
+    mark = folder / "end"
+    return mark.exists() and os.path.samestat(os.fstat(handle), mark.stat())
 
 
 def _fail(handle: int) -> None:
@@ -322,6 +380,36 @@ def test_an_append_whose_mark_cannot_be_written_is_not_repeated_by_this_writer(t
     writer.close()
     with JournalWriter(tmp_path) as again:
         assert again.end == Position.of({"0": 1})
+
+
+@pytest.mark.parametrize("crash_at", ["the frame", "its sync", "the mark", "the receipt"])
+def test_a_producer_without_a_receipt_asks_what_is_stored_and_so_stores_every_event_once(
+    tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch, crash_at: str
+) -> None:
+    with JournalWriter(tmp_path) as writer:
+        receipt = writer.append(make_events(2))
+        with monkeypatch.context() as crashing, pytest.raises(KeyboardInterrupt):
+            _crash_at(crash_at, crashing)
+            writer.append(make_events(3, first=2))
+    with JournalWriter(tmp_path) as writer:
+        stored = writer.end["0"] == 5
+        assert stored == (crash_at != "the frame")
+        again = Journal(tmp_path).unstored(make_events(3, first=2), since=receipt)
+        assert again == ([] if stored else make_events(3, first=2))
+        writer.append(again)
+    assert list(Journal(tmp_path).events()) == make_events(5)
+
+
+def _crash_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next append end where it would write the frame, sync it, move the mark or return the receipt."""
+    if step == "the frame":
+        monkeypatch.setattr(os, "pwrite", _crash)
+    elif step == "its sync":
+        monkeypatch.setattr(os, "fdatasync", _crash)
+    elif step == "the mark":
+        monkeypatch.setattr(DurableEnd, "pack", _crash)
+    else:
+        monkeypatch.setattr(JournalWriter, "end", property(_crash))
 
 
 def test_threads_may_share_a_writer(tmp_path: Path) -> None:

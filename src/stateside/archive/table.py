@@ -43,7 +43,11 @@ class TableSpec:
 
 
 class ArchiveTable:
-    """A table and the mark, kept elsewhere, of which table it is. The mark makes sure that it is created only once."""
+    """A table and the mark, kept elsewhere, of which table it is. The mark makes sure that it is created only once.
+
+    The mark belongs to what fills the table, and lies in its folder: who begins that anew, without a mark, must not
+    find the table that was filled before, for the same rows would come a second time. So such a table is refused.
+    """
 
     def __init__(self, path: Path, spec: TableSpec, mark: Path) -> None:
         self._path = path
@@ -77,25 +81,40 @@ class ArchiveTable:
         return self._open().count() if self._mark.exists() else 0
 
     def _create(self) -> None:
-        """Create the table and then its mark; a table without a mark is one that a crash left between the two."""
+        """Create the table and then its mark; a crash between the two leaves a new table, and is mended here."""
         self._path.mkdir(parents=True, exist_ok=True)
         if not DeltaTable.is_deltatable(str(self._path)):
             partitions = list(self._spec.partition_by)
             DeltaTable.create(self._path, self._spec.stored_schema, partition_by=partitions, name=self._spec.name)
-        write_atomically(self._mark, json.dumps({"table": DeltaTable(self._path).metadata().id}).encode())
+        table = self._load()
+        if table.version() > 0 or table.file_uris():
+            raise self._unmarked()
+        write_atomically(self._mark, json.dumps({"table": table.metadata().id}).encode())
 
     def _open(self) -> DeltaTable:
         try:
             expected = json.loads(self._mark.read_bytes())["table"]
         except FileNotFoundError:
             raise self._invalid("has not been created yet") from None
-        try:
-            table = DeltaTable(self._path)
-        except (TableNotFoundError, DeltaError, OSError) as error:
-            raise self._invalid(f"cannot be opened: {error}") from error
+        table = self._load()
         if table.metadata().id != expected:
             raise self._invalid(f"is another one ({table.metadata().id}) than before ({expected})")
         return table
+
+    def _load(self) -> DeltaTable:
+        try:
+            return DeltaTable(self._path)
+        except (TableNotFoundError, DeltaError, OSError) as error:
+            raise self._invalid(f"cannot be opened: {error}") from error
+
+    def _unmarked(self) -> ArchiveInvalid:
+        return ArchiveInvalid(
+            f"The table {self._spec.name!r} was written to before, but its mark {self._mark} is gone: "
+            "to go on would append the same rows a second time",
+            where=str(self._path),
+            next_step=f"Nothing was written. Bring the folder {self._mark.parent} back, "
+            "or move the table away to begin a new one",
+        )
 
     def _invalid(self, reason: str) -> ArchiveInvalid:
         return ArchiveInvalid(

@@ -7,7 +7,8 @@
     journal.end().covers(receipt)            # True
     for event in journal.events(): ...
 
-`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `reader` the reads.
+`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `recovery` what
+becomes of a crash, `reader` the reads.
 """
 
 from stateside.journal.event import Event

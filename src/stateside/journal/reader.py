@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +25,14 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    def id(self) -> str | None:
+        """Which journal this is: a random UUID, the same for its whole life and for no other journal.
+
+        None before a writer has opened it for the first time. Read anew at each call, as a folder may be replaced.
+        """
+        found = segment.journal_id(self.directory)
+        return None if found is None else str(found)
+
     def end(self) -> Position:
         """The position after the last durable event."""
         return Position.of({PARTITION: self.durable_end().offset})
@@ -40,6 +48,17 @@ class Journal:
         for _, batch in self.batches(first, last):
             yield from decode(batch)
 
+    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
+        """Those of the events whose ids do not stand in the journal from a position on.
+
+        For a producer that appended events and got no receipt: `since` is its last receipt, and what comes back it
+        appends again. A writer must have opened the journal meanwhile: that settles what became of the append.
+        """
+        wanted = {event.id for event in events}
+        for _, batch in self.batches(since[PARTITION], self.end()[PARTITION]):
+            wanted.difference_update(batch.column("id").to_pylist())
+        return [event for event in events if event.id in wanted]
+
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The events with offsets start <= offset < stop, as record batches, each with the offset of its first event.
 
@@ -50,13 +69,16 @@ class Journal:
             raise PositionInvalid(
                 f"Offsets {start} to {stop} do not lie in this journal, which ends at {end.offset}",
                 where=str(self.directory),
-                next_step="The reader's position belongs to another journal, or this one was replaced or cut",
+                next_step="The reader's position belongs to another journal, or this one was replaced or cut. "
+                "After a loss of power, let a writer open it first",
             )
-        for first_offset in self._segments(start, stop):
+        segments = self._segments(start, stop)
+        journal_id = segment.journal_id(self.directory) if segments else None
+        for first_offset in segments:
             if first_offset > start:
                 break
             stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
-            opened = Segment(segment.segment_path(self.directory, first_offset))
+            opened = Segment(segment.segment_path(self.directory, first_offset), journal_id)
             try:
                 start = yield from _cut_frames(opened, opened.frames(start, stop_byte, mark), start, stop)
             finally:

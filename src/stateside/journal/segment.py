@@ -5,21 +5,25 @@ little-endian):
 
     segment := header frame*
 
-    header  := ┌──────────┬─────────┬─────────────┬────────┬────────────────────────────┐
-               │ magic 8  │ u32     │ u32         │ u32    │ Arrow IPC schema message   │
-               │ STATEJRN │ version │ schema size │ crc32  │ padded to 8 bytes          │
-               └──────────┴─────────┴─────────────┴────────┴────────────────────────────┘
-                                                    of the schema message with its padding
+    header  := ┌──────────┬─────────┬─────────────┬────────────┬────────┬──────────────────────────┐
+               │ magic 8  │ u32     │ u32         │ UUID 16    │ u32    │ Arrow IPC schema message │
+               │ STATEJRN │ version │ schema size │ journal id │ crc32  │ padded to 8 bytes        │
+               └──────────┴─────────┴─────────────┴────────────┴────────┴──────────────────────────┘
+                                                                of the fields before it and the message
 
     frame   := ┌──────────┬──────────┬───────────┬──────────────┬────────┬──────────────┐
-               │ u32      │ u32      │ u32       │ u64          │ u32    │ Arrow IPC    │
+               │ magic 4  │ u32      │ u32       │ u64          │ u32    │ Arrow IPC    │
                │ FRAM     │ rows     │ body size │ first offset │ crc32  │ record batch │
                └──────────┴──────────┴───────────┴──────────────┴────────┴──────────────┘
-                                                    of the fields before it and the body
+                                                of the journal id, the fields before it and the body
 
 One append is one frame, so the events of an append are stored all or none. The schema stands in the header, so that a
 later version of Stateside can add columns from one segment to the next. A segment's header is written aside and renamed
 into place: there is no segment with half a header.
+
+The journal id is drawn at random when the journal is born, and is the same in all its segments: two journals are told
+apart by it even where their offsets agree. As the frames' checksums begin with it, no frame of another journal, and no
+bytes inside an event that were made to look like a frame, pass for a frame of this one.
 
 Beside the segments lies `end` (see `DurableEnd`): how far the journal is durable. Readers never look beyond it.
 """
@@ -32,6 +36,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -42,11 +47,12 @@ VERSION = 1
 SUFFIX = ".segment"
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 
-_HEADER = struct.Struct("<8sIII")
+_HEADER = struct.Struct("<8sII16sI")
 _HEADER_MAGIC = b"STATEJRN"
+_HEADER_CHECKED_BYTES = _HEADER.size - 4  # all but the checksum itself
 _FRAME = struct.Struct("<4sIIQI")
 _FRAME_MAGIC = b"FRAM"
-_FRAME_CHECKED_BYTES = _FRAME.size - 4  # all but the checksum itself
+_FRAME_CHECKED_BYTES = _FRAME.size - 4
 _END = struct.Struct("<8sQQQI")
 _END_MAGIC = b"STATEEND"
 END_NAME = "end"
@@ -69,14 +75,19 @@ class Frame:
 
 
 class Segment:
-    """A segment opened for reading. Frames are read by memory map: nothing is copied before it is needed."""
+    """A segment opened for reading. Frames are read by memory map: nothing is copied before it is needed.
 
-    def __init__(self, path: Path) -> None:
+    Given a journal id, a segment that carries another one is refused.
+    """
+
+    def __init__(self, path: Path, journal_id: UUID | None = None) -> None:
         self.path = path
         self.first_offset = int(path.stem)
         self._map = pa.memory_map(str(path))
         self.size = self._map.size()
-        self.schema, self.frames_begin = self._read_header()
+        self.journal_id, self.schema, self.frames_begin = self._read_header()
+        if journal_id not in (None, self.journal_id):
+            raise self._corrupt(0, f"this segment is of the journal {self.journal_id}, the newest one of {journal_id}")
 
     def frames(self, start: int = 0, stop_byte: int | None = None, mark: DurableEnd | None = None) -> Iterator[Frame]:
         """The frames from the one that holds offset `start` up to a byte (the segment's end by default).
@@ -89,7 +100,9 @@ class Segment:
         if mark and mark.segment_offset == self.first_offset and mark.offset <= start:
             at_byte, expected = max(mark.segment_bytes, at_byte), mark.offset  # 0 bytes: before there was a segment
         while at_byte < stop_byte:
-            frame = self._frame(at_byte, stop_byte, expected)
+            frame = self._frame(at_byte, stop_byte)
+            if frame.first_offset != expected:
+                raise self._corrupt(at_byte, f"a frame begins at offset {frame.first_offset}, {expected} was expected")
             if frame.next_offset > start:
                 self._check(frame)
                 yield frame
@@ -99,36 +112,65 @@ class Segment:
         """The frame's events, as stored."""
         return pa.ipc.read_record_batch(self._body(frame), self.schema)
 
+    def bytes_from(self, at_byte: int) -> bytes:
+        """All that the file holds from a byte on, whatever it is."""
+        return bytes(self._map.read_at(self.size - at_byte, at_byte))
+
+    def whole_frame_from(self, at_byte: int) -> Frame | None:
+        """The first whole frame that begins at or behind this byte, wherever that is; None if nothing there is one.
+
+        Whole means that the checksum is right and the offset may lie in this segment. Behind damage no length can be
+        trusted, so every place that looks like the begin of a frame is tried.
+        """
+        content = self.bytes_from(at_byte)
+        found = content.find(_FRAME_MAGIC)
+        while found >= 0:
+            frame = self._whole_frame(at_byte + found)
+            if frame:
+                return frame
+            found = content.find(_FRAME_MAGIC, found + 1)
+        return None
+
     def close(self) -> None:
         """Let the file go; batches already read stay valid."""
         self._map.close()
 
-    def _read_header(self) -> tuple[pa.Schema, int]:
+    def _read_header(self) -> tuple[UUID, pa.Schema, int]:
         if self.size < _HEADER.size:
             raise self._corrupt(0, "the header is cut short")
-        magic, version, size, crc = _HEADER.unpack(self._map.read_at(_HEADER.size, 0))
+        head = self._map.read_at(_HEADER.size, 0)
+        magic, version, size, journal_id, crc = _HEADER.unpack(head)
         if magic != _HEADER_MAGIC:
             raise self._corrupt(0, "this is no journal segment")
         if version != VERSION:
             raise self._corrupt(0, f"format version {version} is not known, this program reads version {VERSION}")
         message = self._map.read_at(size, _HEADER.size)
-        if zlib.crc32(message) != crc:
+        if zlib.crc32(message, zlib.crc32(head[:_HEADER_CHECKED_BYTES])) != crc:
             raise self._corrupt(0, "the header's checksum does not match")
-        return pa.ipc.read_schema(pa.py_buffer(message)), _HEADER.size + size
+        return UUID(bytes=journal_id), pa.ipc.read_schema(pa.py_buffer(message)), _HEADER.size + size
 
-    def _frame(self, at_byte: int, stop_byte: int, expected_offset: int) -> Frame:
+    def _frame(self, at_byte: int, stop_byte: int) -> Frame:
         stop_byte = min(stop_byte, self.size)  # the file may have lost bytes that the end mark still promises
         if at_byte + _FRAME.size > stop_byte:
-            raise self._corrupt(at_byte, "a frame's header is cut short", TornFrame)
+            raise self._corrupt(at_byte, "a frame's header is cut short")
         magic, rows, size, first_offset, crc = _FRAME.unpack(self._map.read_at(_FRAME.size, at_byte))
         if magic != _FRAME_MAGIC or size > FRAME_BYTES_MAX:
             raise self._corrupt(at_byte, "there is no frame where one must begin")
         end_byte = at_byte + _FRAME.size + size
         if end_byte > stop_byte:
-            raise self._corrupt(at_byte, f"a frame of {size} bytes is cut short", TornFrame)
-        if first_offset != expected_offset:
-            raise self._corrupt(at_byte, f"a frame begins at offset {first_offset}, {expected_offset} was expected")
+            raise self._corrupt(at_byte, f"a frame of {size} bytes is cut short")
         return Frame(at_byte, end_byte, first_offset, rows, crc)
+
+    def _whole_frame(self, at_byte: int) -> Frame | None:
+        """The frame that begins here, if one does. The offset, which costs nothing to check, comes first."""
+        try:
+            frame = self._frame(at_byte, self.size)
+            if not self.first_offset <= frame.first_offset <= self.first_offset + self.size:  # an event takes a byte
+                return None
+            self._check(frame)
+        except JournalCorrupt:
+            return None
+        return frame
 
     def _body(self, frame: Frame) -> pa.Buffer:
         self._map.seek(frame.begin_byte + _FRAME.size)
@@ -136,27 +178,31 @@ class Segment:
 
     def _check(self, frame: Frame) -> None:
         head = self._map.read_at(_FRAME_CHECKED_BYTES, frame.begin_byte)
-        if zlib.crc32(self._body(frame), zlib.crc32(head)) != frame.crc:
+        if _frame_crc(self.journal_id, head, self._body(frame)) != frame.crc:
             raise self._corrupt(frame.begin_byte, "a frame's checksum does not match")
 
-    def _corrupt(self, at_byte: int, reason: str, kind: type[JournalCorrupt] = JournalCorrupt) -> JournalCorrupt:
-        return kind(
+    def _corrupt(self, at_byte: int, reason: str) -> JournalCorrupt:
+        return JournalCorrupt(
             f"The journal is damaged: {reason}",
             where=f"{self.path}, byte {at_byte}",
             next_step="Nothing was skipped or changed. Restore this file from a copy, then start again",
         )
 
 
-class TornFrame(JournalCorrupt):
-    """A frame that the segment ends in the middle of: after a crash in mid-write, the owner may cut it off."""
-
-
 @dataclass(frozen=True, slots=True)
 class DurableEnd:
     """How far a journal is durable: the next offset, and the byte in its last segment where the next frame goes.
 
-    Written into the file `end` after each `fsync` of a segment, so it never promises more than the disk holds. It tells
-    a frame that a crash tore (beyond this mark: cut off) from acknowledged events gone missing (before it: an error).
+    It stands in the file `end`, which is written in place after each `fdatasync` of a segment. What it promises:
+
+    - Every event before it is durable, always.
+    - Every acknowledged event lies before it, as long as the machine keeps its power. Processes may be killed.
+    - After a loss of power it may come back as it was earlier, yet never as it was before the last segment got its
+      first frame: it is synced when the journal is opened, when a segment begins, and when the journal is closed. A
+      sync for each append would double what an append costs.
+
+    So what is missing before the mark was acknowledged, but what is damaged behind it need not be unacknowledged.
+    `recovery` says how the two are told apart. Until a writer has opened the journal, readers stop at the earlier mark.
     """
 
     offset: int
@@ -190,16 +236,17 @@ class DurableEnd:
 _END_READ_TRIES = 100
 
 
-def create(directory: Path, first_offset: int, schema: pa.Schema) -> Path:
+def create(directory: Path, first_offset: int, schema: pa.Schema, journal_id: UUID) -> Path:
     """A new segment with nothing but its header, durable."""
     message = schema.serialize().to_pybytes()
     message += b"\0" * (-len(message) % 8)
     path = segment_path(directory, first_offset)
-    write_atomically(path, _HEADER.pack(_HEADER_MAGIC, VERSION, len(message), zlib.crc32(message)) + message)
+    fields = _HEADER.pack(_HEADER_MAGIC, VERSION, len(message), journal_id.bytes, 0)[:_HEADER_CHECKED_BYTES]
+    write_atomically(path, fields + struct.pack("<I", zlib.crc32(message, zlib.crc32(fields))) + message)
     return path
 
 
-def pack_frame(first_offset: int, batch: pa.RecordBatch) -> list[bytes | memoryview]:
+def pack_frame(journal_id: UUID, first_offset: int, batch: pa.RecordBatch) -> list[bytes | memoryview]:
     """The bytes of one frame, ready for a gathered write; EventRefused if no reader would take so large a one."""
     body = memoryview(batch.serialize())
     if len(body) > FRAME_BYTES_MAX:
@@ -208,7 +255,17 @@ def pack_frame(first_offset: int, batch: pa.RecordBatch) -> list[bytes | memoryv
             next_step="Nothing of it was stored; append the events in smaller batches",
         )
     checked = _FRAME.pack(_FRAME_MAGIC, batch.num_rows, len(body), first_offset, 0)[:_FRAME_CHECKED_BYTES]
-    return [checked + struct.pack("<I", zlib.crc32(body, zlib.crc32(checked))), body]
+    return [checked + struct.pack("<I", _frame_crc(journal_id, checked, body)), body]
+
+
+def journal_id(directory: Path) -> UUID | None:
+    """The id of the journal in this folder, from its newest segment; None where no writer has been yet."""
+    offsets = segment_offsets(directory)
+    if not offsets:
+        return None
+    newest = Segment(segment_path(directory, offsets[-1]))
+    newest.close()
+    return newest.journal_id
 
 
 def segment_path(directory: Path, first_offset: int) -> Path:
@@ -217,6 +274,10 @@ def segment_path(directory: Path, first_offset: int) -> Path:
 
 
 def segment_offsets(directory: Path) -> list[int]:
-    """The first offsets of all segments in a folder, ascending."""
-    names = (entry.name for entry in os.scandir(directory))
+    """The first offsets of all segments in a folder, ascending; none where there is no folder."""
+    names = (entry.name for entry in os.scandir(directory)) if directory.exists() else ()
     return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+
+
+def _frame_crc(journal_id: UUID, fields: bytes, body: pa.Buffer | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(fields, zlib.crc32(journal_id.bytes)))

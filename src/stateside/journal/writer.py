@@ -10,21 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
 import pyarrow as pa
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import JournalCorrupt, JournalLocked, OperatingError
+from stateside.errors import JournalLocked, OperatingError
 from stateside.journal import segment
 from stateside.journal.event import SCHEMA, Event, encode
-from stateside.journal.segment import DurableEnd, Segment, TornFrame
+from stateside.journal.recovery import recover
+from stateside.journal.segment import DurableEnd
 from stateside.positions import Position
 from stateside.storage import write_atomically
 
 PARTITION = "0"
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 
-_OPEN_AGAIN = "Open the journal again and read its end: it tells whether the last append was stored"
+_OPEN_AGAIN = "Open the journal again; then Journal.unstored tells whether the last append must be repeated"
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +34,20 @@ log = logging.getLogger(__name__)
 class JournalWriter:
     """The one owner of a journal's folder, by a lock that the operating system takes back when the process dies.
 
-    How an append becomes durable; a crash between any two steps loses no acknowledged event and doubles none:
+    How an append becomes durable; a crash between any two steps loses no acknowledged event:
 
     1. The events are checked and packed into one frame. A bad event refuses the whole append.
-    2. The frame is written behind the last one. A crash here leaves a torn frame, which the next owner cuts off.
+    2. The frame is written behind the last one. A crash here leaves a torn frame, which the next owner sets aside.
     3. `fdatasync`. From here on the events survive a loss of power.
     4. The end mark is moved. From here on readers see the events.
     5. The receipt is returned: the position just after the events.
+
+    A crash or an error between steps 2 and 5 may keep the events although their producer got no receipt. They are in
+    the journal once; but nothing here compares ids, so a producer that appends them again has them twice. It asks
+    first, by reading from its last receipt to the end:
+
+        with JournalWriter(folder) as writer:  # opening settles what the last owner left
+            writer.append(Journal(folder).unstored(events, since=last_receipt))
     """
 
     def __init__(
@@ -53,11 +62,12 @@ class JournalWriter:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(directory)
             try:
-                self._end = _recover(directory)
+                self._id, self._end = recover(directory, newborn=uuid4())
                 self._file = self._open_segment(self._end)
                 os.fdatasync(self._file)  # its last frame may be one that a crash left written but not synced
                 self._mark = _open_mark(directory, self._end)
                 self._publish()
+                os.fdatasync(self._mark)
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -79,12 +89,16 @@ class JournalWriter:
                 raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
             if self._end.segment_bytes >= self._segment_bytes_max:
                 self._roll()
-            self._write(segment.pack_frame(self._end.offset, batch), batch.num_rows)
+            self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
             self._publish()
             return self.end
 
     def close(self) -> None:
-        """Give the journal back. Everything acknowledged is already durable."""
+        """Give the journal back. Everything acknowledged is already durable; the end mark becomes so, if it can."""
+        try:
+            os.fdatasync(self._mark)
+        except OSError as error:
+            log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
         for handle in (self._file, self._mark, self._lock):
             os.close(handle)
 
@@ -122,12 +136,16 @@ class JournalWriter:
             raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
+        """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
         with _writing(self._directory):
-            path = segment.create(self._directory, self._end.offset, SCHEMA)
+            path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
             end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
             file = self._open_segment(end)
         os.close(self._file)
         self._file, self._end = file, end
+        self._publish()
+        with self._breaking("The journal's end mark failed to sync"):
+            os.fdatasync(self._mark)
 
     def _open_segment(self, end: DurableEnd) -> int:
         return os.open(segment.segment_path(self._directory, end.segment_offset), os.O_WRONLY)
@@ -164,55 +182,6 @@ def _open_mark(directory: Path, end: DurableEnd) -> int:
     if not path.exists():
         write_atomically(path, end.pack())
     return os.open(path, os.O_RDWR)
-
-
-def _recover(directory: Path) -> DurableEnd:
-    """The end of what is there: every whole frame of the last segment, less a torn one that a crash left behind."""
-    offsets = segment.segment_offsets(directory)
-    marked = DurableEnd.read(directory) if (directory / segment.END_NAME).exists() else None
-    found = _scan(segment.segment_path(directory, offsets[-1]), marked) if offsets else DurableEnd(0, 0, 0)
-    if marked and found.offset < marked.offset:
-        raise _events_missing(directory, found, marked)
-    if not offsets:
-        return DurableEnd(0, 0, segment.create(directory, 0, SCHEMA).stat().st_size)
-    return found
-
-
-def _scan(path: Path, marked: DurableEnd | None) -> DurableEnd:
-    opened = Segment(path)
-    try:
-        end = DurableEnd(opened.first_offset, opened.first_offset, opened.frames_begin)
-        try:
-            for frame in opened.frames():
-                end = DurableEnd(frame.next_offset, opened.first_offset, frame.end_byte)
-        except JournalCorrupt as error:
-            if marked and end.offset < marked.offset and isinstance(error, TornFrame):
-                return end  # what is gone was acknowledged: the caller says how much
-            if not _unacknowledged(error, end, marked):
-                raise
-            log.warning(
-                "cut off %d bytes of a torn frame: %s byte %d", opened.size - end.segment_bytes, path, end.segment_bytes
-            )
-            os.truncate(path, end.segment_bytes)
-    finally:
-        opened.close()
-    return end
-
-
-def _unacknowledged(error: JournalCorrupt, end: DurableEnd, marked: DurableEnd | None) -> bool:
-    """Whether the damage lies in what was never acknowledged: beyond the mark or, without one, an unfinished frame."""
-    if marked is None:
-        return isinstance(error, TornFrame)
-    return end.offset >= marked.offset
-
-
-def _events_missing(directory: Path, found: DurableEnd, marked: DurableEnd) -> JournalCorrupt:
-    return JournalCorrupt(
-        f"{marked.offset - found.offset} acknowledged events are missing: "
-        f"the last segment ends at offset {found.offset}, {marked.offset} were durable",
-        where=f"{segment.segment_path(directory, found.segment_offset)}, byte {found.segment_bytes}",
-        next_step=f"Restore this file from a copy. To accept the loss, delete the file {segment.END_NAME} beside it",
-    )
 
 
 def _write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:
