@@ -1,7 +1,7 @@
 """Where things lie in an application's folder.
 
 FOLDER/
-  journal/                    the embedded journal: segments, end mark, lock
+  journal/                    the embedded journal: segments, end mark, lock, and what crashes tore (.torn-)
   driver.lock                 held by the one Spark driver that may run here
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import stateside
 from stateside.billing.generator import PERIOD_SUM_MICROS, Generator
 from stateside.billing.invoices import InvoiceSink, assemble, invoice_table
 from stateside.billing.pipeline import bill
-from stateside.errors import PipelineFailed
+from stateside.errors import ArchiveInvalid, PipelineFailed
 from stateside.layout import Layout
 from stateside.pipeline.app import BatchId, Sink
+from stateside.positions import Position
 from stateside.testing import CrashingSink, append, rows, run_to
 
 pytestmark = pytest.mark.spark
@@ -82,7 +84,7 @@ def test_without_the_guard_the_same_crash_doubles_every_invoice(spark: SparkSess
 def test_a_table_that_is_gone_holds_the_batch_until_it_is_back(spark: SparkSession, layout: Layout) -> None:
     append_two_months(layout)
     app = billing(InvoiceSink.of)
-    invoice_table(layout).create()
+    run_to(app, layout, spark, Position.of({"0": 1}))
     home, away = layout.table("invoices"), layout.root / "away"
     home.rename(away)
     with pytest.raises(PipelineFailed, match="cannot be opened"):
@@ -92,6 +94,17 @@ def test_a_table_that_is_gone_holds_the_batch_until_it_is_back(spark: SparkSessi
         home.rmdir()
     away.rename(home)
     run_to(app, layout, spark)
+    assert totals(invoice_table(layout).read()) == EVEN
+
+
+def test_a_checkpoint_that_is_gone_does_not_seal_every_invoice_a_second_time(
+    spark: SparkSession, layout: Layout
+) -> None:
+    append_two_months(layout)
+    run_to(billing(InvoiceSink.of), layout, spark)
+    shutil.rmtree(layout.view("bill").checkpoint)
+    with pytest.raises(ArchiveInvalid, match="the checkpoint of the query that sealed them is gone"):
+        run_to(billing(InvoiceSink.of), layout, spark)
     assert totals(invoice_table(layout).read()) == EVEN
 
 

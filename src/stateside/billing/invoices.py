@@ -8,7 +8,9 @@ import duckdb
 import pyarrow as pa
 
 from stateside.archive import ArchiveTable, TableSpec
+from stateside.billing.bills import VIEW
 from stateside.billing.calendar import Month
+from stateside.errors import ArchiveInvalid
 from stateside.layout import Layout
 from stateside.pipeline.app import BatchId
 
@@ -48,8 +50,18 @@ class InvoiceSink:
 
     @classmethod
     def of(cls, layout: Layout) -> InvoiceSink:
-        """The sink of an application's folder; creates its table at the first run."""
+        """The sink of an application's folder; creates its table at the first run.
+
+        ArchiveInvalid if there are invoices but the checkpoint that sealed them is gone: a new one would seal them
+        all a second time.
+        """
         table = invoice_table(layout)
+        if not (layout.view(VIEW).checkpoint / "metadata").exists() and table.count():
+            raise ArchiveInvalid(
+                "There are invoices, but the checkpoint of the query that sealed them is gone",
+                where=str(layout.view(VIEW).checkpoint),
+                next_step="Bring the checkpoint back, or run on a new folder with a copy of the journal",
+            )
         table.create()
         return cls(table)
 
@@ -60,7 +72,7 @@ class InvoiceSink:
 
 def invoice_table(layout: Layout) -> ArchiveTable:
     """The invoices of an application's folder."""
-    return ArchiveTable(layout.table(INVOICES.name), INVOICES, layout.view("bill").root / "invoices.json")
+    return ArchiveTable(layout.table(INVOICES.name), INVOICES, layout.view(VIEW).root / "invoices.json")
 
 
 def assemble(rows: pa.Table) -> pa.Table:

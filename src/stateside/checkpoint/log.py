@@ -134,6 +134,7 @@ class Checkpoint:
 
     def _position(self, name: str, text: str) -> Position:
         offsets = self._json(name, text)
+        offsets.pop("journal", None)  # which journal it is a position of: the source's business
         if not all(isinstance(offset, int) for offset in offsets.values()):
             raise self._invalid(name, f"the source's offset {text[:80]} is not one of a journal")
         return Position.of(offsets)

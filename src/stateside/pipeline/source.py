@@ -31,6 +31,7 @@ from stateside.journal.writer import PARTITION
 from stateside.positions import Position
 
 FORMAT = "stateside-journal"
+JOURNAL = "journal"  # in an offset, beside the position: which journal it is a position of
 ENVELOPE = (
     "offset long, id string, entity string, type string, time timestamp, appended timestamp, "
     "tags array<string>, payload string"
@@ -40,6 +41,9 @@ EVENTS_PER_BATCH_MAX = 1_000_000
 EVENTS_PER_PARTITION_MIN = 20_000  # fewer are not worth a second task
 PARTITIONS_MAX = 8
 MARKS_MAX = 64
+
+
+Offset = dict[str, int | str]
 
 
 class JournalSource(DataSource):
@@ -78,7 +82,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at = Position.parse(options["stopAt"])[PARTITION] if "stopAt" in options else None
         self._marks: deque[DurableEnd] = deque(maxlen=MARKS_MAX)
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> Offset:
         """A new query starts at the journal's start."""
         return {PARTITION: 0}
 
@@ -91,30 +95,27 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._journal.end()[PARTITION]
         self._stop_at = end if self._stop_at is None else min(end, self._stop_at)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Where the next batch ends: the durable end, or as far as the limit allows."""
+        self._check_journal(start)
         end = self._journal.durable_end()
-        if end.offset < start[PARTITION]:
-            raise PositionInvalid(
-                f"The journal ends at {end.offset}, before {start[PARTITION]}, where this query has read to",
-                where=str(self._journal.directory),
-                next_step="It was replaced or cut: bring the right journal back, or run the view on a new folder",
-            )
         self._marks.append(end)
-        offset = end.offset if self._stop_at is None else min(self._stop_at, end.offset)
+        first = int(start[PARTITION])
+        last = end.offset if self._stop_at is None else min(self._stop_at, end.offset)
         if isinstance(limit, ReadMaxRows):
-            offset = min(offset, start[PARTITION] + limit.max_rows)
+            last = min(last, first + limit.max_rows)
         else:
             assert isinstance(limit, ReadAllAvailable), limit
-        return {PARTITION: max(offset, start[PARTITION])}  # a `stopAt` may lie before what is read already
+        return self._offset(last) if last > first else start
 
-    def reportLatestOffset(self) -> dict[str, int]:
+    def reportLatestOffset(self) -> Offset:
         """The durable end, for Spark's progress reports."""
-        return {PARTITION: self._journal.end()[PARTITION]}
+        return self._offset(self._journal.end()[PARTITION])
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The batch's range in equal parts, as many as are worth a task each."""
-        first, last = start[PARTITION], end[PARTITION]
+        self._check_journal(end)  # a batch that is run again after a restart comes here first
+        first, last = int(start[PARTITION]), int(end[PARTITION])
         count = min(PARTITIONS_MAX, max(1, (last - first) // EVENTS_PER_PARTITION_MIN))
         edges = [first + (last - first) * part // count for part in range(count + 1)]
         return [OffsetRange(a, b, self._mark_before(a)) for a, b in pairwise(edges) if a < b]
@@ -124,6 +125,19 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, OffsetRange)
         for first, batch in self._journal.batches(partition.start, partition.stop, partition.mark):
             yield from _rows(first, batch, self._schema)
+
+    def _offset(self, offset: int) -> Offset:
+        return {PARTITION: offset, JOURNAL: self._journal.id() or ""}
+
+    def _check_journal(self, offset: Offset) -> None:
+        """Refuse to go on in another journal than the one that the query has read so far, or in a shorter one."""
+        found, expected, end = self._journal.id(), offset.get(JOURNAL), self._journal.end()[PARTITION]
+        if expected is not None and (found != expected or end < int(offset[PARTITION])):
+            raise PositionInvalid(
+                f"This query has read journal {expected} up to {offset[PARTITION]}; here is {found}, up to {end}",
+                where=str(self._journal.directory),
+                next_step="Bring the right journal back, or run the view on a new folder",
+            )
 
     def _mark_before(self, offset: int) -> DurableEnd | None:
         return max((mark for mark in self._marks if mark.offset <= offset), key=lambda mark: mark.offset, default=None)
