@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from stateside import __version__
-from stateside.errors import StatesideError
+from stateside.errors import InputError, RequestInvalid, SetupError, StatesideError, ViewInvalid
+from stateside.processes import EXIT_FINAL
 
 PORT = 8471
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class _Group(click.Group):
-    """Shows our errors as one sentence, without a stack trace."""
+    """Shows an error as one sentence, without a stack trace (unless --verbose), and Ctrl-C as `Stopped.`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except StatesideError as error:
-            if ctx.params.get("verbose"):
+            final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError)
+            raise _failure(ctx, str(error), final=final) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly if nobody reads on
                 raise
-            raise click.ClickException(str(error)) from error
+            raise _failure(ctx, _sentence(error)) from error
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
             sys.exit(130)
+
+
+class _FinalFailure(click.ClickException):
+    """A failure that would come again in the same way; supervisors tell it by its exit code."""
+
+    exit_code = EXIT_FINAL
+
+
+def _failure(ctx: click.Context, sentence: str, *, final: bool = False) -> click.ClickException:
+    """What click shows as one line. Called while an error is handled, which --verbose shows in full."""
+    if ctx.params.get("verbose"):
+        traceback.print_exc()
+    return _FinalFailure(sentence) if final else click.ClickException(sentence)
+
+
+def _sentence(error: OSError) -> str:
+    """An error of the operating system for people: the file that it is about, and what is wrong with it."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}." if error.filename else f"{reason}."
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,13 +89,15 @@ def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_fi
     a replica serves these while a client keeps asking, and closed months become invoices. At the end everything is
     recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
     """
+    from rich.console import Console
+
+    from stateside.ops.demo.report import ReportFile
     from stateside.ops.demo.run import DemoSettings, run_demo
 
     settings = DemoSettings(seconds=seconds, customers=customers, seed=seed)
-    report = run_demo(settings, folder, Console(), keep=keep)
-    if json_file:
-        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
-    sys.exit(0 if report.as_dict()["ok"] else 1)
+    report_file = ReportFile(json_file) if json_file else None
+    report = run_demo(settings, folder, Console(), report_file=report_file, keep=keep)
+    sys.exit(0 if report.ok else 1)
 
 
 @main.command()
@@ -82,8 +108,10 @@ def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_fi
 def run(target: str, folder: Path, master: str, events_per_batch: int | None) -> None:
     """Run an application's views on Spark, until Ctrl-C or SIGTERM.
 
-    TARGET names the application like `shop:app`. It resumes at its last committed batch.
+    TARGET names the application like `shop:app`. It resumes at its last committed batch. The exit code is 3 if it would
+    fail again in the same way: the application, or this machine, needs to be mended first.
     """
+    click.echo(f"Starting Spark for {target} in {folder} …", err=True)
     from stateside.layout import Layout
     from stateside.pipeline.app import load
     from stateside.pipeline.runner import Runner, RunSettings
@@ -91,11 +119,13 @@ def run(target: str, folder: Path, master: str, events_per_batch: int | None) ->
 
     sys.path.insert(0, "")
     app = load(target)
+    if not app.views:
+        raise ViewInvalid(f"The application {target!r} has no view", next_step="Declare one with @app.view(key=[…])")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     settings = RunSettings(master=master, events_per_batch_max=events_per_batch or EVENTS_PER_BATCH_MAX)
-    with Runner(app, Layout(folder.resolve()), settings) as runner:
+    with Runner(app, Layout(folder.absolute()), settings) as runner:
         click.echo(f"Running {', '.join(app.views)} in {folder}", err=True)
         runner.wait(stop)
 
@@ -109,12 +139,17 @@ def serve(folder: Path, port: int, workers: int) -> None:
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down.
     """
+    from stateside.layout import Layout
     from stateside.processes import free_port
     from stateside.serving.server import serve as serve_folder
 
+    if not folder.is_dir():
+        raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
     port = port or free_port()
     click.echo(f"Serving {folder} at http://127.0.0.1:{port}/v1/views", err=True)
-    serve_folder(folder.resolve(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
+    if not Layout(folder).views():
+        click.echo("There is no view in it yet: waiting for the first one, which `stateside run` makes", err=True)
+    serve_folder(folder.absolute(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
 
 
 @main.command()
@@ -139,6 +174,6 @@ def doctor(folder: Path, as_json: bool) -> None:
     """Check that this machine has what Stateside needs, and say how to mend what it lacks."""
     from stateside.ops import doctor as examination
 
-    findings = examination.diagnose(folder)
+    findings = examination.diagnose(folder, PORT)
     click.echo(json.dumps(examination.as_json(findings), indent=2) if as_json else examination.render(findings))
     sys.exit(0 if all(finding.ok for finding in findings) else 1)

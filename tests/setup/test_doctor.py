@@ -1,21 +1,27 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from stateside.cli import PORT
 from stateside.errors import SetupError
 from stateside.ops import doctor
 from stateside.ops.doctor import Finding, as_json, diagnose, render
 from stateside.pipeline.java import Java
+from stateside.processes import free_port
 
 NAMES = ["python", "java", "spark", "folder", "port", "disk", "memory"]
 
 
 @pytest.mark.spark
 def test_a_machine_that_runs_these_tests_is_found_fit(tmp_path: Path) -> None:
-    findings = diagnose(tmp_path / "not" / "there" / "yet")
+    findings = diagnose(tmp_path / "not" / "there" / "yet", free_port())
     assert [each.name for each in findings] == NAMES
     assert all(each.ok for each in findings), render(findings)
     assert list(tmp_path.iterdir()) == []
@@ -82,8 +88,61 @@ def test_a_folder_that_cannot_be_written_to_will_not_do(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_loopback_port_is_free() -> None:
-    assert doctor.look_at_port().ok
+def test_a_folder_whose_name_is_too_long_will_not_do_though_its_parent_would(tmp_path: Path) -> None:
+    finding = doctor.look_at_folder(tmp_path / ("x" * 300) / "below")
+    assert not finding.ok
+    assert "ENAMETOOLONG" in finding.found
+    assert doctor.look_at_disk(tmp_path / ("x" * 300)).found.endswith(str(tmp_path))
+
+
+def test_a_folder_below_an_unreadable_one_will_not_do(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    script = (
+        "import os, sys; from pathlib import Path; from stateside.ops import doctor\n"
+        "os.geteuid() or os.setuid(65534)  # root may read everything\n"
+        "folder = Path(sys.argv[1]); print(doctor.look_at_folder(folder)); print(doctor.look_at_disk(folder))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "closed" / "below")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    folder, disk = done.stdout.splitlines()
+    assert "ok=False" in folder and "EACCES" in folder
+    assert "ok=True" in disk
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope/below", "x" * 300])
+def test_a_folder_that_nobody_can_make_is_a_finding_and_no_stack_trace(folder: str) -> None:
+    command = [sys.executable, "-m", "stateside", "doctor", "--json", "--dir", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert not found["folder"]["ok"]
+
+
+def test_the_port_of_a_server_is_looked_at_and_a_free_one_will_do() -> None:
+    port = free_port()
+    assert doctor.look_at_port(port) == Finding("port", True, f"{port} of the loopback interface is free")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_port_that_is_taken_will_not_do_and_is_told_with_whose_it_is_and_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        finding = doctor.look_at_port(server.getsockname()[1])
+    assert not finding.ok
+    assert f"process {os.getpid()} (" in finding.found
+    assert "stateside serve --port 0" in str(finding.mend)
+
+
+def test_the_port_that_a_server_takes_by_default_is_the_one_looked_at() -> None:
+    try:
+        taken = socket.create_server(("127.0.0.1", PORT))
+    except OSError:
+        pytest.skip(f"somebody listens on {PORT} here")
+    with taken:
+        command = [sys.executable, "-m", "stateside", "doctor"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"FAIL  port    {PORT} cannot be listened on (EADDRINUSE" in done.stdout
 
 
 def test_a_missing_java_is_told_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Looking after what runs: diagnosis, inspection, savepoints, rescaling, standby, chaos, metrics."""
+"""Looking after what runs: the doctor, and the demo, which runs everything and proves that it adds up."""

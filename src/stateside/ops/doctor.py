@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stateside.errors import SetupError
+from stateside.ops.ports import listener, refusal
 from stateside.pipeline.java import find_java
 
 PYTHON_MIN = (3, 11)
@@ -43,19 +43,18 @@ class Finding:
     mend: str | None = None
 
 
-def diagnose(directory: Path) -> list[Finding]:
-    """Everything a pipeline in this directory needs of the machine, one finding each, always in the same order.
+def diagnose(directory: Path, port: int) -> list[Finding]:
+    """Everything a pipeline in this directory and a server on this port need of the machine, always in the same order.
 
     The directory need not exist yet: then it is its nearest parent that must be writable.
     """
-    there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
     return [
         judge_python(sys.version_info[:3]),
         look_at_java(),
         judge_spark(spark_version()),
-        look_at_folder(there),
-        look_at_port(),
-        judge_disk(there, shutil.disk_usage(there).free),
+        look_at_folder(directory),
+        look_at_port(port),
+        look_at_disk(directory),
         judge_memory(memory_bytes()),
     ]
 
@@ -83,7 +82,7 @@ def judge_python(version: tuple[int, int, int]) -> Finding:
 
 def judge_spark(version: str | None) -> Finding:
     """Is the Spark that Python imports the one whose checkpoints are understood?"""
-    mend = f"Run `make setup`, or pip install pyspark=={SPARK_VERSION}"
+    mend = f"Run `make -B setup`, or pip install pyspark=={SPARK_VERSION}"
     return _finding("spark", version == SPARK_VERSION, version or "cannot be imported", mend)
 
 
@@ -109,24 +108,51 @@ def look_at_java() -> Finding:
     return Finding("java", True, f"{java.version} from {java.origin}, {java.home}{passed_over}")
 
 
-def look_at_folder(folder: Path) -> Finding:
-    """Can files be made in this folder? Tried with one, which is removed again."""
+def look_at_folder(directory: Path) -> Finding:
+    """Can files be made in this directory, or in its nearest parent? Tried with one, which is removed again."""
+    folder, error = nearest(directory)
     mend = f"Make {folder} a folder that this user may write to, or take another one"
     try:
+        if error:
+            raise error
         with tempfile.TemporaryFile(dir=folder):
             return Finding("folder", True, f"{folder} can be written to")
     except OSError as error:
-        return Finding("folder", False, f"{folder}: {errno.errorcode.get(error.errno or 0)}, {error.strerror}", mend)
+        return Finding("folder", False, f"{directory}: {_reason(error)}", mend)
 
 
-def look_at_port() -> Finding:
-    """Can a server listen on the loopback interface?"""
+def look_at_disk(directory: Path) -> Finding:
+    """How much room is there, for all that is known?"""
+    folder, _ = nearest(directory)
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-            return Finding("port", True, f"loopback port {listener.getsockname()[1]} is free")
+        return judge_disk(folder, shutil.disk_usage(folder).free)
     except OSError as error:
-        return Finding("port", False, f"no loopback port: {error}", "Bring the loopback interface (127.0.0.1) up")
+        return Finding("disk", False, f"{folder}: {_reason(error)}", "Take a folder on another disk")
+
+
+def look_at_port(port: int) -> Finding:
+    """Can a server listen on the loopback interface, on some port and on this one?"""
+    if error := refusal(0):
+        return Finding("port", False, f"no loopback port: {_reason(error)}", "Bring the loopback interface up")
+    if error := refusal(port):
+        blame = listener(port) or "the system does not tell whose process it is"
+        mend = "Stop that process, or serve on another port: `stateside serve --port 0` takes any free one"
+        return Finding("port", False, f"{port} cannot be listened on ({_reason(error)}): {blame}", mend)
+    return Finding("port", True, f"{port} of the loopback interface is free")
+
+
+def nearest(directory: Path) -> tuple[Path, OSError | None]:
+    """The directory, or the nearest of its parents that can be seen, and what is wrong (more than being absent)."""
+    wrong: OSError | None = None
+    for folder in (directory, *directory.absolute().parents):
+        try:
+            folder.stat()
+            return folder, wrong
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            wrong = wrong or error
+    return Path("/"), wrong
 
 
 def spark_version() -> str | None:
@@ -134,7 +160,7 @@ def spark_version() -> str | None:
     command = [sys.executable, "-c", "import pyspark; print(pyspark.__version__)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPARK_IMPORT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -148,6 +174,10 @@ def memory_bytes(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
 
 def _finding(name: str, ok: bool, found: str, mend: str) -> Finding:
     return Finding(name, ok, found, None if ok else mend)
+
+
+def _reason(error: OSError) -> str:
+    return f"{errno.errorcode.get(error.errno or 0, 'error')}, {error.strerror or error}"
 
 
 def _gib(count_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""What people watch while the demo runs: a live table in a terminal, a line every few seconds elsewhere."""
+"""What people watch while the demo runs: a live table in a terminal; elsewhere lines, a phase or some seconds apart."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Display:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._last_line_s = float("-inf")
+        self._last_phase = ""
 
     def __enter__(self) -> Display:
         if self._live:
@@ -59,13 +60,14 @@ class Display:
         """Bring what is shown up to date."""
         if self._live:
             self._live.update(_picture(moment), refresh=True)
-        elif time.monotonic() - self._last_line_s >= LINE_S:
-            self._last_line_s = time.monotonic()
+        elif moment.phase != self._last_phase or time.monotonic() - self._last_line_s >= LINE_S:
+            self._last_phase, self._last_line_s = moment.phase, time.monotonic()
             self._console.print(_line(moment), highlight=False, soft_wrap=True)
 
 
 def _line(moment: Moment) -> str:
-    parts = [moment.phase, f"{moment.events:,} events in", f"lag {moment.lag_events:,}"]
+    phase = f"{moment.phase} {moment.share_done:.0%}" if 0 < moment.share_done < 1 else moment.phase
+    parts = [phase, f"{moment.events:,} events in", f"lag {moment.lag_events:,}"]
     if moment.stamp:
         parts.insert(1, f"batch {moment.stamp['batch']}, age {moment.stamp['age_ms']} ms")
     parts.append(f"open {', '.join(moment.open_periods) or 'none'}, {moment.invoices:,} invoices sealed")

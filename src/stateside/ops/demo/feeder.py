@@ -37,14 +37,9 @@ class Feeder:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
 
-    @property
-    def journal_end(self) -> Position:
-        """The position after the last durable event."""
-        return self._writer.end
-
-    def prime(self) -> None:
-        """Append one event, so that there is something for a batch."""
-        self._append_until(self._next.arrival_us)
+    def prime(self) -> Position:
+        """Append one event, so that there is something for a batch; returns its receipt."""
+        return self._append_until(self._next.arrival_us)
 
     def start(self) -> None:
         """Let the time begin to pass."""
@@ -74,13 +69,13 @@ class Feeder:
         except BaseException as error:  # handed over to `stop`
             self._failure = error
 
-    def _append_until(self, now_us: int) -> None:
+    def _append_until(self, now_us: int) -> Position:
         events: list[Event] = []
         while self._next.arrival_us <= now_us:
             events.append(self._next.event)
             self._count(self._next)
             self._next = next(self._arrivals)
-        self._writer.append(events)
+        return self._writer.append(events)
 
     def _count(self, arrival: Arrival) -> None:
         self.generated += 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stateside.billing.audit import Audit
 from stateside.billing.generator import PERIOD_SUM_MICROS
 from stateside.billing.model import CURRENCY, format_micros
+from stateside.errors import RequestInvalid
 
 DIFFERENCES_SHOWN = 10
 
@@ -49,6 +52,11 @@ class DemoReport:
         if self.requests_failed or not self.latencies_ms:
             found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
         return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything adds up."""
+        return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
         """The report for machines."""
@@ -100,6 +108,33 @@ class DemoReport:
             *(f"problem    {problem}" for problem in d["problems"]),
             "Everything adds up." if d["ok"] else "It does NOT add up.",
         ]
+
+
+class ReportFile:
+    """The file that the report for machines goes to. It never holds the report of another run than the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def clear(self) -> None:
+        """At the start: remove the report of an earlier run. If none can be written here, that is an error now.
+
+        What a link leads to is emptied, and what is no file (a pipe, a terminal) left alone.
+        """
+        if not self._path.parent.is_dir():
+            raise RequestInvalid(
+                f"There is no folder {self._path.parent} for the report", next_step="Make it, or choose another --json"
+            )
+        if self._path.is_symlink():
+            if self._path.is_file():
+                self._path.write_text("")
+        elif self._path.is_file() or not self._path.exists():
+            self._path.touch()
+            self._path.unlink()
+
+    def write(self, report: DemoReport) -> None:
+        """At the end: the report, as JSON."""
+        self._path.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

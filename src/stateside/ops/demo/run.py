@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +17,23 @@ from stateside.billing.generator import FIRST_MONTH, Generator
 from stateside.billing.invoices import invoice_table
 from stateside.billing.model import GRACE_DAYS
 from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.errors import PipelineFailed, RequestInvalid, StatesideError
+from stateside.errors import PipelineFailed, StatesideError
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.ops.demo.asker import Asker
 from stateside.ops.demo.display import Display, Moment
 from stateside.ops.demo.feeder import Feeder
-from stateside.ops.demo.report import DemoReport
+from stateside.ops.demo.folder import DemoFolder
+from stateside.ops.demo.interrupts import Interrupts
+from stateside.ops.demo.report import DemoReport, ReportFile
+from stateside.ops.demo.supervised import Supervised
 from stateside.positions import Position
-from stateside.processes import Child, free_port
+from stateside.processes import free_port
 from stateside.serving.client import Client
 from stateside.serving.stamp import parse_time
-from stateside.storage import write_atomically
 
 START_S_MAX = 120.0
 DRAIN_S_MAX = 120.0
-RESTARTS_MAX = 5
 LOOK_S = 0.25
 BILLS_SHOWN = 4
 
@@ -50,44 +47,56 @@ class DemoSettings:
     events_per_month: int = 20
     seed: int = 1
 
+    def fixed(self) -> dict[str, Any]:
+        """All but the seconds."""
+        return {name: value for name, value in asdict(self).items() if name != "seconds"}
 
-def run_demo(settings: DemoSettings, folder: Path | None, console: Console, *, keep: bool = False) -> DemoReport:
-    """Run the whole system in a folder (a temporary one by default, removed at the end) and report.
 
-    `keep` goes on serving after the report, until Ctrl-C. However it ends, no process is left running.
+def run_demo(
+    settings: DemoSettings,
+    folder: Path | None,
+    console: Console,
+    *,
+    report_file: ReportFile | None = None,
+    keep: bool = False,
+) -> DemoReport:
+    """Run the whole system in a folder (a temporary one by default) and report, to a file too if one is given.
+
+    `keep` goes on serving after the report, until Ctrl-C. However it ends, no process is left running. A temporary
+    folder is removed, unless something went wrong.
     """
-    with _terminated_like_interrupted(), _working_folder(folder) as root:
-        demo = Demo(settings, Layout(root), console)
-        with demo:
-            report = demo.play()
-            console.print("\n".join(report.lines()), highlight=False, soft_wrap=True)
-            if keep:
-                demo.keep_serving()
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        if report_file:
+            report_file.clear()
+        place = stack.enter_context(DemoFolder(folder, console))
+        place.claim(settings.fixed())
+        console.print(_opening(settings, place), highlight=False, soft_wrap=True)
+        demo = stack.enter_context(Demo(settings, Layout(place.root), console))
+        stack.push(partial(_begin_the_end, interrupts, console))
+        report = demo.play()
+        place.kept = not report.ok
+        console.print("\n".join(report.lines()), highlight=False, soft_wrap=True)
+        if report_file:
+            report_file.write(report)
+        if keep:
+            demo.keep_serving()
         return report
 
 
-class Supervised:
-    """A part of the system as a process, started again when it ends before its time."""
+def _begin_the_end(interrupts: Interrupts, console: Console, kind: type[BaseException] | None, *_: object) -> None:
+    """From here on nothing disturbs the stopping; who pressed Ctrl-C is told that it was heard."""
+    interrupts.hold()
+    if kind is KeyboardInterrupt:
+        console.print("Stopping, a moment …")
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
-        self._name = name
-        self._command = [sys.executable, "-m", "stateside", *arguments]
-        self._log = log
-        self.restarts = 0
-        self.child = Child(self._command, log)
 
-    def supervise(self) -> None:
-        """Start it again if it has ended; PipelineFailed after too many times."""
-        returncode = self.child.returncode()
-        if returncode is None:
-            return
-        if self.restarts == RESTARTS_MAX:
-            raise PipelineFailed(
-                f"The {self._name} ended {RESTARTS_MAX + 1} times, last with {returncode}:\n{self.child.tail()}",
-                where=str(self._log),
-            )
-        self.restarts += 1
-        self.child = Child(self._command, self._log)
+def _opening(settings: DemoSettings, place: DemoFolder) -> str:
+    until = " until the end" if place.temporary else ""
+    return (
+        f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s, are "
+        f"billed live, and then every sum is checked. Everything is in {place.root}{until}."
+    )
 
 
 class Demo:
@@ -99,7 +108,7 @@ class Demo:
         self._console = console
         self._cleanup = ExitStack()
         self._invoices = invoice_table(layout)
-        _check_same_demo(settings, layout.root / "demo.json")
+        self._heartbeat_before = self._heartbeat()
 
     def __enter__(self) -> Demo:
         with ExitStack() as stack:
@@ -124,8 +133,8 @@ class Demo:
         began_s = time.monotonic()
         with Display(self._console) as display:
             self._wait("starting Spark", display, self._spark_runs, START_S_MAX)
-            self._feeder.prime()
-            self._wait("first batch", display, lambda: self._asker.wait_until_ready(0.2), START_S_MAX)
+            receipt = self._feeder.prime()
+            self._wait("first batch", display, lambda: self._asker.wait_until_ready(receipt, 0.2), START_S_MAX)
             self._asker.start()
             self._feeder.start()
             self._let_pass(display)
@@ -133,14 +142,15 @@ class Demo:
             self._restarts_before_draining = self._pipeline.restarts
             self._wait("draining", display, self._drained, DRAIN_S_MAX)
             self._asker.stop()
-        return self._report(time.monotonic() - began_s)
+            return self._report(time.monotonic() - began_s, display)
 
     def keep_serving(self) -> None:
-        """Go on serving what is there, until Ctrl-C."""
+        """Go on serving what is there, until Ctrl-C: the normal end here."""
         self._console.print(f"Serving {self._url}/v1/customers/c0/bill until Ctrl-C", highlight=False, soft_wrap=True)
-        while True:
-            time.sleep(LOOK_S)
-            self._supervise()
+        with suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(LOOK_S)
+                self._supervise()
 
     def _start(self, stack: ExitStack, name: str, *arguments: str) -> Supervised:
         log = self._layout.root / "logs" / f"{name}.log"
@@ -153,8 +163,10 @@ class Demo:
         self._server.supervise()
 
     def _spark_runs(self) -> bool:
-        heartbeat = Heartbeat.load(self._layout.view("bill").heartbeat)
-        return heartbeat is not None and heartbeat.state == "running"
+        return runs(self._heartbeat(), self._heartbeat_before)
+
+    def _heartbeat(self) -> Heartbeat | None:
+        return Heartbeat.load(self._layout.view("bill").heartbeat)
 
     def _let_pass(self, display: Display) -> None:
         began_s = time.monotonic()
@@ -218,23 +230,38 @@ class Demo:
         except StatesideError:  # the asker counts failures; the display only shows what there is
             return []
 
-    def _report(self, seconds: float) -> DemoReport:
-        journal = Journal(self._layout.journal)
-        end = journal.end()
-        paths = (f"/v1/customers/c{number}/bill" for number in range(self._settings.customers))
-        bills = [self._client.get(path, min_position=end) for path in paths]
+    def _report(self, seconds: float, display: Display) -> DemoReport:
+        bills = self._all_bills(display)
+        display.show(self._moment("recomputing every bill from the journal", 1.0))
         return DemoReport(
             seconds=seconds,
             customers=self._settings.customers,
             generated=self._feeder.generated,
             late_within_grace=self._feeder.late,
-            audit=audit(journal, self._invoices.read(), bills),
+            audit=audit(Journal(self._layout.journal), self._invoices.read(), bills),
             latencies_ms=self._asker.latencies_ms,
             ages_ms=self._asker.ages_ms,
             requests_failed=self._asker.failed,
             failures=self._asker.failures,
             pipeline_restarts=self._pipeline.restarts,
         )
+
+    def _all_bills(self, display: Display) -> list[dict[str, Any]]:
+        """Every customer's bill as of the journal's end, asked for one by one: with many customers it takes a while."""
+        end, customers = Journal(self._layout.journal).end(), self._settings.customers
+        bills: list[dict[str, Any]] = []
+        shown_s = float("-inf")
+        for number in range(customers):
+            if time.monotonic() - shown_s >= LOOK_S:
+                display.show(self._moment("asking for every bill", number / customers))
+                shown_s = time.monotonic()
+            bills.append(self._client.get(f"/v1/customers/c{number}/bill", min_position=end))
+        return bills
+
+
+def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
+    """Whether a pipeline runs, by its heartbeat; `before` is the last one of an earlier run, perhaps a killed one."""
+    return heartbeat is not None and heartbeat.state == "running" and heartbeat != before
 
 
 def _months_before(watermark_us: int) -> list[str]:
@@ -244,44 +271,3 @@ def _months_before(watermark_us: int) -> list[str]:
         months.append(str(month))
         month = month.next()
     return months
-
-
-def _check_same_demo(settings: DemoSettings, path: Path) -> None:
-    """A folder's demo goes on as it began: otherwise nothing could be proved of it."""
-    wanted = {name: value for name, value in asdict(settings).items() if name != "seconds"}
-    if not path.exists():
-        write_atomically(path, json.dumps(wanted).encode())
-    found = json.loads(path.read_bytes())
-    if found != wanted:
-        raise RequestInvalid(
-            f"This folder has a demo with {found}, now {wanted} was asked for",
-            where=str(path.parent),
-            next_step="Continue with the same settings, or use a new --dir",
-        )
-
-
-@contextmanager
-def _working_folder(folder: Path | None) -> Iterator[Path]:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder.resolve()
-        return
-    temporary = Path(tempfile.mkdtemp(prefix="stateside-demo-"))
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: everything is stopped in order."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,73 @@
+"""A supervised part: started again when it was killed, given up when that is no use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stateside.errors import PipelineFailed
+from stateside.ops.demo.supervised import RESTARTS_MAX, Supervised
+from stateside.processes import free_port
+
+WAIT_S_MAX = 20.0
+
+
+@pytest.fixture
+def parts() -> Iterator[list[Supervised]]:
+    started: list[Supervised] = []
+    yield started
+    for part in started:
+        part.child.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def ended(part: Supervised) -> bool:
+    return part.child.returncode() is not None
+
+
+def test_a_part_that_cannot_run_is_given_up_at_once_with_its_own_sentence(
+    tmp_path: Path, parts: list[Supervised]
+) -> None:
+    part = Supervised("pipeline", ["run", "no_such_module:app", "--dir", str(tmp_path)], tmp_path / "log")
+    parts.append(part)
+    wait_for(lambda: ended(part))
+    with pytest.raises(PipelineFailed) as failure:
+        part.supervise()
+    assert failure.value.what.startswith("The pipeline cannot run: There is no application 'no_such_module:app'")
+    assert failure.value.where == str(tmp_path / "log")
+    assert part.restarts == 0
+
+
+def test_a_part_that_was_killed_is_started_again(tmp_path: Path, parts: list[Supervised]) -> None:
+    arguments = ["serve", "--dir", str(tmp_path), "--port", str(free_port())]
+    part = Supervised("server", arguments, tmp_path / "log")
+    parts.append(part)
+    first = part.child.pid
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: ended(part))
+    part.supervise()
+    assert part.restarts == 1
+    assert part.child.pid != first
+    assert part.child.returncode() is None
+
+
+def test_a_part_that_ends_again_and_again_is_given_up_with_its_last_words(
+    tmp_path: Path, parts: list[Supervised]
+) -> None:
+    part = Supervised("client", ["get", "bill/c0", "--url", "http://127.0.0.1:9"], tmp_path / "log")
+    parts.append(part)
+    with pytest.raises(PipelineFailed, match="The client ended 6 times, last with 1:\nError: "):
+        for _ in range(RESTARTS_MAX + 1):
+            wait_for(lambda: ended(part))
+            part.supervise()
