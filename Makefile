@@ -15,7 +15,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
 
-setup: $(STAMP) ## install all that is needed into .venv (40 s the first time, nothing the second)
+setup: $(STAMP) ## install all that is needed into .venv (40 s the first time, nothing the second; again: make -B setup)
 
 demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 	$(VENV)/stateside demo $(ARGS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from stateside.errors import SetupError
 from stateside.pipeline.java import VECTOR, Java, find_java, java_environment, major, write_launcher
 
 TOP = Path(__file__).resolve().parents[2]
+MAKE = shutil.which("make") or "make"
 
 
 def fake_java(home: Path, version: str, *, vector: bool = True) -> Path:
@@ -90,6 +92,20 @@ def test_without_any_java_the_error_says_what_to_install(machine: Path) -> None:
         find_java()
     assert "No Java 17 or newer was found" in refusal.value.what
     assert "apt install openjdk-17-jre-headless" in str(refusal.value.next_step)
+
+
+def test_the_advice_works_in_a_folder_that_was_set_up_when_there_was_a_java(machine: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "uv.lock"):
+        shutil.copy2(TOP / name, machine / name)
+    (machine / ".venv").mkdir()
+    (machine / ".venv" / ".stamp").touch()
+    with pytest.raises(SetupError) as refusal:
+        find_java()
+    advised = re.search("`make (.*?)`", str(refusal.value.next_step))
+    assert advised
+    command = [MAKE, "-n", *advised[1].split(), f"PYTHON={sys.executable}"]
+    would_run = subprocess.run(command, cwd=machine, capture_output=True, text=True, check=True).stdout
+    assert "tools/setup.py" in would_run
 
 
 def test_where_all_are_too_old_the_error_names_each_of_them(machine: Path) -> None:

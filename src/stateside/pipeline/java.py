@@ -38,9 +38,9 @@ VERSION_MIN = 17
 PROBE_TIMEOUT_S = 60  # a cold `java -version` on a busy machine
 VECTOR = "--add-modules=jdk.incubator.vector"
 
-NEXT_STEP = (
-    f"Install Java {VERSION_MIN} or newer (Debian: apt install openjdk-{VERSION_MIN}-jre-headless) "
-    "or the one that Stateside can bring along (pip install 'stateside[java]')"
+NEXT_STEP = (  # -B: a set-up that found a Java back then is done, and would not look again by itself
+    f"Install Java {VERSION_MIN} or newer (Debian: apt install openjdk-{VERSION_MIN}-jre-headless), "
+    "or have Stateside bring one along: run `make -B setup` in its folder"
 )
 
 LAUNCHER = """\
