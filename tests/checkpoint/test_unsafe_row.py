@@ -63,9 +63,8 @@ def test_texts_keep_their_nul_bytes_and_long_texts_their_ends(encode_row: Encode
     assert decoder(["string", "string", "binary"]).decode(encode_row(["string", "string", "binary"], values)) == values
 
 
-@pytest.mark.parametrize("type_", ["decimal(10,2)", '{"type": "array"}', "interval", "variant"])
-def test_a_type_that_cannot_be_served_is_refused_before_any_row(type_: str) -> None:
+@pytest.mark.parametrize("type_", ['{"type": "set"}', "variant", "geography(4326)"])
+def test_a_type_that_is_not_known_is_refused_before_any_row(type_: str) -> None:
     with pytest.raises(CheckpointInvalid, match="'total' has the type") as refused:
         RowDecoder([Column("total", type_)])
     assert type_ in str(refused.value)
-    assert "Types served" in str(refused.value)

@@ -1,27 +1,41 @@
 """UnsafeRow, Spark's binary row.
 
-    row := ┌───────────────────────┬───────────────────┬──────────────────────┐
-           │ null bits             │ 8 bytes a column  │ variable part        │
-           │ 8 bytes a 64 columns  │                   │                      │
-           └───────────────────────┴───────────────────┴──────────────────────┘
+    row   := ┌───────────────────────┬───────────────────┬──────────────────────┐
+             │ null bits             │ 8 bytes a column  │ variable part        │
+             │ 8 bytes a 64 columns  │                   │                      │
+             └───────────────────────┴───────────────────┴──────────────────────┘
+    array := ┌──────────┬──────────────────────┬───────────────────┬───────────────┐
+             │ i64      │ null bits            │ elements, 1 to 8  │ variable part │
+             │ elements │ 8 bytes a 64 of them │ bytes each        │               │
+             └──────────┴──────────────────────┴───────────────────┴───────────────┘
+    map   := i64 size of the keys' array, array of keys, array of values
 
-All numbers little-endian. A column of fixed size stands in its 8 bytes; of another one the 8 bytes hold its size (low
-half) and its offset from the row's start (high half).
+All numbers little-endian. What has a fixed size stands in its place; of anything else the 8 bytes there hold its size
+(low half) and its offset (high half) from the start of the row or array that it belongs to. A struct is a row of its
+own. A decimal of up to 18 digits is its unscaled number in 8 bytes; a larger one is that number's bytes, big-endian.
 
-Values come out as Python's `bool`, `int`, `float`, `str`, `bytes`; a date as days and a timestamp as microseconds since
-1970, both `int`.
+Values come out as Python's `bool`, `int`, `float`, `str`, `bytes`, `Decimal`; a date as days and a timestamp as
+microseconds since 1970, intervals as months or microseconds, all `int`; a struct as a tuple, an array as a tuple, a map
+as a tuple of pairs, a calendar interval as (months, days, microseconds).
 """
 
 from __future__ import annotations
 
+import decimal
 import struct
 from collections.abc import Callable, Sequence
 
 from stateside.checkpoint.schema import Column
+from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.errors import CheckpointInvalid
 
-Value = bool | int | float | str | bytes | None
+Value = bool | int | float | str | bytes | decimal.Decimal | tuple["Value", ...] | None
+Read = Callable[[bytes, int], Value]  # a part's value, from the bytes it stands in and its place there
 
+_DAY_TIME_PARTS = (
+    *("day", "hour", "minute", "second", "day to hour", "day to minute", "day to second"),
+    *("hour to minute", "hour to second", "minute to second"),
+)
 _FIXED: dict[str, str] = {
     "boolean": "<?",
     "byte": "<b",
@@ -33,43 +47,120 @@ _FIXED: dict[str, str] = {
     "date": "<i",
     "timestamp": "<q",
     "timestamp_ntz": "<q",
+    **{f"interval {part}": "<i" for part in ("year", "month", "year to month")},
+    **{f"interval {part}": "<q" for part in _DAY_TIME_PARTS},
 }
-_VARIABLE: dict[str, Callable[[bytes], Value]] = {"string": lambda raw: raw.decode(), "binary": bytes}
-SERVED_TYPES = frozenset([*_FIXED, *_VARIABLE])
+_TEXTS: dict[str, Callable[[bytes], Value]] = {"string": lambda raw: raw.decode(), "binary": bytes}
+SERVED_TYPES = frozenset(name for name in (*_FIXED, *_TEXTS) if not name.startswith("interval"))
 _SIZE_AND_OFFSET = struct.Struct("<II")
+_COUNT = struct.Struct("<q")
+_CALENDAR_INTERVAL = struct.Struct("<iiq")
+_WORD_BYTES = 8
+_EXACT = decimal.Context(prec=decimal.MAX_PREC)
 
 
 class RowDecoder:
-    """Decodes rows of one schema; CheckpointInvalid at once if a type is not supported."""
+    """Decodes rows of one schema; CheckpointInvalid at once if a type is not known."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self._readers = [_reader(column, index, len(columns)) for index, column in enumerate(columns)]
+        readers = [_column_reader(column) for column in columns]
+        self._read = _row_reader(readers)
 
     def decode(self, row: bytes) -> tuple[Value, ...]:
         """The row's values, in the order of the columns."""
-        return tuple(reader(row) for reader in self._readers)
+        return self._read(row)
 
 
-def _reader(column: Column, index: int, count: int) -> Callable[[bytes], Value]:
-    null_byte, null_bit = index // 8, 1 << index % 8
-    at_byte = (count + 63) // 64 * 8 + index * 8
-    read = _field_reader(column, at_byte)
-    return lambda row: None if row[null_byte] & null_bit else read(row)
+def _column_reader(column: Column) -> Read:
+    try:
+        return _reader(parse_type(column.type))
+    except CheckpointInvalid as error:
+        raise CheckpointInvalid(
+            f"The state's column {column.name!r} has the type {column.type}, which is not known", next_step=error.what
+        ) from error
 
 
-def _field_reader(column: Column, at_byte: int) -> Callable[[bytes], Value]:
-    if column.type in _FIXED:
-        fixed = struct.Struct(_FIXED[column.type])
-        return lambda row: fixed.unpack_from(row, at_byte)[0]
-    if column.type in _VARIABLE:
-        convert = _VARIABLE[column.type]
+def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]:
+    first_byte = _null_bytes(len(readers))
+    places = [(i // 8, 1 << i % 8, first_byte + i * _WORD_BYTES, read) for i, read in enumerate(readers)]
 
-        def read(row: bytes) -> Value:
-            size, offset = _SIZE_AND_OFFSET.unpack_from(row, at_byte)
-            return convert(row[offset : offset + size])
+    def read_row(row: bytes) -> tuple[Value, ...]:
+        return tuple(None if row[at] & bit else read(row, place) for at, bit, place, read in places)
 
-        return read
-    raise CheckpointInvalid(
-        f"The state's column {column.name!r} has the type {column.type}, which cannot be served yet",
-        next_step=f"Types served: {', '.join([*_FIXED, *_VARIABLE])}",
-    )
+    return read_row
+
+
+def _reader(type_: SparkType) -> Read:
+    match type_:
+        case Primitive(name) if name in _FIXED:
+            fixed = struct.Struct(_FIXED[name])
+            return lambda row, at: fixed.unpack_from(row, at)[0]
+        case Primitive(name) if name in _TEXTS:
+            return _variable(_TEXTS[name])
+        case Primitive("interval"):
+            return _variable(_CALENDAR_INTERVAL.unpack)
+        case Primitive("void" | "null"):
+            return lambda row, at: None
+        case Decimal():
+            return _decimal_reader(type_)
+        case Struct(_, types):
+            return _variable(_row_reader([_reader(part) for part in types]))
+        case Array(element):
+            return _variable(_array_reader(element))
+        case Map(key, value):
+            return _variable(_map_reader(key, value))
+    raise CheckpointInvalid(f"Types that are known: {', '.join([*_FIXED, *_TEXTS])}, decimal, struct, array, map")
+
+
+def _variable(convert: Callable[[bytes], Value]) -> Read:
+    """Reads what lies elsewhere: its size and offset stand in its place."""
+
+    def read(row: bytes, at: int) -> Value:
+        size, offset = _SIZE_AND_OFFSET.unpack_from(row, at)
+        return convert(row[offset : offset + size])
+
+    return read
+
+
+def _decimal_reader(type_: Decimal) -> Read:
+    def scaled(unscaled: int) -> Value:
+        return decimal.Decimal(unscaled).scaleb(-type_.scale, _EXACT)
+
+    if type_.compact:
+        return lambda row, at: scaled(_COUNT.unpack_from(row, at)[0])
+    return _variable(lambda raw: scaled(int.from_bytes(raw, "big", signed=True)))
+
+
+def _array_reader(element: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
+    read, size = _reader(element), _element_bytes(element)
+
+    def read_array(array: bytes) -> tuple[Value, ...]:
+        (count,) = _COUNT.unpack_from(array)
+        first = _WORD_BYTES + _null_bytes(count)
+        return tuple(None if _is_null(array, i) else read(array, first + i * size) for i in range(count))
+
+    return read_array
+
+
+def _map_reader(key: SparkType, value: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
+    read_keys, read_values = _array_reader(key), _array_reader(value)
+
+    def read_map(content: bytes) -> tuple[Value, ...]:
+        (size,) = _COUNT.unpack_from(content)
+        keys = read_keys(content[_WORD_BYTES : _WORD_BYTES + size])
+        return tuple(zip(keys, read_values(content[_WORD_BYTES + size :]), strict=True))
+
+    return read_map
+
+
+def _element_bytes(type_: SparkType) -> int:
+    """How much room an element takes in an array: less than 8 bytes for the small types."""
+    return struct.calcsize(_FIXED[type_.name]) if isinstance(type_, Primitive) and type_.name in _FIXED else _WORD_BYTES
+
+
+def _is_null(array: bytes, index: int) -> bool:
+    return bool(array[_WORD_BYTES + index // 8] & 1 << index % 8)
+
+
+def _null_bytes(count: int) -> int:
+    return (count + 63) // 64 * 8
