@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from stateside.layout import Layout
@@ -38,11 +39,10 @@ def demos() -> Iterator[list[subprocess.Popen[str]]]:
             demo.wait(30)
 
 
-def start(folder: Path, seconds: int, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "stateside", "demo", "--dir", str(folder), "--seconds", str(seconds)]
-    return subprocess.Popen(
-        [*command, *SETTINGS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def start(seconds: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stateside", "demo", "--seconds", str(seconds), *SETTINGS, *arguments]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env={**os.environ, **environ}, **output, text=True)
 
 
 def finish(demo: subprocess.Popen[str], report_file: Path) -> dict[str, Any]:
@@ -54,11 +54,15 @@ def finish(demo: subprocess.Popen[str], report_file: Path) -> dict[str, Any]:
     return report
 
 
-def wait_for_batch(layout: Layout, batch: int) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not (layout.view("bill").checkpoint / "commits" / str(batch)).exists():
-        assert time.monotonic() < deadline, "the pipeline got nowhere"
+    while not condition():
+        assert time.monotonic() < deadline, "the demo got nowhere"
         time.sleep(0.05)
+
+
+def wait_for_batch(layout: Layout, batch: int) -> None:
+    wait_for(lambda: (layout.view("bill").checkpoint / "commits" / str(batch)).exists())
 
 
 def driver_pids(layout: Layout) -> list[int]:
@@ -78,7 +82,7 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], victim: str
 ) -> None:
     layout = Layout(tmp_path / "demo")
-    demo = start(layout.root, 12, "--json", str(report_file))
+    demo = start(12, "--dir", str(layout.root), "--json", str(report_file))
     demos.append(demo)
     wait_for_batch(layout, 4)
     python, jvm = driver_pids(layout)
@@ -95,36 +99,66 @@ def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
     layout = Layout(tmp_path / "demo")
-    first = start(layout.root, 30)
+    first = start(30, "--dir", str(layout.root))
     demos.append(first)
     wait_for_batch(layout, 4)
     for pid in (driver_pids(layout)[1], first.pid):
         os.kill(pid, signal.SIGKILL)
     first.wait(10)
-    second = start(layout.root, 8, "--json", str(report_file))
+    second = start(8, "--dir", str(layout.root), "--json", str(report_file))
     demos.append(second)
     report = finish(second, report_file)
     assert report["events"]["journalled"] == report["events"]["invoiced"] + report["events"]["open"]
     assert report["invoices"]["count"] == 60 * len(report["invoices"]["periods"]) >= 120
 
 
-def test_ctrl_c_stops_everything_and_leaves_nothing_running(tmp_path: Path, demos: list[subprocess.Popen[str]]) -> None:
-    layout = Layout(tmp_path / "demo")
-    demo = start(layout.root, 300)
+def test_ctrl_c_thrice_stops_everything_and_leaves_nothing_behind(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
+) -> None:
+    report_file.write_text("of an earlier run")
+    demo = start(300, "--json", str(report_file), TMPDIR=str(tmp_path))
     demos.append(demo)
-    wait_for_batch(layout, 1)
-    pids = driver_pids(layout)
-    demo.send_signal(signal.SIGINT)
+    wait_for(lambda: any(tmp_path.glob("stateside-demo-*")))
+    (folder,) = tmp_path.glob("stateside-demo-*")
+    wait_for_batch(Layout(folder), 1)
+    pids = driver_pids(Layout(folder))
+    for _ in range(3):
+        demo.send_signal(signal.SIGINT)
+        time.sleep(0.3)
     output, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130
-    assert "Stopped." in output
+    assert output.splitlines()[0].endswith(f"Everything is in {folder} until the end.")
+    assert output.count("Stopping, a moment …") == 1
+    assert output.splitlines()[-1] == "Stopped."
     assert "Traceback" not in output
     assert not any(alive(pid) for pid in pids)
+    assert not folder.exists()
+    assert not report_file.exists()
+
+
+def test_ctrl_c_after_the_report_of_a_kept_demo_is_its_normal_end(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
+) -> None:
+    demo = start(6, "--keep", "--json", str(report_file), TMPDIR=str(tmp_path))
+    demos.append(demo)
+    assert demo.stdout is not None
+    lines: list[str] = []
+    for line in demo.stdout:
+        lines.append(line)
+        if line.startswith("Serving "):
+            break
+    assert json.loads(report_file.read_text())["ok"], lines
+    url = lines[-1].split()[1]
+    assert httpx.get(url).status_code == 200
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0, output
+    assert list(tmp_path.glob("stateside-demo-*")) == []
 
 
 def test_a_folder_of_another_demo_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text('{"customers": 7}')
-    demo = start(tmp_path, 10)
+    demo = start(10, "--dir", str(tmp_path))
     output, _ = demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert output.startswith("Error: This folder has a demo with")

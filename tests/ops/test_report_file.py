@@ -50,10 +50,14 @@ def test_what_a_link_leads_to_is_emptied_and_the_link_stays(tmp_path: Path) -> N
     ReportFile(tmp_path / "link").clear()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == ""
+    ReportFile(tmp_path / "link").write(a_report())
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "real").read_text())["ok"]
 
 
 def test_a_device_is_left_alone(tmp_path: Path) -> None:
     ReportFile(Path("/dev/null")).clear()
+    ReportFile(Path("/dev/null")).write(a_report())
     assert Path("/dev/null").is_char_device()
 
 

@@ -12,6 +12,7 @@ from stateside.billing.audit import Audit
 from stateside.billing.generator import PERIOD_SUM_MICROS
 from stateside.billing.model import CURRENCY, format_micros
 from stateside.errors import RequestInvalid
+from stateside.storage import write_atomically
 
 DIFFERENCES_SHOWN = 10
 
@@ -125,16 +126,23 @@ class ReportFile:
             raise RequestInvalid(
                 f"There is no folder {self._path.parent} for the report", next_step="Make it, or choose another --json"
             )
-        if self._path.is_symlink():
-            if self._path.is_file():
-                self._path.write_text("")
-        elif self._path.is_file() or not self._path.exists():
+        if self._is_plain():
             self._path.touch()
             self._path.unlink()
+        elif self._path.is_file():
+            self._path.write_text("")
 
     def write(self, report: DemoReport) -> None:
-        """At the end: the report, as JSON."""
-        self._path.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+        """At the end: the report, as JSON; whoever waits for the file to appear finds it whole."""
+        content = json.dumps(report.as_dict(), indent=2).encode() + b"\n"
+        if self._is_plain():
+            write_atomically(self._path, content)
+        else:
+            self._path.write_bytes(content)
+
+    def _is_plain(self) -> bool:
+        """Whether it is an ordinary file, or nothing yet."""
+        return not self._path.is_symlink() and (self._path.is_file() or not self._path.exists())
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

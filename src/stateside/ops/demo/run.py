@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,7 @@ def run_demo(
         place = stack.enter_context(DemoFolder(folder, console))
         place.claim(settings.fixed())
         console.print(_opening(settings, place), highlight=False, soft_wrap=True)
-        demo = stack.enter_context(Demo(settings, Layout(place.root), console))
-        stack.push(partial(_begin_the_end, interrupts, console))
+        demo = stack.enter_context(Demo(settings, Layout(place.root), console, interrupts))
         report = demo.play()
         place.kept = not report.ok
         console.print("\n".join(report.lines()), highlight=False, soft_wrap=True)
@@ -82,13 +80,6 @@ def run_demo(
         if keep:
             demo.keep_serving()
         return report
-
-
-def _begin_the_end(interrupts: Interrupts, console: Console, kind: type[BaseException] | None, *_: object) -> None:
-    """From here on nothing disturbs the stopping; who pressed Ctrl-C is told that it was heard."""
-    interrupts.hold()
-    if kind is KeyboardInterrupt:
-        console.print("Stopping, a moment …")
 
 
 def _opening(settings: DemoSettings, place: DemoFolder) -> str:
@@ -102,10 +93,11 @@ def _opening(settings: DemoSettings, place: DemoFolder) -> str:
 class Demo:
     """One run of the demo on one folder."""
 
-    def __init__(self, settings: DemoSettings, layout: Layout, console: Console) -> None:
+    def __init__(self, settings: DemoSettings, layout: Layout, console: Console, interrupts: Interrupts) -> None:
         self._settings = settings
         self._layout = layout
         self._console = console
+        self._interrupts = interrupts
         self._cleanup = ExitStack()
         self._invoices = invoice_table(layout)
         self._heartbeat_before = self._heartbeat()
@@ -113,7 +105,8 @@ class Demo:
     def __enter__(self) -> Demo:
         with ExitStack() as stack:
             generator = Generator(self._settings.seed, self._settings.customers, self._settings.events_per_month)
-            self._feeder = Feeder(generator, self._layout, self._settings.seconds)
+            with self._interrupts.at_once():  # it reads what an earlier demo has left in the journal
+                self._feeder = Feeder(generator, self._layout, self._settings.seconds)
             stack.callback(self._feeder.close)
             port = free_port()
             self._url = f"http://127.0.0.1:{port}"
@@ -149,7 +142,7 @@ class Demo:
         self._console.print(f"Serving {self._url}/v1/customers/c0/bill until Ctrl-C", highlight=False, soft_wrap=True)
         with suppress(KeyboardInterrupt):
             while True:
-                time.sleep(LOOK_S)
+                self._interrupts.pause(LOOK_S)
                 self._supervise()
 
     def _start(self, stack: ExitStack, name: str, *arguments: str) -> Supervised:
@@ -173,7 +166,7 @@ class Demo:
         while (passed_s := time.monotonic() - began_s) < self._settings.seconds:
             self._supervise()
             display.show(self._moment("months pass", passed_s / self._settings.seconds))
-            time.sleep(LOOK_S)
+            self._interrupts.pause(LOOK_S)
 
     def _wait(self, phase: str, display: Display, done: Callable[[], bool], seconds_max: float) -> None:
         deadline = time.monotonic() + seconds_max
@@ -186,7 +179,7 @@ class Demo:
                     where=str(self._layout.root / "logs"),
                     next_step=f"The pipeline's last words: {self._pipeline.child.tail(3) or 'none'}",
                 )
-            time.sleep(LOOK_S)
+            self._interrupts.pause(LOOK_S)
 
     def _drained(self) -> bool:
         """Whether the last batch has read the whole journal, and has run under the watermark that follows from it.
@@ -233,12 +226,14 @@ class Demo:
     def _report(self, seconds: float, display: Display) -> DemoReport:
         bills = self._all_bills(display)
         display.show(self._moment("recomputing every bill from the journal", 1.0))
+        with self._interrupts.at_once():
+            audited = audit(Journal(self._layout.journal), self._invoices.read(), bills)
         return DemoReport(
             seconds=seconds,
             customers=self._settings.customers,
             generated=self._feeder.generated,
             late_within_grace=self._feeder.late,
-            audit=audit(Journal(self._layout.journal), self._invoices.read(), bills),
+            audit=audited,
             latencies_ms=self._asker.latencies_ms,
             ages_ms=self._asker.ages_ms,
             requests_failed=self._asker.failed,
@@ -252,6 +247,7 @@ class Demo:
         bills: list[dict[str, Any]] = []
         shown_s = float("-inf")
         for number in range(customers):
+            self._interrupts.check()
             if time.monotonic() - shown_s >= LOOK_S:
                 display.show(self._moment("asking for every bill", number / customers))
                 shown_s = time.monotonic()
