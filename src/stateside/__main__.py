@@ -2,10 +2,17 @@
 
 import sys
 
-try:
-    from stateside.cli import main
 
+def main() -> None:
+    """Load the command line and run it."""
+    try:
+        from stateside.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
     main()
-except KeyboardInterrupt:
-    print("Stopped.", file=sys.stderr)
-    sys.exit(130)
