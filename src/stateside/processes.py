@@ -67,15 +67,14 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def die_with_parent(parent_pid: int | None = None) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Called in a child process: have the kernel end it when its parent dies (on Linux; elsewhere it does nothing).
 
     `parent_pid` is the id that the parent had when it started the child. If that is no longer the parent's, the parent
-    has died already, and the child ends here. Without it, a death before this call goes unnoticed.
+    has died already, and the child ends here.
     """
     if _libc is None:
         return
-    parent_pid = os.getppid() if parent_pid is None else parent_pid
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)

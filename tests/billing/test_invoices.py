@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stateside.billing.calendar import Month
 from stateside.billing.invoices import INVOICES, InvoiceSink, assemble, invoice_table
 from stateside.billing.model import USAGE_TYPES
+from stateside.errors import ArchiveInvalid
 from stateside.layout import Layout
 from stateside.pipeline.app import BatchId
 
@@ -106,6 +107,10 @@ def test_a_batch_is_sealed_once(layout: Layout) -> None:
     for _ in range(2):
         sink.write(table(ROWS[:3]), BatchId("query", 4))
     sink.write(table([]), BatchId("query", 5))
+    with pytest.raises(ArchiveInvalid, match="checkpoint of the query that sealed them is gone"):
+        InvoiceSink.of(layout)
+    layout.view("bill").checkpoint.mkdir()
+    (layout.view("bill").checkpoint / "metadata").touch()
     InvoiceSink.of(layout).write(table(ROWS[3:]), BatchId("query", 6))
     invoices = invoice_table(layout).read().sort_by("sealed_batch")
     assert invoices["sealed_batch"].to_pylist() == [4, 4, 6]

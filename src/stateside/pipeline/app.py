@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
 from stateside.errors import StatesideError, ViewInvalid
 from stateside.layout import Layout
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
