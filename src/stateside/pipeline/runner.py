@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ class Runner:
             self._spark = self._given_session or self._start_session(handle, stack)
             for view in self._app.views.values():
                 self._queries[view.name] = self._start(view)
-                stack.callback(self._queries[view.name].stop)
+                stack.callback(_stop, self._queries[view.name])
             self._heart.start()
             self._cleanup = stack.pop_all()
         return self
@@ -222,6 +222,11 @@ def _check_app(app: App) -> None:
             f"The payload field {min(clashes)!r} has the name of a column that every event has",
             next_step="Leave it out of the application's fields, or give it another name in the payload",
         )
+
+
+def _stop(query: StreamingQuery) -> None:
+    with suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
+        query.stop()
 
 
 def _stopped(query: StreamingQuery) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -15,6 +18,8 @@ from stateside.errors import PipelineFailed
 from stateside.pipeline.java import java_environment
 from stateside.pipeline.lease import note_holder
 from stateside.pipeline.source import JournalSource
+
+log = logging.getLogger(__name__)
 
 DRIVER_LOG = "driver.log"
 JVM_STOP_S_MAX = 10.0
@@ -68,7 +73,8 @@ def stop_session(session: SparkSession) -> None:
     """Stop the session and its JVM, and wait until that has ended: nothing is left running."""
     gateway = SparkContext._gateway
     assert gateway is not None, "a session that start_session made"
-    session.stop()
+    with suppress(Py4JError, OSError):  # the JVM may be gone already
+        session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends when this pipe does
     try:
@@ -92,4 +98,10 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkCo
         note_holder(lease, os.getpid(), gateway.proc.pid)
     context = SparkContext(conf=settings, gateway=gateway)
     context.setLogLevel("WARN")
+    server = context._accumulatorServer  # would print a stack trace when the JVM dies
+    server.handle_error = _log_broken_connection  # type: ignore[method-assign, assignment]
     return context
+
+
+def _log_broken_connection(request: object, address: object) -> None:
+    log.info("a connection of Spark's broke: %s", address, exc_info=True)

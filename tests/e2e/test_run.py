@@ -1,0 +1,63 @@
+"""`stateside run` as a process: what it says when Spark dies under it, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateside.billing.generator import Generator
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.layout import Layout
+from stateside.testing import append
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+
+
+@pytest.fixture
+def running(layout: Layout) -> Iterator[subprocess.Popen[str]]:
+    """The billing application, running, with its first batch done."""
+    arrivals = Generator(seed=1, customers=2, events_per_month=5).arrivals()
+    append(layout, [next(arrivals).event for _ in range(5)])
+    command = [sys.executable, "-m", "stateside", "run", "stateside.billing.pipeline:app", "--dir", str(layout.root)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (layout.view("bill").checkpoint / "commits" / "0").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_jvm_that_dies_is_told_in_one_sentence(running: subprocess.Popen[str], layout: Layout) -> None:
+    jvm = int(layout.driver_lock.read_text().split()[1])
+    os.kill(jvm, signal.SIGKILL)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Error: The view 'bill' stopped: Spark's JVM is gone" in errors
+    assert "resumes at its last committed batch" in errors
+    assert "Traceback" not in errors
+    assert _state(layout) == "failed"
+
+
+def test_sigterm_stops_it_whole(running: subprocess.Popen[str], layout: Layout) -> None:
+    jvm = int(layout.driver_lock.read_text().split()[1])
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert not Path(f"/proc/{jvm}").exists()
+    assert _state(layout) == "stopped"
+
+
+def _state(layout: Layout) -> str:
+    heartbeat = Heartbeat.load(layout.view("bill").heartbeat)
+    assert heartbeat is not None
+    return heartbeat.state
