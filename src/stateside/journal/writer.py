@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -21,7 +20,7 @@ from stateside.journal.event import SCHEMA, Event, encode
 from stateside.journal.recovery import recover
 from stateside.journal.segment import DurableEnd
 from stateside.positions import Position
-from stateside.storage import write_atomically
+from stateside.storage import try_lock, write_atomically
 
 PARTITION = "0"
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
@@ -165,14 +164,11 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 def _lock(directory: Path) -> int:
-    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
+    handle = try_lock(directory / "lock")
+    if handle is None:
         raise JournalLocked(
             "Another writer owns this journal", where=str(directory), next_step="Stop it first, or append through it"
-        ) from None
+        )
     return handle
 
 

@@ -7,13 +7,13 @@ with the JVM until that has died too. Whoever comes next waits for that, and nev
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 from pathlib import Path
 
 from stateside.errors import PipelineRunning
+from stateside.storage import try_lock
 
 WAIT_S_MAX = 30.0
 _PAUSE_S = 0.1
@@ -24,26 +24,21 @@ log = logging.getLogger(__name__)
 def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
     """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + wait_s
     told = False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            note_holder(handle, os.getpid())
-            return handle
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(handle)
-                raise PipelineRunning(
-                    f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
-                    where=str(path.parent),
-                    next_step="Stop it, or give this one another --dir",
-                ) from None
-            if not told:
-                log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
-                told = True
-            time.sleep(_PAUSE_S)
+    while (handle := try_lock(path)) is None:
+        if time.monotonic() >= deadline:
+            raise PipelineRunning(
+                f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
+                where=str(path.parent),
+                next_step="Stop it, or give this one another --dir",
+            )
+        if not told:
+            log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
+            told = True
+        time.sleep(_PAUSE_S)
+    note_holder(handle, os.getpid())
+    return handle
 
 
 def note_holder(handle: int, *pids: int) -> None:

@@ -11,8 +11,8 @@ LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import secrets
 import struct
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
+from stateside.storage import try_lock
 
 MAP_BYTES_START = 1 << 30
 READERS_MAX = 512
@@ -151,7 +152,7 @@ class ReplicaWriter:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory)
+        self._lock: int | None = _lock(directory)
         try:
             self._environment = _open(directory, readonly=False)
             self._environment.reader_check()  # readers that were killed hold no old pages back
@@ -159,7 +160,7 @@ class ReplicaWriter:
             self._meta = self._environment.open_db(b"meta")
             self._write(self._name)
         except BaseException:
-            self._lock.close()
+            os.close(self._lock)
             raise
 
     def batch(self) -> AppliedBatch | None:
@@ -201,9 +202,11 @@ class ReplicaWriter:
         self._write(drop)
 
     def close(self) -> None:
-        """Let the environment and its lock go."""
+        """Let the environment and its lock go; a second time it does nothing."""
         self._environment.close()
-        self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _name(self, transaction: lmdb.Transaction) -> None:
         transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._meta, overwrite=False)
@@ -233,18 +236,15 @@ class ReplicaWriter:
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
 
 
-def _lock(directory: Path) -> BinaryIO:
-    file = (directory / "writer.lock").open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+def _lock(directory: Path) -> int:
+    handle = try_lock(directory / "writer.lock")
+    if handle is None:
         raise ReplicaInvalid(
             "Another process moves this replica",
             where=str(directory),
             next_step="That is fine for readers: it is served from here too, and taken over if that process ends",
-        ) from None
-    return file
+        )
+    return handle
 
 
 def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
