@@ -277,3 +277,8 @@ def test_views_with_one_name_without_a_key_or_with_a_bad_name_are_refused() -> N
 def test_a_target_that_is_no_application_is_refused_with_advice(target: str) -> None:
     with pytest.raises(ViewInvalid, match="like shop:app"):
         load(target)
+
+
+def test_starting_spark_leaves_no_trace_in_the_environment(spark: SparkSession) -> None:
+    """A JAVA_HOME left behind once made a brought-along Java look like the machine's own, and jars could not be had."""
+    assert not {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"} & set(os.environ)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -59,11 +60,11 @@ def start_session(
     for as long as it lives.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    os.environ.update(java_environment())
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
     settings.setAll(list((_DEFAULTS | folders | (conf or {}) | _FIXED).items()))
-    context = _start_context(settings, scratch / DRIVER_LOG, lease)
+    with _environment(java_environment()):
+        context = _start_context(settings, scratch / DRIVER_LOG, lease)
     session = SparkSession(context)
     session.dataSource.register(JournalSource)
     return session
@@ -101,6 +102,21 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkCo
     server = context._accumulatorServer  # would print a stack trace when the JVM dies
     server.handle_error = _log_broken_connection  # type: ignore[method-assign, assignment]
     return context
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in this process's environment for a while: Spark's launcher takes them from nowhere else."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _log_broken_connection(request: object, address: object) -> None:
