@@ -24,7 +24,7 @@ test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python -m pytest $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network
-	$(VENV)/python -m pytest -m "not spark and not e2e and not network" $(ARGS)
+	$(VENV)/python -m pytest -n 2 -m "not spark and not e2e and not network" $(ARGS)
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests
