@@ -7,7 +7,6 @@ import json
 import logging
 import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -121,13 +120,13 @@ def run(target: str, folder: Path, master: str, events_per_batch: int | None) ->
     app = load(target)
     if not app.views:
         raise ViewInvalid(f"The application {target!r} has no view", next_step="Declare one with @app.view(key=[…])")
-    stop = threading.Event()
+    signals: list[int] = []  # no Event: a second signal while the first one sets it would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda came, _: signals.append(came))
     settings = RunSettings(master=master, events_per_batch_max=events_per_batch or EVENTS_PER_BATCH_MAX)
     with Runner(app, Layout(folder.absolute()), settings) as runner:
         click.echo(f"Running {', '.join(app.views)} in {folder}", err=True)
-        runner.wait(stop)
+        runner.wait(lambda: bool(signals))
 
 
 @main.command()

@@ -4,7 +4,7 @@ How a child learns that its parent has died, even by SIGKILL:
 
     parent     spawns  python processes.py PARENT COMMAND…   no code of ours runs between fork and exec: with threads
                                                              about, it might wait for a lock that nobody holds any more
-    that       asks the kernel for SIGTERM at the parent's death; looks whether PARENT is still its parent; becomes
+    that       asks the kernel for SIGKILL at the parent's death; looks whether PARENT is still its parent; becomes
                COMMAND, in the same process, to which the kernel's promise holds on
 
 The kernel means the *thread* that spawned: start children in one that lives as long as they shall.
@@ -72,12 +72,15 @@ def die_with_parent(parent_pid: int) -> None:
 
     `parent_pid` is the id that the parent had when it started the child. If that is no longer the parent's, the parent
     has died already, and the child ends here.
+
+    It is SIGKILL: the kernel sends the signal once for each thread of a parent that is killed, and no handler stands a
+    shower of those. A parent that ends in order has stopped its children itself.
     """
     if _libc is None:
         return
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def free_port() -> int:

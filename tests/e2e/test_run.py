@@ -57,6 +57,17 @@ def test_sigterm_stops_it_whole(running: subprocess.Popen[str], layout: Layout) 
     assert _state(layout) == "stopped"
 
 
+def test_a_shower_of_signals_stops_it_as_one_does(running: subprocess.Popen[str], layout: Layout) -> None:
+    """As the kernel sends them when a parent with many threads is killed. It hung once, in setting an Event twice."""
+    for _ in range(200):
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+        if running.poll() is not None:
+            break
+    running.communicate(timeout=60)
+    assert _state(layout) == "stopped"
+
+
 def _state(layout: Layout) -> str:
     heartbeat = Heartbeat.load(layout.view("bill").heartbeat)
     assert heartbeat is not None

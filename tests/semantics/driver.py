@@ -15,6 +15,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from stateside.pipeline.java import java_environment
+
 from .harness import Feed, Lab, start_session
 
 
@@ -58,5 +60,5 @@ def _say(file: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.update(java_environment())
     main(Path(sys.argv[1]), int(sys.argv[2]))

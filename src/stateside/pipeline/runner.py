@@ -1,7 +1,7 @@
 """The runner: starts an application's queries, keeps their heartbeats, and stops them.
 
 with Runner(app, Layout(folder)) as runner:
-    runner.wait(stop)        # until the event is set, or PipelineFailed
+    runner.wait(told_to_stop)        # until that says so, or PipelineFailed
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -91,10 +92,11 @@ class Runner:
         with self._cleanup:
             self._write_heartbeats("failed" if isinstance(error, PipelineFailed) else "stopped")
 
-    def wait(self, stop: threading.Event) -> None:
-        """Until the event is set; PipelineFailed as soon as a query ends by itself."""
-        while not stop.wait(HEARTBEAT_S):
+    def wait(self, told_to_stop: Callable[[], bool]) -> None:
+        """Until it is told to stop; PipelineFailed as soon as a query ends by itself."""
+        while not told_to_stop():
             self._check()
+            time.sleep(HEARTBEAT_S)
 
     def run_to_end(self) -> None:
         """Until all that the journal holds now (up to `stop_at`) is processed, and the batch without data after it."""
