@@ -67,6 +67,8 @@ def main(verbose: bool) -> None:
     Try `stateside demo` first: the whole system, for a minute, on this machine.
     """
     level = logging.INFO if verbose else logging.WARNING
+    if not verbose:  # what its stack traces tell, the runner says in a sentence
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
