@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from stateside import __version__
-from stateside.errors import InputError, RequestInvalid, SetupError, StatesideError, ViewInvalid
+from stateside.errors import InputError, RequestInvalid, SetupError, StatesideError
 from stateside.processes import EXIT_FINAL
 
 PORT = 8471
@@ -120,8 +120,6 @@ def run(target: str, folder: Path, master: str, events_per_batch: int | None) ->
 
     sys.path.insert(0, "")
     app = load(target)
-    if not app.views:
-        raise ViewInvalid(f"The application {target!r} has no view", next_step="Declare one with @app.view(key=[…])")
     signals: list[int] = []  # no Event: a second signal while the first one sets it would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda came, _: signals.append(came))
