@@ -58,12 +58,12 @@ def test_sigterm_stops_it_whole(running: subprocess.Popen[str], layout: Layout) 
 
 
 def test_a_shower_of_signals_stops_it_as_one_does(running: subprocess.Popen[str], layout: Layout) -> None:
-    """As the kernel sends them when a parent with many threads is killed. It hung once, in setting an Event twice."""
-    for _ in range(200):
+    """As the kernel sends them when a parent with many threads is killed. It hung once, in setting an Event twice.
+
+    That needs a signal within microseconds of another, which a test cannot force: the old code mostly passes this too.
+    """
+    for _ in range(30):  # without a pause: one must come while another is handled
         running.send_signal(signal.SIGTERM)
-        time.sleep(0.002)
-        if running.poll() is not None:
-            break
     running.communicate(timeout=60)
     assert _state(layout) == "stopped"
 
