@@ -1,6 +1,8 @@
 """Stateside: the stream processor as a database, on Spark. ARCHITECTURE.md tells the path of an event."""
 
+from stateside.pipeline import sinks, sources
 from stateside.pipeline.app import App
+from stateside.pipeline.text import sql
 
 __version__ = "0.1.0"
-__all__ = ["App", "__version__"]
+__all__ = ["App", "__version__", "sinks", "sources", "sql"]

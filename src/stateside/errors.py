@@ -21,6 +21,8 @@
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
+        ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
+        ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
         └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
 An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
@@ -198,6 +200,19 @@ class PipelineRunning(OperatingError):
 
     code = "pipeline-running"
     status = 409
+
+
+class SinkAway(OperatingError):
+    """A sink's other side cannot be reached. The batch is held and tried again; nothing is lost meanwhile."""
+
+    code = "sink-away"
+
+
+class SinkRefused(OperatingError):
+    """A sink's other side refuses these rows, and would refuse them again: somebody must mend them or it."""
+
+    code = "sink-refused"
+    status = 502
 
 
 class NotFreshEnough(OperatingError):

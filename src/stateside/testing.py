@@ -26,9 +26,10 @@ import pyarrow as pa
 from stateside.errors import OperatingError
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
-from stateside.pipeline.app import App, BatchId, Sink
+from stateside.pipeline.app import App
 from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner, RunSettings
+from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.positions import Position
 from stateside.replica.tail import Tail
 from stateside.serving.views import Answer, Floor, ViewReader

@@ -13,7 +13,7 @@ from stateside.billing.invoices import INVOICES, InvoiceSink, assemble, invoice_
 from stateside.billing.model import USAGE_TYPES
 from stateside.errors import ArchiveInvalid
 from stateside.layout import Layout
-from stateside.pipeline.app import BatchId
+from stateside.pipeline.sinks.sink import BatchId, SinkContext
 
 Row = tuple[str, Month, str, int, int]
 
@@ -103,15 +103,15 @@ def test_invoices_add_up_to_their_rows(cells: dict[tuple[str, Month, str], tuple
 
 
 def test_a_batch_is_sealed_once(layout: Layout) -> None:
-    sink = InvoiceSink.of(layout)
+    sink = InvoiceSink.of(SinkContext(layout, "bill", pa.schema([])))
     for _ in range(2):
         sink.write(table(ROWS[:3]), BatchId("query", 4))
     sink.write(table([]), BatchId("query", 5))
     with pytest.raises(ArchiveInvalid, match="checkpoint of the query that sealed them is gone"):
-        InvoiceSink.of(layout)
+        InvoiceSink.of(SinkContext(layout, "bill", pa.schema([])))
     layout.view("bill").checkpoint.mkdir()
     (layout.view("bill").checkpoint / "metadata").touch()
-    InvoiceSink.of(layout).write(table(ROWS[3:]), BatchId("query", 6))
+    InvoiceSink.of(SinkContext(layout, "bill", pa.schema([]))).write(table(ROWS[3:]), BatchId("query", 6))
     invoices = invoice_table(layout).read().sort_by("sealed_batch")
     assert invoices["sealed_batch"].to_pylist() == [4, 4, 6]
     assert invoice_table(layout).read(up_to_batch=5).num_rows == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,7 @@ from stateside.billing.invoices import InvoiceSink, assemble, invoice_table
 from stateside.billing.pipeline import bill
 from stateside.errors import ArchiveInvalid, PipelineFailed
 from stateside.layout import Layout
-from stateside.pipeline.app import BatchId, Sink
+from stateside.pipeline.sinks.sink import BatchId, SinkFactory
 from stateside.positions import Position
 from stateside.testing import CrashingSink, append, rows, run_to
 
@@ -30,7 +29,7 @@ CUSTOMERS = 5
 EVENTS = 8
 
 
-def billing(sink: Callable[[Layout], Sink]) -> stateside.App:
+def billing(sink: SinkFactory) -> stateside.App:
     app = stateside.App("billing", fields="amount_micros long")
     app.view(key=["customer", "period_end", "type"], sink=sink)(bill)
     return app
@@ -119,5 +118,5 @@ class Careless:
             write_deltalake(self.path, assemble(rows), mode="append")
 
 
-def _crashing(sink: Callable[[Layout], Sink], when: Literal["before", "after"]) -> Callable[[Layout], Sink]:
-    return lambda layout: CrashingSink(sink(layout), when)
+def _crashing(sink: SinkFactory, when: Literal["before", "after"]) -> SinkFactory:
+    return lambda context: CrashingSink(sink(context), when)

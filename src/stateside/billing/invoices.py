@@ -12,7 +12,7 @@ from stateside.billing.bills import VIEW
 from stateside.billing.calendar import Month
 from stateside.errors import ArchiveInvalid
 from stateside.layout import Layout
-from stateside.pipeline.app import BatchId
+from stateside.pipeline.sinks.sink import BatchId, SinkContext
 
 _TIME = pa.timestamp("us", tz="UTC")
 _LINE = pa.struct([("type", pa.string()), ("amount_micros", pa.int64()), ("events", pa.int64())])
@@ -49,12 +49,13 @@ class InvoiceSink:
     table: ArchiveTable
 
     @classmethod
-    def of(cls, layout: Layout) -> InvoiceSink:
+    def of(cls, context: SinkContext) -> InvoiceSink:
         """The sink of an application's folder; creates its table at the first run.
 
         ArchiveInvalid if there are invoices but the checkpoint that sealed them is gone: a new one would seal them
         all a second time.
         """
+        layout = context.layout
         table = invoice_table(layout)
         if not (layout.view(VIEW).checkpoint / "metadata").exists() and table.count():
             raise ArchiveInvalid(

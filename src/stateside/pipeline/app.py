@@ -6,88 +6,151 @@
     def spending(events):
         return events.groupBy("entity", "country").agg(F.sum("amount_micros").alias("total"))
 
-Declaring costs nothing: Spark is first imported when the application runs.
+    @app.reaction(sink=sinks.journal())
+    def confirm(events):
+        return events.where("type = 'paid'").select("entity", F.lit("confirmed").alias("type"), "time")
+
+A *view* keeps state that is served by key; a *reaction* keeps none that is served, its rows go to a sink. Declaring
+costs nothing: Spark is first imported when the application runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateside.errors import StatesideError, ViewInvalid
-from stateside.layout import Layout
+from stateside.pipeline.sinks.sink import BatchId, Guarantee, Sink, SinkContext, SinkFactory
+from stateside.pipeline.sources import Source, journal
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
+
+__all__ = ["App", "BatchId", "Function", "Guarantee", "Rows", "Sink", "SinkContext", "SinkFactory", "View", "load"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 
 Function = Callable[["DataFrame"], "DataFrame"]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchId:
-    """Which batch of which query: the name under which a sink remembers what it has written."""
-
-    query: str
-    batch: int
-
-
-class Sink(Protocol):
-    """Takes the rows that leave a view's state for good, batch by batch."""
-
-    def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Store the rows, once: called again with a batch that is already stored, it changes nothing.
-
-        Called before Spark commits the batch, so a crash between the two repeats the call with the same rows.
-        """
+Rows = Literal["closed", "changed"]  # what of a view goes to its sink: rows that left the state, or rows that changed
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A declared view: the key it is asked by, the function that folds events into it, and where closed rows go."""
+    """A declared view, or a reaction: what it reads, the function that folds it, how it is asked, where rows go.
+
+    A reaction has no `key`, and nothing of it is served. `state` names the state variable that is served of a
+    `transformWithState`. `archive` names the table that closed rows go to.
+    """
 
     name: str
-    key: tuple[str, ...]
     function: Function
-    sink: Callable[[Layout], Sink] | None = None
+    key: tuple[str, ...] | None = None
+    source: Source | None = None
+    state: str | None = None
+    sink: SinkFactory | None = None
+    rows: Rows = "closed"
+    guarantee: Guarantee = "exactly-once"
+    archive: str | None = None
 
 
 class App:
-    """Several views over one journal. `fields` names the payload's fields that the views use, with types (DDL)."""
+    """Several views, each a streaming query with its own checkpoint, over one journal or over sources of their own.
 
-    def __init__(self, name: str, *, fields: str = "") -> None:
+    `fields` names the payload's fields that the views use, with types (DDL). `settings` are the application's own (see
+    docs/settings.md); a file and flags come after them.
+    """
+
+    def __init__(
+        self, name: str, *, fields: str = "", source: Source | None = None, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.name = name
         self.fields = fields
+        self.source = source or journal()
+        self.settings = dict(settings or {})
         self.views: dict[str, View] = {}
 
     def view(
-        self, *, key: Sequence[str], sink: Callable[[Layout], Sink] | None = None
+        self,
+        *,
+        key: Sequence[str],
+        name: str | None = None,
+        source: Source | None = None,
+        state: str | None = None,
+        sink: SinkFactory | None = None,
+        rows: Rows = "closed",
+        guarantee: Guarantee = "exactly-once",
+        archive: str | None = None,
     ) -> Callable[[Function], Function]:
         """Declare the decorated function as a view of its own name.
 
-        `key` has the grouping columns in the order that readers ask by. With a `sink` the view closes its rows when the
-        watermark has passed them (append mode): they leave the state and go there.
+        `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
+        `closed` ones, once the watermark has passed them and they leave the state, or `changed` ones, batch by batch.
+        With an `archive` closed rows go, once, to the Delta table of that name, with the batch that closed them.
         """
 
         def declare(function: Function) -> Function:
-            self._add(View(function.__name__, tuple(key), function, sink))
+            declared = View(
+                name or function.__name__, function, tuple(key), source, state, sink, rows, guarantee, archive
+            )
+            self._add(declared)
             return function
 
         return declare
+
+    def reaction(
+        self,
+        *,
+        sink: SinkFactory,
+        name: str | None = None,
+        source: Source | None = None,
+        rows: Rows = "closed",
+        guarantee: Guarantee = "exactly-once",
+    ) -> Callable[[Function], Function]:
+        """Declare the decorated function as a reaction: its rows go to the sink, and nothing of it is served.
+
+        Of a query without aggregation every row is `closed` at once.
+        """
+
+        def declare(function: Function) -> Function:
+            self._add(
+                View(name or function.__name__, function, source=source, sink=sink, rows=rows, guarantee=guarantee)
+            )
+            return function
+
+        return declare
+
+    def source_of(self, view: View) -> Source:
+        """What the view reads: its own source, or the application's."""
+        return view.source or self.source
 
     def _add(self, view: View) -> None:
         if not _NAME.fullmatch(view.name):
             raise ViewInvalid(f"{view.name!r} cannot be the name of a view", next_step="Use a to z, 0 to 9 and _")
         if view.name in self.views:
-            raise ViewInvalid(f"The application {self.name!r} has two views of the name {view.name!r}")
-        if not view.key:
+            raise ViewInvalid(
+                f"The application {self.name!r} has two views of the name {view.name!r}", next_step="Rename one of them"
+            )
+        if view.key == ():
             raise ViewInvalid(f"The view {view.name!r} has no key", next_step="Name its grouping columns: key=[…]")
+        self._check_choices(view)
         self.views[view.name] = view
+
+    def _check_choices(self, view: View) -> None:
+        for what, given, choices in (
+            ("rows", view.rows, get_args(Rows)),
+            ("guarantee", view.guarantee, get_args(Guarantee)),
+        ):
+            if given not in choices:
+                raise ViewInvalid(
+                    f"The view {view.name!r} has {what}={given!r}", next_step=f"Choose one of {', '.join(choices)}"
+                )
+        if view.archive is not None and view.sink is not None:
+            raise ViewInvalid(
+                f"The view {view.name!r} has both an archive and a sink", next_step="Give it one, and a second view"
+            )
 
 
 def load(target: str) -> App:

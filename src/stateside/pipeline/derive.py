@@ -46,6 +46,7 @@ def _grouping(view: View, expressions: Iterator[Any]) -> Iterator[ViewColumn]:
 
 
 def _key(view: View, grouping: list[ViewColumn]) -> tuple[ViewColumn, ...]:
+    assert view.key, "a reaction has no catalogue"
     by_name = {column.name: column for column in grouping}
     if sorted(by_name) != sorted(view.key) or len(by_name) != len(grouping):
         raise _refused(view, f"its key is {list(view.key)}, but it groups by {[column.name for column in grouping]}")

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
@@ -27,10 +28,12 @@ from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
 from stateside.journal import Journal
 from stateside.layout import Layout, ViewLayout
 from stateside.pipeline import lease
-from stateside.pipeline.app import App, BatchId, Sink, View
+from stateside.pipeline.app import App, View
 from stateside.pipeline.derive import derive_catalogue
 from stateside.pipeline.session import DRIVER_LOG, start_session, stop_session
-from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX, FORMAT
+from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext
+from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX
+from stateside.pipeline.sources import Reading
 from stateside.positions import Position
 from stateside.storage import Storage, write_atomically
 
@@ -122,8 +125,9 @@ class Runner:
     def _start(self, view: View) -> StreamingQuery:
         places = self._layout.view(view.name)
         try:
-            frame = view.function(self._events())
-            catalogue = derive_catalogue(self._app.name, view, frame)
+            source = self._app.source_of(view)
+            frame = view.function(source.load(self._spark, self._reading()))
+            catalogue = derive_catalogue(self._app.name, view, frame) if view.key else None
         except StatesideError:
             raise
         except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
@@ -131,9 +135,10 @@ class Runner:
                 f"The view {view.name!r} fails: {type(error).__name__}: {_reason(error)}",
                 next_step="Mend its function or the application's fields, then run again",
             ) from error
-        _write_catalogue(catalogue, places)
+        if catalogue:
+            _write_catalogue(catalogue, places)
         writer = frame.writeStream.queryName(view.name).option("checkpointLocation", str(places.checkpoint))
-        writer = self._with_sink(view, writer)
+        writer = self._with_sink(view, writer, frame)
         try:
             return writer.start()
         except Exception as error:
@@ -141,18 +146,21 @@ class Runner:
                 f"The view {view.name!r} did not start: {_reason(error)}", where=str(places.checkpoint)
             ) from error
 
-    def _with_sink(self, view: View, writer: DataStreamWriter) -> DataStreamWriter:
+    def _with_sink(self, view: View, writer: DataStreamWriter, frame: DataFrame) -> DataStreamWriter:
         if view.sink is None:
             return writer.outputMode("update").format("noop")
         checkpoint = Checkpoint(Storage.at(self._layout.view(view.name).checkpoint))
-        return writer.outputMode("append").foreachBatch(_batch_function(view.sink(self._layout), checkpoint))
+        context = SinkContext(self._layout, view.name, to_arrow_schema(frame.schema, timezone="UTC"))
+        writer = writer.outputMode("append" if view.rows == "closed" else "update")
+        return writer.foreachBatch(_batch_function(view.sink(context), checkpoint))
 
-    def _events(self) -> DataFrame:
-        reader = self._spark.readStream.format(FORMAT).option("path", str(self._layout.journal))
-        reader = reader.option("eventsPerBatchMax", str(self._settings.events_per_batch_max))
-        if self._settings.stop_at is not None:
-            reader = reader.option("stopAt", str(self._settings.stop_at))
-        return (reader.option("fields", self._app.fields) if self._app.fields else reader).load()
+    def _reading(self) -> Reading:
+        return Reading(
+            self._layout.journal,
+            self._app.fields,
+            events_per_batch_max=self._settings.events_per_batch_max,
+            stop_at=self._settings.stop_at,
+        )
 
     def _check(self) -> None:
         for name, query in self._queries.items():
@@ -163,7 +171,7 @@ class Runner:
                     where=str(self._layout.spark / DRIVER_LOG),
                     next_step="Mend the cause and run again: it resumes at its last committed batch",
                 )
-            if name not in self._verified:
+            if name not in self._verified and self._app.views[name].key:
                 self._verify(name)
 
     def _verify(self, name: str) -> None:

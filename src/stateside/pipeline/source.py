@@ -9,6 +9,7 @@ fields that the option `fields` names with their types. The life of a source rea
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -28,9 +30,10 @@ from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import DurableEnd
 from stateside.journal.writer import PARTITION
+from stateside.pipeline.sources import JOURNAL_FORMAT
 from stateside.positions import Position
 
-FORMAT = "stateside-journal"
+FORMAT = JOURNAL_FORMAT
 JOURNAL = "journal"  # in an offset, beside the position: which journal it is a position of
 ENVELOPE = (
     "offset long, id string, entity string, type string, time timestamp, appended timestamp, "
@@ -47,7 +50,11 @@ Offset = dict[str, int | str]
 
 
 class JournalSource(DataSource):
-    """What Spark knows the journal as. Options: `path`, `fields` (DDL), `eventsPerBatchMax`, `stopAt` (a position)."""
+    """What Spark knows the journal as.
+
+    Options: `path`, `fields` (DDL), `types` and `tags` (JSON lists: only events of these), `eventsPerBatchMax`,
+    `stopAt` (a position), `pauseFile` (while it exists no new batch is planned).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -80,6 +87,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._limit = int(options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
         self._stop_at = Position.parse(options["stopAt"])[PARTITION] if "stopAt" in options else None
+        self._pause_file = Path(options["pauseFile"]) if "pauseFile" in options else None
+        self._types = json.loads(options["types"]) if "types" in options else None
+        self._tags = json.loads(options["tags"]) if "tags" in options else None
         self._marks: deque[DurableEnd] = deque(maxlen=MARKS_MAX)
 
     def initialOffset(self) -> Offset:
@@ -98,6 +108,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Where the next batch ends: the durable end, or as far as the limit allows."""
         self._check_journal(start)
+        if self._pause_file is not None and self._pause_file.exists():
+            return start
         end = self._journal.durable_end()
         self._marks.append(end)
         first = int(start[PARTITION])
@@ -124,7 +136,17 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one task's share, as Arrow record batches."""
         assert isinstance(partition, OffsetRange)
         for first, batch in self._journal.batches(partition.start, partition.stop, partition.mark):
-            yield from _rows(first, batch, self._schema)
+            yield from _rows(first, batch, self._schema, self._wanted(batch))
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Which events are read; None for all."""
+        wanted = None
+        if self._types is not None:
+            wanted = pc.is_in(batch.column("type"), pa.array(self._types, pa.string()))
+        if self._tags is not None:
+            tagged = _has_any(batch.column("tags"), self._tags)
+            wanted = tagged if wanted is None else pc.and_(wanted, tagged)
+        return wanted
 
     def _offset(self, offset: int) -> Offset:
         return {PARTITION: offset, JOURNAL: self._journal.id() or ""}
@@ -143,9 +165,17 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return max((mark for mark in self._marks if mark.offset <= offset), key=lambda mark: mark.offset, default=None)
 
 
-def _rows(first: int, batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.RecordBatch]:
+def _has_any(lists: pa.ListArray, wanted: Sequence[str]) -> pa.Array:
+    """For each list, whether it has any of the wanted texts."""
+    parents = pc.list_parent_indices(lists).filter(pc.is_in(pc.list_flatten(lists), pa.array(wanted, pa.string())))
+    return pc.is_in(pa.array(np.arange(len(lists))), parents)
+
+
+def _rows(first: int, batch: pa.RecordBatch, schema: pa.Schema, wanted: pa.Array | None) -> list[pa.RecordBatch]:
     """The batch as Spark wants it: the offsets in front, the payload's fields behind, types to the letter."""
     fields = pa.schema([schema.field(index) for index in range(len(ENVELOPE_NAMES), len(schema))])
     offsets = pa.array(np.arange(first, first + batch.num_rows))
+    if wanted is not None:
+        offsets, batch = offsets.filter(wanted), batch.filter(wanted)
     columns = [offsets, *batch.columns, *payload_columns(batch.column("payload"), fields).columns]
     return list(pa.Table.from_arrays(columns, names=schema.names).cast(schema).combine_chunks().to_batches())
