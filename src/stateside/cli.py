@@ -115,15 +115,15 @@ def run(target: str, folder: Path, master: str, events_per_batch: int | None) ->
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
     from stateside.layout import Layout
     from stateside.pipeline.app import load
-    from stateside.pipeline.runner import Runner, RunSettings
-    from stateside.pipeline.source import EVENTS_PER_BATCH_MAX
+    from stateside.pipeline.runner import Runner
+    from stateside.pipeline.settings import RunSettings
 
     sys.path.insert(0, "")
     app = load(target)
     signals: list[int] = []  # no Event: a second signal while the first one sets it would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda came, _: signals.append(came))
-    settings = RunSettings(master=master, events_per_batch_max=events_per_batch or EVENTS_PER_BATCH_MAX)
+    settings = RunSettings(master=master, events_per_batch_max=events_per_batch or 1_000_000)
     with Runner(app, Layout(folder.absolute()), settings) as runner:
         click.echo(f"Running {', '.join(app.views)} in {folder}", err=True)
         runner.wait(lambda: bool(signals))
