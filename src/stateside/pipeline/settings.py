@@ -60,7 +60,7 @@ class RunSettings:
     restarts_max: int = _setting(5, "A view that fails is started again so often before the run ends.", least=0)
     restart_pause_s: float = _setting(1.0, "The pause before the first restart; each further one doubles it.", least=0)
     hold_s_max: float = _setting(float("inf"), "For so long a batch is held while its sink is away.", least=0)
-    stop_s_max: float = _setting(20.0, "A stop waits at most so long for the batch that is running.", least=0)
+    stop_s_max: float = _setting(10.0, "A stop waits at most so long for the batch that is running.", least=0)
     lease_s_max: float = _setting(30.0, "A start waits at most so long for the last driver to end.", least=0)
     accept_changes: bool = _setting(False, "Go on with a changed query whose state has the same columns.")
     spark: dict[str, str] = field(default_factory=dict, metadata={"help": "Further settings, by Spark's own names."})
