@@ -1,4 +1,4 @@
-"""The App against the same query written by hand: throughput, the floor of small batches, the time to a first answer."""
+"""The App against the same query by hand: throughput, the floor of small batches, the time to a first answer."""
 
 from __future__ import annotations
 
