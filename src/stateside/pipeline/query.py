@@ -27,6 +27,8 @@ from stateside.pipeline.failures import Failure, judge, reason
 from stateside.pipeline.progress import ProgressFile
 from stateside.pipeline.session import DRIVER_LOG
 from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.sinks.delta import archive_sink
+from stateside.pipeline.sinks.guarantee import with_guarantee
 from stateside.pipeline.sinks.sink import Sink, SinkContext
 from stateside.pipeline.sources import JournalEvents, Reading
 from stateside.positions import Position
@@ -215,10 +217,12 @@ class ViewQuery:
         )
 
     def _open_sink(self, frame: DataFrame) -> Sink | None:
-        factory = self.view.sink
+        view = self.view
+        factory = archive_sink(view.archive) if view.archive else view.sink
         if factory is None:
             return None
-        return factory(SinkContext(self._layout, self.view.name, to_arrow_schema(frame.schema, timezone="UTC")))
+        schema = to_arrow_schema(frame.schema, timezone="UTC")
+        return with_guarantee(factory(SinkContext(self._layout, view.name, schema)), view.guarantee, self._places)
 
     def _failure(self) -> Failure | None:
         """Why the query has ended; None while it runs."""

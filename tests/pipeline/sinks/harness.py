@@ -232,17 +232,20 @@ class SinkSuite(ABC):
         with Nursery(type(self)) as nursery:
             yield lambda guarantee: Trial(self.case, world, nursery, guarantee)
 
+    @pytest.mark.e2e
     def test_killed_at_every_step_and_at_random_moments_it_neither_loses_nor_doubles_a_row(
         self, trial: Callable[[Guarantee], Trial]
     ) -> None:
         assert trial("exactly-once").run() == Verdict()
 
+    @pytest.mark.e2e
     def test_the_same_run_at_least_once_doubles_and_loses_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:
         verdict = trial("at-least-once").run()
         assert verdict.doubled
         assert not verdict.lost
         assert not verdict.strange
 
+    @pytest.mark.e2e
     def test_the_same_run_at_most_once_loses_and_doubles_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:
         verdict = trial("at-most-once").run()
         assert verdict.lost
