@@ -181,19 +181,35 @@ def serve(folder: Path, port: int, workers: int) -> None:
     serve_folder(folder.absolute(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
 
 
+def _asking(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of every command that asks a server."""
+    for option in (
+        click.option("--wait-ms", type=click.IntRange(0), help="Wait so long for that; 5,000 by default."),
+        click.option("--max-age-ms", type=click.IntRange(0), help="Only if the answer is no older than this."),
+        click.option("--min-position", metavar="RECEIPT", help="Only if the answer covers this receipt."),
+        click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="The server to ask."),
+    ):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("path")
-@click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="The server to ask.")
-def get(path: str, url: str) -> None:
+@_asking
+def get(path: str, url: str, min_position: str | None, **floor: int | None) -> None:
     """Ask for a view's rows by key, or by the first parts of one: VIEW/PART/PART…
 
-    Prints the stamped answer as JSON.
+    Prints the stamped answer as JSON. With a floor (the options) it waits until the answer is as fresh as you ask, and
+    never gives less: `--min-position` with an append's receipt reads your own event.
     """
+    from stateside.positions import Position
     from stateside.serving.client import Client
 
     view, *key = path.split("/")
+    position = None if min_position is None else Position.parse(min_position)
+    given = {name: value for name, value in floor.items() if value is not None}
     with Client(url) as client:
-        click.echo(json.dumps(client.rows(view, *key), indent=2))
+        click.echo(json.dumps(client.rows(view, *key, min_position=position, **given), indent=2))
 
 
 @main.command()
