@@ -138,7 +138,7 @@ class Runner:
         if catalogue:
             _write_catalogue(catalogue, places)
         writer = frame.writeStream.queryName(view.name).option("checkpointLocation", str(places.checkpoint))
-        writer = self._with_sink(view, writer, frame)
+        writer = self._with_sink(view, writer, frame, catalogue)
         try:
             return writer.start()
         except Exception as error:
@@ -146,9 +146,12 @@ class Runner:
                 f"The view {view.name!r} did not start: {_reason(error)}", where=str(places.checkpoint)
             ) from error
 
-    def _with_sink(self, view: View, writer: DataStreamWriter, frame: DataFrame) -> DataStreamWriter:
+    def _with_sink(
+        self, view: View, writer: DataStreamWriter, frame: DataFrame, catalogue: Catalogue | None
+    ) -> DataStreamWriter:
         if view.sink is None:
-            return writer.outputMode("update").format("noop")
+            sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for them
+            return writer.outputMode("append" if sessions else "update").format("noop")
         checkpoint = Checkpoint(Storage.at(self._layout.view(view.name).checkpoint))
         context = SinkContext(self._layout, view.name, to_arrow_schema(frame.schema, timezone="UTC"))
         writer = writer.outputMode("append" if view.rows == "closed" else "update")
