@@ -17,7 +17,8 @@
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
-    │   └── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
+    │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
+    │   └── ValueOverflow           value-overflow          500    a number that grew too large for its column
     └── OperatingError                                             the world's: mend it, then try again
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
@@ -181,6 +182,12 @@ class ArchiveInvalid(StateError):
     """A sink's table is missing, or is another one than it was before."""
 
     code = "archive-invalid"
+
+
+class ValueOverflow(StateError):
+    """A number that grew too large for its column's type; told rather than answered with a wrong one."""
+
+    code = "value-overflow"
 
 
 class OperatingError(StatesideError):

@@ -5,26 +5,57 @@ from pathlib import Path
 
 import pytest
 
-from stateside.checkpoint.catalogue import Catalogue, ViewColumn
+from stateside.checkpoint.catalogue import VERSION, Catalogue, KeyColumn, Stored, ViewColumn, Window
 from stateside.checkpoint.schema import Column, StateSchema
 from stateside.errors import CheckpointInvalid, ViewInvalid
+
+BUCKET = '{"type": "struct", "fields": [{"name": "start", "type": "timestamp"}, {"name": "end", "type": "timestamp"}]}'
 
 CATALOGUE = Catalogue(
     application="shop",
     view="spending",
     operator=0,
-    key=(ViewColumn("customer", "string", 1, "customer"), ViewColumn("country", "string", 0, "country")),
-    columns=(ViewColumn("total", "long", 0, "sum(amount)"),),
+    key=(
+        KeyColumn("customer", "string", Stored(1, "customer", "string"), "customer"),
+        KeyColumn("window", BUCKET, Stored(0, "window", BUCKET), "window"),
+    ),
+    columns=(
+        ViewColumn("total", "long", "sum", (Stored(0, "sum", "long"),), "sum(amount)"),
+        ViewColumn(
+            "mean", "double", "average", (Stored(1, "sum", "double"), Stored(2, "count", "long")), "avg(amount)"
+        ),
+    ),
+    window=Window("window", 3_600_000_000, 0, None),
 )
 SCHEMA = StateSchema(
-    key=(Column("country", "string"), Column("customer", "string")),
-    value=(Column("sum(amount)", "long"), Column("count", "long")),
+    key=(
+        Column("window", BUCKET.replace('"timestamp"}', '"timestamp", "nullable": true}')),
+        Column("customer", "string"),
+    ),
+    value=(Column("sum", "long"), Column("sum", "double"), Column("count", "long")),
+)
+SESSIONS = replace(
+    CATALOGUE,
+    kind="session",
+    window=None,
+    key=(
+        KeyColumn("user", "string", Stored(0, "user", "string"), "user"),
+        KeyColumn(
+            "visit", BUCKET, Stored(1, "sessionStartTime", "timestamp"), "…", Stored(1, "session_window", BUCKET)
+        ),
+    ),
+    columns=(ViewColumn("pages", "long", "count", (Stored(2, "count", "long"),), "count(1)"),),
+)
+SESSION_SCHEMA = StateSchema(
+    key=(Column("user", "string"), Column("sessionStartTime", "timestamp")),
+    value=(Column("user", "string"), Column("session_window", BUCKET), Column("count", "long")),
 )
 
 
-def test_a_catalogue_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "catalogue.json").write_bytes(CATALOGUE.as_json())
-    assert Catalogue.load(tmp_path / "catalogue.json") == CATALOGUE
+@pytest.mark.parametrize("catalogue", [CATALOGUE, SESSIONS], ids=["aggregation", "session"])
+def test_a_catalogue_is_read_back_as_it_was_written(tmp_path: Path, catalogue: Catalogue) -> None:
+    (tmp_path / "catalogue.json").write_bytes(catalogue.as_json())
+    assert Catalogue.load(tmp_path / "catalogue.json") == catalogue
 
 
 @pytest.mark.parametrize(
@@ -34,9 +65,9 @@ def test_a_catalogue_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         b"[]",
         b"{}",
         b"\xff",
-        CATALOGUE.as_json().replace(b'"version": 1', b'"version": 2'),
         CATALOGUE.as_json().replace(b'"operator"', b'"operators"'),
         CATALOGUE.as_json().replace(b'"index"', b'"place"'),
+        CATALOGUE.as_json().replace(b'"whole"', b'"half"'),
         CATALOGUE.as_json()[:-10],
     ],
 )
@@ -46,25 +77,57 @@ def test_a_catalogue_that_cannot_be_read_is_told_with_its_file(content: bytes) -
     assert damaged.value.where == "views/spending/catalogue.json"
 
 
+def test_a_catalogue_of_another_version_is_told_apart_from_a_damaged_one() -> None:
+    content = CATALOGUE.as_json().replace(f'"version": {VERSION}'.encode(), b'"version": 1')
+    with pytest.raises(CheckpointInvalid, match="it has version 1, this Stateside writes") as older:
+        Catalogue.parse(content, "catalogue.json")
+    assert "new folder" in str(older.value.next_step)
+
+
 def test_a_catalogue_fits_the_state_that_it_was_derived_for() -> None:
     CATALOGUE.check(SCHEMA)
+    SESSIONS.check(SESSION_SCHEMA)
 
 
 @pytest.mark.parametrize(
     "schema",
     [
         replace(SCHEMA, key=SCHEMA.key[:1]),
-        replace(SCHEMA, key=(Column("country", "string"), Column("client", "string"))),
-        replace(SCHEMA, key=(Column("country", "string"), Column("customer", "long"))),
+        replace(SCHEMA, key=(SCHEMA.key[0], Column("client", "string"))),
+        replace(SCHEMA, key=(SCHEMA.key[0], Column("customer", "long"))),
+        replace(SCHEMA, key=(Column("window", BUCKET.replace("end", "until")), SCHEMA.key[1])),
+        replace(SCHEMA, key=(*SCHEMA.key, Column("country", "string"))),
         replace(SCHEMA, value=()),
-        replace(SCHEMA, value=(Column("sum(amount)", "double"),)),
+        replace(SCHEMA, value=(Column("sum", "double"), *SCHEMA.value[1:])),
+        replace(SCHEMA, value=(Column("max", "long"), *SCHEMA.value[1:])),
+        replace(SCHEMA, value=(*SCHEMA.value, Column("count", "long"))),
     ],
-    ids=["a key column less", "another key column", "another key type", "no value", "another value type"],
+    ids=[
+        "a key column less",
+        "another key column",
+        "another key type",
+        "another field in a key",
+        "a key column more",
+        "no value",
+        "another type of buffer",
+        "another buffer of the same type",
+        "a buffer more",
+    ],
 )
 def test_a_state_of_another_query_is_refused_rather_than_served_wrongly(schema: StateSchema) -> None:
     with pytest.raises(ViewInvalid, match="'spending' does not fit its state"):
         CATALOGUE.check(schema)
 
 
-def test_a_buffer_may_have_another_name_than_its_column() -> None:
-    CATALOGUE.check(replace(SCHEMA, value=(Column("buf#17", "long"),)))
+@pytest.mark.parametrize(
+    "schema",
+    [
+        replace(SESSION_SCHEMA, key=(Column("user", "string"), Column("start", "timestamp"))),
+        replace(SESSION_SCHEMA, value=SESSION_SCHEMA.value[::-1]),
+        SCHEMA,
+    ],
+    ids=["another start", "another order", "no sessions"],
+)
+def test_a_state_that_holds_no_such_sessions_is_refused(schema: StateSchema) -> None:
+    with pytest.raises(ViewInvalid, match="does not fit its state"):
+        SESSIONS.check(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,58 +92,161 @@ def test_an_event_whose_field_has_another_type_is_counted_but_adds_nothing(spark
     ]
 
 
-REFUSALS: dict[str, tuple[str, list[str], Callable[[DataFrame], DataFrame]]] = {
-    "not grouped": ("ends in Project", ["entity"], lambda e: e.select("entity", "amount")),
-    "grouped by another key": ("groups by", ["customer"], lambda e: e.groupBy("entity").agg(F.sum("amount"))),
-    "grouped by an alias": (
+Refusal = tuple[str, str, list[str], Callable[[DataFrame], DataFrame]]
+by_entity = ["entity"]
+REFUSALS: dict[str, Refusal] = {
+    "not grouped": ("ends in Project", r"End in groupBy", by_entity, lambda e: e.select("entity", "amount")),
+    "grouped by another key": (
+        r"groups by \['entity'\]",
+        "exactly the columns",
+        ["customer"],
+        lambda e: e.groupBy("entity").agg(F.sum("amount")),
+    ),
+    "grouped by more": ("groups by", "exactly", by_entity, lambda e: e.groupBy("entity", "amount").count()),
+    "grouped by nothing": ("groups by", "exactly", by_entity, lambda e: e.groupBy().count()),
+    "a constant among the groups": (
         "groups by",
-        ["customer"],
-        lambda e: e.groupBy(F.col("entity").alias("customer")).agg(F.sum("amount")),
+        "exactly",
+        ["entity", "one"],
+        lambda e: e.groupBy("entity", F.lit(1).alias("one")).count(),
     ),
-    "grouped by an expression": (
-        "in a select before",
-        ["customer"],
-        lambda e: e.groupBy(F.upper("entity").alias("customer")).agg(F.sum("amount")),
+    "a key of arrays": (
+        "keys cannot have",
+        "Cast it to a string",
+        ["list"],
+        lambda e: e.selectExpr("array(amount) as list").groupBy("list").count(),
     ),
-    "a decimal key": (
-        "has the type decimal",
-        ["price"],
-        lambda e: e.selectExpr("cast(amount as decimal(9,2)) as price").groupBy("price").count(),
-    ),
-    "the largest of arrays": (
+    "a map": (
         "has the type",
-        ["entity"],
-        lambda e: e.groupBy("entity").agg(F.expr("max(array(amount)) as most")),
+        "map_entries",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.expr("first(map(entity, amount)) as one")),
+    ),
+    "an interval": (
+        "has the type interval",
+        "Cast",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.expr("max(make_dt_interval(1)) as most")),
     ),
     "a column that is not there": (
         "fails: AnalysisException",
-        ["entity"],
+        "",
+        by_entity,
         lambda e: e.groupBy("entity").agg(F.sum("amuont")),
     ),
-    "a function that raises": ("fails: ZeroDivisionError", ["entity"], lambda e: 1 / 0),
-    "a function that returns nothing": ("returns NoneType, not a streaming DataFrame", ["entity"], lambda e: None),
-    "an average": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.avg("amount"))),
-    "a sum of doubles": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount / 2)"))),
-    "a sum with a filter": (
-        "cannot be served",
-        ["entity"],
-        lambda e: e.groupBy("entity").agg(F.expr("sum(amount) filter (where amount > 1)")),
+    "a function that raises": ("fails: ZeroDivisionError", "", by_entity, lambda e: 1 / 0),
+    "a function that returns nothing": ("returns NoneType, not a streaming DataFrame", "", by_entity, lambda e: None),
+    "a deviation": (
+        "aggregate that cannot be served",
+        r"sum\(x \* x\)",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.stddev("amount")),
     ),
-    "computed on": ("computes on", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount) + 1"))),
-    "filtered after": ("ends in Filter", ["entity"], lambda e: e.groupBy("entity").count().where("count > 1")),
+    "a list": (
+        "cannot be served",
+        "transformWithState",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.collect_list("amount")),
+    ),
+    "a percentile": (
+        "cannot be served",
+        "ranges",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.percentile_approx("amount", 0.5)),
+    ),
+    "a rough count": (
+        "cannot be served",
+        "let the reader count",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.approx_count_distinct("amount")),
+    ),
+    "a product": (
+        "cannot be served",
+        "Build it from",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.product("amount")),
+    ),
+    "distinct values": (
+        "DISTINCT",
+        "Group by that column as well",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.count_distinct("amount")),
+    ),
+    "computed on": (
+        "computes on",
+        "let the reader compute",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.expr("sum(amount) + 1")),
+    ),
+    "computed on, later": (
+        "computes on",
+        "let the reader compute",
+        by_entity,
+        lambda e: e.groupBy("entity").count().selectExpr("entity", "count * 2 as double"),
+    ),
+    "computed from a key": (
+        "computes on",
+        "before the groupBy",
+        by_entity,
+        lambda e: e.groupBy("entity").count().selectExpr("entity", "upper(entity) as name", "count"),
+    ),
+    "filtered after": (
+        "filters after",
+        "Filter before",
+        by_entity,
+        lambda e: e.groupBy("entity").count().where("count > 1"),
+    ),
+    "sorted after": ("sorts after", "order of the key", by_entity, lambda e: e.groupBy("entity").count().sort("count")),
+    "limited": ("ends in a limit", "ask by key", by_entity, lambda e: e.groupBy("entity").count().limit(3)),
+    "two aggregations": (
+        "another operator with state, Aggregate",
+        "of its own",
+        ["count"],
+        lambda e: e.groupBy("entity").count().groupBy("count").agg(F.max("entity").alias("largest")),
+    ),
+    "two columns of one name": (
+        "called 'n'",
+        "name of its own",
+        by_entity,
+        lambda e: e.groupBy("entity").agg(F.sum("amount").alias("n"), F.count("*").alias("n")),
+    ),
+    "a sliding window": (
+        "windows slide",
+        "let the reader sum a range",
+        ["entity", "window"],
+        lambda e: e.groupBy("entity", F.window("time", "1 hour", "5 minutes")).count(),
+    ),
+    "a window's start, later": (
+        "computes on",
+        "before the groupBy",
+        ["entity", "window"],
+        lambda e: e.groupBy("entity", F.window("time", "1 hour")).count().select("entity", "window.start", "count"),
+    ),
+    "sessions without a watermark": (
+        "no watermark",
+        "withWatermark",
+        ["entity", "session_window"],
+        lambda e: e.groupBy("entity", F.session_window("time", "5 minutes")).count(),
+    ),
 }
 
 
-@pytest.mark.parametrize(("reason", "key", "function"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(("reason", "way_round", "key", "function"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_what_cannot_be_served_rightly_is_refused_at_start(
-    spark: SparkSession, layout: Layout, reason: str, key: list[str], function: Callable[[DataFrame], DataFrame]
+    spark: SparkSession,
+    layout: Layout,
+    reason: str,
+    way_round: str,
+    key: list[str],
+    function: Callable[[DataFrame], DataFrame],
 ) -> None:
     app = stateside.App("shop", fields="amount long")
     function.__name__ = "spending"
     app.view(key=key)(function)
     append(layout, orders(1))
-    with pytest.raises(ViewInvalid, match=reason):
+    with pytest.raises(ViewInvalid, match=reason) as refused:
         run_to(app, layout, spark)
+    assert re.search(way_round, str(refused.value.next_step))
 
 
 def test_a_view_that_is_not_streaming_is_refused(spark: SparkSession, layout: Layout) -> None:

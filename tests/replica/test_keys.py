@@ -1,5 +1,7 @@
 """Keys in byte order: reversible, sorted as their values are, and a leading part is a range of its own."""
 
+import json
+from decimal import Context, Decimal
 from typing import Any
 
 import pytest
@@ -11,6 +13,21 @@ from stateside.replica.keys import KeyCodec
 
 tricky_text = st.text("\x00\x01\x02ab\xff\u0100\U0001f600", max_size=4)
 tricky_bytes = st.lists(st.sampled_from([0, 1, 2, 97, 254, 255]), max_size=4).map(bytes)
+PERIOD = {"start": "timestamp", "end": "timestamp"}
+PLACE = {"country": "string", "price": "decimal(20,3)", "period": PERIOD}
+
+
+def struct(fields: dict[str, Any]) -> dict[str, Any]:
+    parts = [{"name": n, "type": struct(t) if isinstance(t, dict) else t} for n, t in fields.items()]
+    return {"type": "struct", "fields": parts}
+
+
+def decimals(digits: int, behind: int) -> st.SearchStrategy[Decimal]:
+    largest = 10**digits - 1
+    unscaled = st.integers(-3, 3) | st.integers(-largest, largest) | st.sampled_from([largest, -largest])
+    return unscaled.map(lambda number: Decimal(number).scaleb(-behind, Context(prec=40)))
+
+
 longs = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -26,7 +43,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "double": st.floats(allow_nan=False),
     "string": tricky_text | st.text(max_size=12),
     "binary": tricky_bytes | st.binary(max_size=12),
+    "decimal(9,2)": decimals(9, 2),
+    "decimal(18,0)": decimals(18, 0),
+    "decimal(38,10)": decimals(38, 10),
 }
+PERIODS = st.tuples(st.none() | longs, st.none() | longs)
+VALUES[json.dumps(struct(PERIOD))] = PERIODS
+VALUES[json.dumps(struct(PLACE))] = st.tuples(st.none() | tricky_text, st.none() | decimals(20, 3), st.none() | PERIODS)
 types_of_keys = st.lists(st.sampled_from(["string", "binary", *sorted(VALUES)]), min_size=1, max_size=4)
 often = settings(max_examples=200)
 
@@ -37,7 +60,8 @@ def keys(types: list[str]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 def in_order(key: tuple[Any, ...]) -> list[tuple[bool, Any]]:
     """What sorts as the key should: null before everything else."""
-    return [(value is not None, 0 if value is None else value) for value in key]
+    parts = [in_order(value) if isinstance(value, tuple) else value for value in key]
+    return [(value is not None, 0 if value is None else value) for value in parts]
 
 
 @often
@@ -104,7 +128,30 @@ def test_a_number_that_no_column_can_hold_is_refused(number: int) -> None:
         KeyCodec(["long"]).encode([number])
 
 
-@pytest.mark.parametrize("type_", ["decimal(10,2)", "array", ""])
+def test_the_first_fields_of_a_struct_are_leading_parts_of_a_key() -> None:
+    codec = KeyCodec(["string", json.dumps(struct(PERIOD))])
+    of_item, from_five = codec.encode(["item"]), codec.encode(["item", (5,)])
+    whole = codec.encode(["item", (5, 9)])
+    assert whole.startswith(from_five)
+    assert from_five.startswith(of_item)
+    assert not codec.encode(["item", (6, 9)]).startswith(from_five)
+
+
+def test_no_struct_is_another_key_than_a_struct_of_nothing() -> None:
+    codec = KeyCodec([json.dumps(struct(PERIOD))])
+    assert codec.encode([None]) < codec.encode([(None, None)]) < codec.encode([(0, None)])
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [("1.001", "more than 2 digits"), ("1e-9999", "more than 2"), ("100", "too large"), ("-1e999999", "too large")],
+)
+def test_a_decimal_that_no_row_can_have_is_refused(number: str, reason: str) -> None:
+    with pytest.raises(KeyInvalid, match=reason):
+        KeyCodec(["decimal(4,2)"]).encode([Decimal(number)])
+
+
+@pytest.mark.parametrize("type_", ['{"type": "array", "elementType": "long"}', "array", "interval day", ""])
 def test_a_key_of_a_type_that_cannot_be_served_is_refused_at_once(type_: str) -> None:
     with pytest.raises(ViewInvalid, match="Cast it to a string"):
         KeyCodec(["string", type_])

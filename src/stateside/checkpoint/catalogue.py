@@ -1,33 +1,86 @@
 """The catalogue of a view: how the rows of a state store become the view's rows.
 
-The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffer
-gives which column and writes it, as JSON, beside the checkpoint; readers need neither the user's code nor Spark.
+The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffers
+give which column and how (`finalise` has the ways), and writes it, as JSON, beside the checkpoint; readers need neither
+the user's code nor Spark. What is stored depends on the catalogue's `kind`:
+
+    aggregation   key row: the grouping columns; value row: the buffers
+    session       key row: the grouping columns without the session window, then the session's start;
+                  value row: all grouping columns, the session window among them, then the buffers
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from stateside.checkpoint.schema import StateSchema
+from stateside.checkpoint.schema import Column, StateSchema
+from stateside.checkpoint.types import parse_type
 from stateside.errors import CheckpointInvalid, ViewInvalid
 
-VERSION = 1
+VERSION = 2
+
+Kind = Literal["aggregation", "session"]
 
 
 @dataclass(frozen=True, slots=True)
-class ViewColumn:
-    """A column of a view: its name and Spark type, its place in the state's key or value row, and what it is made of.
+class Stored:
+    """A column of the state: its place in the key or value row, and its name and type there."""
 
-    Spark itself would let a `count` go on where a `sum` of the same type left off; `expression` tells them apart.
+    index: int
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of a view's key: its name and Spark type, where the state's key has it, and what it is made of.
+
+    Of a session window the state's key has the start only; `whole` is where the value row has all of it.
     """
 
     name: str
     type: str
-    index: int
+    stored: Stored
     expression: str
+    whole: Stored | None = None
+
+    @property
+    def asked_type(self) -> str:
+        """The type that the replica's key has it as, and that readers ask by."""
+        return self.stored.type if self.whole else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """A column of a view: its name and Spark type, the way it is finalised, out of which buffers, and what it means.
+
+    Spark itself would let a `count` go on where a `sum` of the same type left off; `expression` tells them apart.
+    `null_on_overflow` says what Spark answers for a number that grew too large: null, or else an error.
+    """
+
+    name: str
+    type: str
+    finaliser: str
+    buffers: tuple[Stored, ...]
+    expression: str
+    null_on_overflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tumbling window among the key's columns: the size of its buckets, and where they begin after 1970.
+
+    With a watermark, `delay_us` is its delay: a bucket leaves the state once the watermark has passed its end.
+    """
+
+    column: str
+    size_us: int
+    offset_us: int
+    delay_us: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +90,10 @@ class Catalogue:
     application: str
     view: str
     operator: int
-    key: tuple[ViewColumn, ...]
+    key: tuple[KeyColumn, ...]
     columns: tuple[ViewColumn, ...]
+    kind: Kind = "aggregation"
+    window: Window | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""
@@ -49,16 +104,20 @@ class Catalogue:
         """The catalogue in a file's content."""
         try:
             document: dict[str, Any] = json.loads(content)
-            if document.pop("version") != VERSION:
-                raise ValueError("another version")
-            key, columns = (tuple(ViewColumn(**column) for column in document.pop(part)) for part in ("key", "columns"))
-            return cls(**document, key=key, columns=columns)
+            version = document.pop("version")
+            if version == VERSION:
+                return _catalogue(document)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointInvalid(
                 f"The catalogue cannot be read: {error}",
                 where=where,
-                next_step="Start the view again: run writes it anew",
+                next_step="Delete this file and start the view again: run writes it anew",
             ) from error
+        raise CheckpointInvalid(
+            f"The catalogue cannot be read: it has version {version}, this Stateside writes {VERSION}",
+            where=where,
+            next_step="Run the view on a new folder, or with the Stateside that wrote it",
+        )
 
     @classmethod
     def load(cls, path: Path) -> Catalogue:
@@ -67,12 +126,42 @@ class Catalogue:
 
     def check(self, schema: StateSchema) -> None:
         """Refuse a state that is not the one this catalogue was derived for, rather than serve it wrongly."""
-        for part, declared, stored in (("key", self.key, schema.key), ("value", self.columns, schema.value)):
-            for column in declared:
-                found = stored[column.index] if column.index < len(stored) else None
-                if found is None or found.type != column.type or (part == "key" and found.name != column.name):
-                    raise ViewInvalid(
-                        f"The view {self.view!r} does not fit its state: {part} column {column.index} should be "
-                        f"{column.name} {column.type}, the state has {found and f'{found.name} {found.type}'}",
-                        next_step="The query was changed on an old checkpoint: start it on a new folder",
-                    )
+        wholes = [column.whole for column in self.key if column.whole]
+        buffers = {buffer.index: buffer for column in self.columns for buffer in column.buffers}
+        others = len(self.key) if self.kind == "session" else 0  # columns of the value row that are no buffers
+        self._check("key", [column.stored for column in self.key], schema.key, len(self.key))
+        self._check("value", [*wholes, *buffers.values()], schema.value, others + len(buffers))
+
+    def _check(self, part: str, declared: Sequence[Stored], found: Sequence[Column], count: int) -> None:
+        if len(found) != count:
+            raise self._unfit(f"its {part} should have {count} columns, the state's has {len(found)}")
+        for column in declared:
+            there = found[column.index] if column.index < len(found) else None
+            if there is None or there.name != column.name or parse_type(there.type) != parse_type(column.type):
+                raise self._unfit(
+                    f"{part} column {column.index} should be {column.name} {column.type}, the state has "
+                    f"{there and f'{there.name} {there.type}'}"
+                )
+
+    def _unfit(self, difference: str) -> ViewInvalid:
+        return ViewInvalid(
+            f"The view {self.view!r} does not fit its state: {difference}",
+            next_step="The query was changed on an old checkpoint: start it on a new folder",
+        )
+
+
+def _catalogue(document: dict[str, Any]) -> Catalogue:
+    key = tuple(_key_column(column) for column in document.pop("key"))
+    columns = tuple(_view_column(column) for column in document.pop("columns"))
+    window = document.pop("window")
+    return Catalogue(**document, key=key, columns=columns, window=Window(**window) if window else None)
+
+
+def _key_column(document: dict[str, Any]) -> KeyColumn:
+    stored, whole = Stored(**document.pop("stored")), document.pop("whole")
+    return KeyColumn(**document, stored=stored, whole=Stored(**whole) if whole else None)
+
+
+def _view_column(document: dict[str, Any]) -> ViewColumn:
+    buffers = tuple(Stored(**buffer) for buffer in document.pop("buffers"))
+    return ViewColumn(**document, buffers=buffers)

@@ -8,7 +8,10 @@ the LZ4 envelope, all numbers big-endian:
     record := key size (i32)  key  value size (i32; -1: the key was deleted)  value
 
 (UTF: u16 length and bytes.) The lineage names the versions since the last snapshot with their ids. Versions 2 and 4,
-which `transformWithState` writes, are refused for now. A key and a value are a version byte and an UnsafeRow.
+which `transformWithState` writes, are refused for now. A key and a value are a version byte and an UnsafeRow. Where the
+first columns of the key can be asked for by themselves (the sessions of a user, say), its bytes are in two parts:
+
+    prefixed key := size of the first part (i32, little-endian)  first part  second part     each a byte and a row
 """
 
 from __future__ import annotations
@@ -23,19 +26,26 @@ from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
 
 _INT = struct.Struct(">i")
+_PREFIX_SIZE = struct.Struct("<i")
 _END = -1
 _DELETED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key and its new value as UnsafeRows; None means that the key left the state."""
+    """A key and its new value as UnsafeRows; None means that the key left the state.
+
+    Of a prefixed key, `key` has the first columns and `key_rest` the others, each a row of its own.
+    """
 
     key: bytes
     value: bytes | None
+    key_rest: bytes | None = None
 
 
-def read_changes(storage: Storage, commit: Commit, operator: int, partition: int) -> list[Change]:
+def read_changes(
+    storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
+) -> list[Change]:
     """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
     name = changelog_name(commit, operator, partition)
     try:
@@ -47,7 +57,7 @@ def read_changes(storage: Storage, commit: Commit, operator: int, partition: int
             next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
         ) from None
     path = storage.path(name)
-    return list(_records(decompress(content, path), path))
+    return list(_records(decompress(content, path), path, prefixed))
 
 
 def changelog_name(commit: Commit, operator: int, partition: int) -> str:
@@ -58,7 +68,7 @@ def changelog_name(commit: Commit, operator: int, partition: int) -> str:
     return f"state/{operator}/{partition}/{stem}.changelog"
 
 
-def _records(content: bytes, path: str) -> Iterator[Change]:
+def _records(content: bytes, path: str, prefixed: bool = False) -> Iterator[Change]:
     at_byte = 0
     try:
         at_byte = _skip_header(content, path)
@@ -67,7 +77,12 @@ def _records(content: bytes, path: str) -> Iterator[Change]:
             if key is None:
                 return
             value, at_byte = _sized(content, at_byte)
-            yield Change(_row(key, path), None if value is None else _row(value, path))
+            first, rest = _split(key) if prefixed else (key, None)
+            yield Change(
+                _row(first, path),
+                None if value is None else _row(value, path),
+                None if rest is None else _row(rest, path),
+            )
     except (struct.error, IndexError):
         raise damaged(path, at_byte, "a record is cut short") from None
 
@@ -94,6 +109,15 @@ def _skip_header(content: bytes, path: str) -> int:
         )
     (lineage_size,) = struct.unpack_from(">H", content, 4)
     return 6 + int(lineage_size)
+
+
+def _split(key: bytes) -> tuple[bytes, bytes]:
+    """The two parts of a prefixed key."""
+    (size,) = _PREFIX_SIZE.unpack_from(key)
+    begin, end = _PREFIX_SIZE.size, _PREFIX_SIZE.size + size
+    if not begin <= end <= len(key):
+        raise IndexError
+    return key[begin:end], key[end:]
 
 
 def _row(stored: bytes, path: str) -> bytes:

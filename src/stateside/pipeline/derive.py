@@ -1,92 +1,265 @@
-"""Derives a view's catalogue from its query's plan, or refuses the view with the reason.
+"""Derives a view's catalogue from its query's plan, or refuses the view with the reason and the way round it.
 
 Spark keeps, for each group, the buffers of its aggregate functions, in the order in which the functions first appear in
-the select list, equal ones once (pinned in `tests/semantics`). For `sum` of whole numbers, `count`, `min` and `max` the
-one buffer is the result. What is not so simple is refused.
+the select list of the optimised plan, equal ones once (pinned in `tests/semantics`). `aggregates` knows which can be
+served. What would have to be computed after the aggregation is refused: the state does not hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stateside.checkpoint.catalogue import Catalogue, ViewColumn
+from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn, Window
+from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import SERVED_TYPES
 from stateside.errors import ViewInvalid
+from stateside.pipeline.aggregates import NotServed, Served, serve
 from stateside.pipeline.app import View
+from stateside.pipeline.catalyst import (
+    SESSION_WINDOW,
+    TIME_WINDOW,
+    WATERMARK_DELAY,
+    Definitions,
+    analysed_plan,
+    expression_id,
+    kind,
+    metadata,
+    optimised_plan,
+    sequence,
+    tree,
+    type_text,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_WHOLE_NUMBERS = {"byte", "short", "integer", "long"}
-_ADVICE = "Let it select named columns, then end in groupBy(…).agg(…) with sums of whole numbers, counts, min and max"
+SESSION_START = "sessionStartTime"  # what Spark calls the session's start in the state's key
+_MICROS_PER_MS = 1_000
+_UNKEYABLE = "Cast it to a string before the groupBy"
+_AFTER = {
+    "Filter": ("it filters after the aggregation", "Filter before the groupBy, or let the reader leave rows out"),
+    "Sort": ("it sorts after the aggregation", "Leave the ordering out: rows are served in the order of the key"),
+    **dict.fromkeys(
+        ("GlobalLimit", "LocalLimit", "Tail", "Offset"),
+        ("it ends in a limit", "Leave the limit out: readers ask by key"),
+    ),
+}
+_NO_AGGREGATION = "End in groupBy(…).agg(…), or keep state with transformWithState and name it with state="
+_STATEFUL = {"Aggregate", "GlobalLimit", "FlatMapGroupsWithState", "TransformWithState", "TransformWithStateInPySpark"}
+_STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithStateInPandas"}
 
 
 def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
     """How the state of this view's query becomes the view's rows; ViewInvalid if it cannot be told."""
     if not frame.isStreaming:
-        raise _refused(view, "its function returns a DataFrame that is not streaming")
-    plan = frame._jdf.queryExecution().analyzed()
-    if _kind(plan) != "Aggregate":
-        raise _refused(view, f"its query ends in {_kind(plan)}, not in an aggregation")
-    grouping = list(_grouping(view, _sequence(plan.groupingExpressions())))
-    key = _key(view, grouping)
-    columns = tuple(_columns(view, _sequence(plan.aggregateExpressions()), {c.name for c in grouping}))
-    for column in (*key, *columns):
-        if column.type not in SERVED_TYPES:
-            raise _refused(view, f"its column {column.name!r} has the type {column.type}, which cannot be served yet")
-    return Catalogue(application=application, view=view.name, operator=0, key=key, columns=columns)
+        raise _refused(
+            view,
+            "its function returns a DataFrame that is not streaming",
+            "Let it begin with the DataFrame that it is given",
+        )
+    plan = optimised_plan(frame)
+    _check_shape(view, plan)
+    definitions = Definitions(analysed_plan(frame), plan)
+    groups = _Groups(view, plan, definitions)
+    key = groups.key()
+    columns = tuple(_columns(view, groups, definitions))
+    _check_names(view, key, columns)
+    return Catalogue(
+        application=application,
+        view=view.name,
+        operator=0,  # the stateful operator nearest to the sink
+        key=key,
+        columns=columns,
+        kind="session" if groups.session is not None else "aggregation",
+        window=groups.window(),
+    )
 
 
-def _grouping(view: View, expressions: Iterator[Any]) -> Iterator[ViewColumn]:
-    for index, expression in enumerate(expressions):
-        if _kind(expression) != "AttributeReference":
-            raise _refused(view, f"it groups by {expression.sql()}; name that column in a select before the groupBy")
-        yield ViewColumn(expression.name(), _type(expression), index, expression.sql())
+def _check_shape(view: View, plan: Any) -> None:
+    """The query must end in its one aggregation."""
+    top, kinds = kind(plan), [kind(node) for node in tree(plan)]
+    if top != "Aggregate":
+        if "Aggregate" in kinds and top in _AFTER:
+            raise _refused(view, *_AFTER[top])
+        if "Aggregate" in kinds and top == "Project":
+            raise _refused(view, "it computes on, after the aggregation", "Let the reader compute it from the columns")
+        raise _refused(view, f"its query ends in {top}, not in an aggregation", _NO_AGGREGATION)
+    for node in tree(plan):
+        joined = kind(node) == "Join" and all(child.isStreaming() for child in sequence(node.children()))
+        if node is not plan and node.isStreaming() and (joined or kind(node) in _STATEFUL):
+            raise _refused(
+                view,
+                f"below its aggregation there is another operator with state, {kind(node)}",
+                "Make that one a view or a reaction of its own, and let this view read what it emits",
+            )
 
 
-def _key(view: View, grouping: list[ViewColumn]) -> tuple[ViewColumn, ...]:
-    assert view.key, "a reaction has no catalogue"
-    by_name = {column.name: column for column in grouping}
-    if sorted(by_name) != sorted(view.key) or len(by_name) != len(grouping):
-        raise _refused(view, f"its key is {list(view.key)}, but it groups by {[column.name for column in grouping]}")
-    return tuple(by_name[name] for name in view.key)
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The grouping columns of a plan's top aggregation, in the order in which the state's key has them."""
+
+    view: View
+    plan: Any
+    definitions: Definitions
+
+    @property
+    def attributes(self) -> list[Any]:
+        """The columns themselves."""
+        return sequence(self.plan.groupingExpressions())
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The select list: grouping columns, under any name, and aggregates."""
+        return sequence(self.plan.aggregateExpressions())
+
+    @property
+    def session(self) -> int | None:
+        """Which of the grouping columns is a session window."""
+        places = [place for place, each in enumerate(self.attributes) if SESSION_WINDOW in metadata(each)]
+        return places[0] if places else None
+
+    def shown(self, output: Any) -> int | None:
+        """Which grouping column the output shows; None if it is something else."""
+        attribute = output.child() if kind(output) == "Alias" else output
+        if kind(attribute) != "AttributeReference":
+            return None
+        places = {expression_id(each): place for place, each in enumerate(self.attributes)}
+        return places.get(expression_id(attribute))
+
+    def key(self) -> tuple[KeyColumn, ...]:
+        """The view's key, in its declared order."""
+        assert self.view.key, "a reaction has no catalogue"
+        for each in self.attributes:
+            if kind(each) != "AttributeReference":
+                raise _refused(
+                    self.view, f"it groups by the constant {each.sql()}", "Leave the constant out of the groupBy"
+                )
+        names = self._names()
+        if sorted(names) != sorted(self.view.key):
+            raise _refused(
+                self.view,
+                f"its key is {list(self.view.key)}, but it groups by {names}",
+                "Give the view's key exactly the columns of the groupBy",
+            )
+        return tuple(self._column(names.index(name), name) for name in self.view.key)
+
+    def window(self) -> Window | None:
+        """The tumbling window among them, if there is one."""
+        for place, attribute in enumerate(self.attributes):
+            noted = metadata(attribute)
+            if TIME_WINDOW in noted:
+                size_us, offset_us = self._buckets(attribute)
+                delay_ms = noted.get(WATERMARK_DELAY)
+                delay_us = None if delay_ms is None else delay_ms * _MICROS_PER_MS
+                return Window(self._names()[place], size_us, offset_us, delay_us)
+        return None
+
+    def _names(self) -> list[str]:
+        """What each is called in the query's result; where it is not in it, as the state calls it."""
+        names = [str(each.name()) for each in self.attributes]
+        for output in reversed(self.outputs):
+            place = self.shown(output)
+            if place is not None:
+                names[place] = str(output.name())
+        return names
+
+    def _column(self, place: int, name: str) -> KeyColumn:
+        attribute = self.attributes[place]
+        stored = Stored(place, str(attribute.name()), type_text(attribute))
+        expression = str(self.definitions.of(attribute).sql())
+        if not _keyable(stored.type):
+            raise _refused(
+                self.view, f"its key column {name!r} has the type {stored.type}, which keys cannot have", _UNKEYABLE
+            )
+        if self.session is None:
+            return KeyColumn(name, stored.type, stored, expression)
+        if place != self.session:
+            return KeyColumn(
+                name, stored.type, Stored(place - (place > self.session), stored.name, stored.type), expression
+            )
+        if WATERMARK_DELAY not in metadata(attribute):
+            raise _refused(
+                self.view, "its session windows have no watermark", "Call withWatermark on the time before the groupBy"
+            )
+        start = Stored(len(self.attributes) - 1, SESSION_START, "timestamp")
+        return KeyColumn(name, stored.type, start, expression, whole=stored)
+
+    def _buckets(self, window: Any) -> tuple[int, int]:
+        """Size and offset of a tumbling window's buckets, out of the arithmetic that Spark has made of it."""
+        made = self.definitions.of(window)
+        remainders = [part for part in tree(made) if kind(part) == "Remainder"]
+        if kind(made) != "CreateNamedStruct" or not remainders:
+            raise _refused(
+                self.view,
+                "its windows slide, so that the state would hold a copy of each event for every window it is in",
+                'Use buckets of the slide, F.window("time", slide), and let the reader sum a range of them',
+            )
+        return int(remainders[0].right().value()), int(remainders[0].left().right().value())
 
 
-def _columns(view: View, expressions: Iterator[Any], key: set[str]) -> Iterator[ViewColumn]:
-    buffers: dict[str, int] = {}
-    for expression in expressions:
-        if _kind(expression) == "AttributeReference" and expression.name() in key:
+def _columns(view: View, groups: _Groups, definitions: Definitions) -> Iterator[ViewColumn]:
+    kept: list[tuple[Served, int]] = []
+    end = 0 if groups.session is None else len(groups.attributes)  # a session's row begins with its grouping columns
+    for output in groups.outputs:
+        if groups.shown(output) is not None:
             continue
-        aggregate = _aggregate(view, expression)
-        index = buffers.setdefault(aggregate.canonicalized().toString(), len(buffers))
-        yield ViewColumn(expression.name(), _type(expression), index, aggregate.sql())
+        name, expression = str(output.name()), str(definitions.of(output).sql())
+        served = serve(output.child() if kind(output) == "Alias" else output)
+        if isinstance(served, NotServed):
+            raise _refused(view, f"its column {name!r}, {expression}, {served.reason}", served.instead)
+        begin = next((place for other, place in kept if other.same(served)), end)
+        if begin == end:
+            kept.append((served, begin))
+            end += len(served.buffers())
+        yield _column(view, name, expression, output, served, begin)
 
 
-def _aggregate(view: View, expression: Any) -> Any:
-    """The aggregate behind a column, if its one buffer is its result."""
-    aggregate = expression.child() if _kind(expression) == "Alias" else expression
-    if _kind(aggregate) != "AggregateExpression":
-        raise _refused(view, f"its column {expression.name()!r} computes on, after the aggregation")
-    function = aggregate.aggregateFunction()
-    kind = _kind(function)
-    plain = kind in {"Count", "Min", "Max"} or (kind == "Sum" and _type(function.child()) in _WHOLE_NUMBERS)
-    if not plain or aggregate.isDistinct() or aggregate.filter().isDefined():
-        raise _refused(view, f"its column {expression.name()!r} is {aggregate.sql()}, which cannot be served yet")
-    return aggregate
+def _column(view: View, name: str, expression: str, output: Any, served: Served, begin: int) -> ViewColumn:
+    reason = _unserved(parse_type(type_text(output)))
+    if reason or "collate" in type_text(output):
+        raise _refused(
+            view, f"its column {name!r} has the type {type_text(output)}", reason or "Cast it to a plain string"
+        )
+    buffers = tuple(
+        Stored(begin + place, str(buffer.name()), type_text(buffer)) for place, buffer in enumerate(served.buffers())
+    )
+    return ViewColumn(name, type_text(output), served.finaliser, buffers, expression, served.null_on_overflow)
 
 
-def _sequence(scala: Any) -> Iterator[Any]:
-    return (scala.apply(index) for index in range(scala.size()))
+def _check_names(view: View, key: Sequence[KeyColumn], columns: Sequence[ViewColumn]) -> None:
+    counted = Counter([*(column.name for column in key), *(column.name for column in columns)])
+    twice = [name for name, times in counted.items() if times > 1]
+    if twice:
+        raise _refused(view, f"two of its columns are called {twice[0]!r}", "Give each a name of its own with alias(…)")
 
 
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
+def _keyable(type_: str) -> bool:
+    def whole(part: SparkType) -> bool:
+        if isinstance(part, Struct):
+            return all(map(whole, part.types))
+        return not isinstance(part, Array | Map) and _unserved(part) is None
+
+    return "collate" not in type_ and whole(parse_type(type_))
 
 
-def _type(expression: Any) -> str:
-    return str(expression.dataType().json()).strip('"')
+def _unserved(type_: SparkType) -> str | None:
+    """What to do instead of serving a column of this type; None if it can be served."""
+    match type_:
+        case Primitive(name):
+            return None if name in SERVED_TYPES else "Cast it to a string, or to a number of seconds or months"
+        case Map():
+            return "A map has no order; take map_entries(…) of it, or one column for each key"
+        case Array(element):
+            return _unserved(element)
+        case Struct(names, types):
+            if len(set(names)) < len(names):
+                return "Give each of its fields a name of its own"
+            return next(filter(None, map(_unserved, types)), None)
+    return None
 
 
-def _refused(view: View, reason: str) -> ViewInvalid:
-    return ViewInvalid(f"The view {view.name!r} cannot be served: {reason}", next_step=_ADVICE)
+def _refused(view: View, reason: str, next_step: str) -> ViewInvalid:
+    return ViewInvalid(f"The view {view.name!r} cannot be served: {reason}", next_step=next_step)

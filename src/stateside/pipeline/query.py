@@ -85,13 +85,14 @@ class ViewQuery:
 
     def start(self) -> None:
         """Plan the query, keep its declaration, and start it; ViewInvalid if it cannot be run as declared."""
-        frame = self._plan()
+        frame, catalogue = self._plan()
         sink = self._open_sink(frame)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))
         if self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         if sink is None:
-            writer = writer.outputMode("update").format("noop")
+            sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for them
+            writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
             self._delivery = Delivery(sink, self._checkpoint, self._settings.hold_s_max)
             writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
@@ -183,7 +184,7 @@ class ViewQuery:
 
     _quiet_beats = False  # whether it waited for data at the last two looks, with no batch in between
 
-    def _plan(self) -> DataFrame:
+    def _plan(self) -> tuple[DataFrame, Catalogue | None]:
         try:
             frame = self.view.function(self._source.load(self._session, self._reading()))
             self._check_streaming(frame)
@@ -197,7 +198,7 @@ class ViewQuery:
                 next_step="Mend its function or the application's fields, then run again",
             ) from error
         declaration.keep(catalogue, plan, self._places, accept_changes=self._settings.accept_changes)
-        return frame
+        return frame, catalogue
 
     def _check_streaming(self, frame: object) -> None:
         if not getattr(frame, "isStreaming", False):

@@ -5,19 +5,24 @@
             | 01 integer         8 bytes, big-endian, sign bit flipped
             | 01 boolean         1 byte
             | 01 double          8 bytes, big-endian; sign bit flipped, of negatives all bits
+            | 01 decimal         its unscaled number as an integer; 16 bytes if it has more than 18 digits
             | 01 text or bytes   with 00 written as 01 01 and 01 as 01 02, ended by 00
+            | 01 part*           a struct: its fields one after the other
 
 Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`. No part's
 bytes begin with those of another, so that exactly the keys with the same leading parts begin with these parts' bytes.
+The leading fields of a struct are leading parts of a key as well.
 """
 
 from __future__ import annotations
 
+import decimal
 import struct
 from collections.abc import Sequence
 
+from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import Value
-from stateside.errors import KeyInvalid, ViewInvalid
+from stateside.errors import CheckpointInvalid, KeyInvalid, ViewInvalid
 
 _INTEGERS = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
 _FLOATS = {"float", "double"}
@@ -26,63 +31,124 @@ _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 _U64 = struct.Struct(">Q")
 _F64 = struct.Struct(">d")
+_EXACT = decimal.Context(prec=decimal.MAX_PREC)
 
 
 class KeyCodec:
     """Encodes keys of these Spark types, or leading parts of them; refuses other types at once."""
 
     def __init__(self, types: Sequence[str]) -> None:
-        unknown = [type_ for type_ in types if type_ not in _INTEGERS | _FLOATS | _TEXTS | {"boolean"}]
-        if unknown:
-            raise ViewInvalid(f"A key column of type {unknown[0]} cannot be served", next_step="Cast it to a string")
-        self.types = tuple(types)
+        self.types = tuple(_parsed(type_) for type_ in types)
 
     def encode(self, values: Sequence[Value]) -> bytes:
-        """The bytes of a key, or of its first parts."""
+        """The bytes of a key, or of its first parts; a struct is a tuple, the last one may be its first fields only."""
         if len(values) > len(self.types):
             raise KeyInvalid(f"The key has {len(values)} parts, the view's key has {len(self.types)}")
         return b"".join(_encode(type_, value) for type_, value in zip(self.types, values, strict=False))
 
     def decode(self, key: bytes) -> tuple[Value, ...]:
         """The parts that `encode` made these bytes from."""
-        values: list[Value] = []
-        at_byte = 0
-        for type_ in self.types:
-            value, at_byte = _decode(type_, key, at_byte)
-            values.append(value)
-        assert at_byte == len(key), "a key has bytes left over"
-        return tuple(values)
+        values, end = _decode_all(self.types, key, 0)
+        assert end == len(key), "a key has bytes left over"
+        return values
 
 
-def _encode(type_: str, value: Value) -> bytes:
+def keyable(type_: SparkType) -> bool:
+    """Whether keys of this type can be served."""
+    match type_:
+        case Struct(_, types):
+            return all(map(keyable, types))
+        case Primitive(name):
+            return name in _INTEGERS | _FLOATS | _TEXTS | {"boolean"}
+    return isinstance(type_, Decimal)
+
+
+def _parsed(text: str) -> SparkType:
+    try:
+        type_: SparkType | None = parse_type(text)
+    except CheckpointInvalid:
+        type_ = None
+    if type_ is None or not keyable(type_):
+        raise ViewInvalid(f"A key column of type {text} cannot be served", next_step="Cast it to a string")
+    return type_
+
+
+def _encode(type_: SparkType, value: Value) -> bytes:
     if value is None:
         return b"\x00"
-    if type_ in _TEXTS:
-        raw = value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[arg-type]
-        return b"\x01" + raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
-    if type_ in _INTEGERS:
-        assert isinstance(value, int)
-        if not -_SIGN <= value < _SIGN:
-            raise KeyInvalid(f"{value} is no {type_}: it is too large", next_step="No row has such a key")
-        return b"\x01" + _U64.pack(value + _SIGN)
-    if type_ == "boolean":
-        return b"\x01\x01" if value else b"\x01\x00"
+    match type_:
+        case Struct(_, types):
+            assert isinstance(value, tuple)
+            return b"\x01" + b"".join(_encode(part, field) for part, field in zip(types, value, strict=False))
+        case Decimal():
+            assert isinstance(value, decimal.Decimal)
+            return b"\x01" + _integer(_unscaled(type_, value), _decimal_bytes(type_), type_)
+        case Primitive(name) if name in _TEXTS:
+            raw = value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[arg-type]
+            return b"\x01" + raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
+        case Primitive(name) if name in _INTEGERS:
+            assert isinstance(value, int)
+            return b"\x01" + _integer(value, _U64.size, type_)
+        case Primitive("boolean"):
+            return b"\x01\x01" if value else b"\x01\x00"
     assert isinstance(value, float)
     (bits,) = _U64.unpack(_F64.pack(value + 0.0))  # -0.0 and 0.0 are one key
     return b"\x01" + _U64.pack(bits ^ (_ALL if bits & _SIGN else _SIGN))
 
 
-def _decode(type_: str, key: bytes, at_byte: int) -> tuple[Value, int]:
+def _integer(value: int, size: int, type_: SparkType) -> bytes:
+    sign = 1 << 8 * size - 1
+    if not -sign <= value < sign:
+        raise _too_large(value, type_)
+    return (value + sign).to_bytes(size, "big")
+
+
+def _unscaled(type_: Decimal, value: decimal.Decimal) -> int:
+    if value.copy_abs() >= decimal.Decimal(1).scaleb(type_.precision - type_.scale):
+        raise _too_large(value, type_)
+    unscaled = value.scaleb(type_.scale, _EXACT)
+    if unscaled != int(unscaled):
+        raise KeyInvalid(
+            f"{value} has more than {type_.scale} digits behind the point", next_step="No row has such a key"
+        )
+    return int(unscaled)
+
+
+def _decimal_bytes(type_: Decimal) -> int:
+    return 8 if type_.compact else 16
+
+
+def _too_large(value: int | decimal.Decimal, type_: SparkType) -> KeyInvalid:
+    name = type_.name if isinstance(type_, Primitive) else "decimal"
+    return KeyInvalid(f"{value} is no {name}: it is too large", next_step="No row has such a key")
+
+
+def _decode_all(types: Sequence[SparkType], key: bytes, at_byte: int) -> tuple[tuple[Value, ...], int]:
+    values: list[Value] = []
+    for type_ in types:
+        value, at_byte = _decode(type_, key, at_byte)
+        values.append(value)
+    return tuple(values), at_byte
+
+
+def _decode(type_: SparkType, key: bytes, at_byte: int) -> tuple[Value, int]:
     if key[at_byte] == 0:
         return None, at_byte + 1
     begin = at_byte + 1
-    if type_ in _TEXTS:
-        end = key.index(0, begin)
-        raw = key[begin:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
-        return (raw.decode() if type_ == "string" else raw), end + 1
-    if type_ == "boolean":
-        return key[begin] == 1, begin + 1
+    match type_:
+        case Struct(_, types):
+            return _decode_all(types, key, begin)
+        case Decimal():
+            end = begin + _decimal_bytes(type_)
+            unscaled = int.from_bytes(key[begin:end], "big") - (1 << 8 * (end - begin) - 1)
+            return decimal.Decimal(unscaled).scaleb(-type_.scale, _EXACT), end
+        case Primitive(name) if name in _TEXTS:
+            end = key.index(0, begin)
+            raw = key[begin:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
+            return (raw.decode() if name == "string" else raw), end + 1
+        case Primitive("boolean"):
+            return key[begin] == 1, begin + 1
+        case Primitive(name) if name in _INTEGERS:
+            return _U64.unpack_from(key, begin)[0] - _SIGN, begin + 8
     (bits,) = _U64.unpack_from(key, begin)
-    if type_ in _INTEGERS:
-        return bits - _SIGN, begin + 8
     return _F64.unpack(_U64.pack(bits ^ (_SIGN if bits & _SIGN else _ALL)))[0], begin + 8

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -92,21 +92,49 @@ class Snapshot:
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
+        start = prefix[:_KEPT_BYTES]
+        return self._ordered(start, lambda key: key.startswith(prefix), lambda key: not key.startswith(start))
+
+    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `end`, in order, each with its row."""
+        stop = end[:_KEPT_BYTES]
+        return self._ordered(first[:_KEPT_BYTES], lambda key: first <= key < end, lambda key: key[:_KEPT_BYTES] > stop)
+
+    def last(self, prefix: bytes) -> bytes | None:
+        """The last of the keys that begin with these bytes."""
+        key = self._nearest(prefix) if len(prefix) < _KEPT_BYTES else prefix
+        if key is not None and len(key) >= _KEPT_BYTES:  # LMDB has long keys by their hash
+            return max((key for key, _ in self.range(prefix)), default=None)
+        return key
+
+    def _nearest(self, prefix: bytes) -> bytes | None:
+        """The last key that begins with these bytes, or a long one if there is one."""
         with self._transaction.cursor(db=self._rows) as cursor:
-            start = prefix[:_KEPT_BYTES]
+            behind = prefix + b"\xff"  # no part of a key begins with this byte
+            found = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
+        return key if key is not None and key.startswith(prefix) else None
+
+    def _ordered(
+        self, start: bytes, wanted: Callable[[bytes], bool], beyond: Callable[[bytes], bool]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The wanted keys from `start` on until one is `beyond`, in order, each with its row."""
+        with self._transaction.cursor(db=self._rows) as cursor:
             if not cursor.set_range(start):
                 return
             alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
             for short, stored in cursor:
                 key, row = _whole(bytes(short), bytes(stored))
-                if not key.startswith(start):
+                if beyond(key):
                     break
                 if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
                     yield from sorted(alike)
                     alike = []
+                if not wanted(key):
+                    continue
                 if len(key) < _KEPT_BYTES:
                     yield key, row
-                elif key.startswith(prefix):
+                else:
                     alike.append((key, row))
             yield from sorted(alike)
 

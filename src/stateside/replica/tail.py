@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.changelog import read_changes
+from stateside.checkpoint.changelog import Change, read_changes
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
@@ -128,8 +128,10 @@ class Tail:
         if self._translator is None:
             self._translator = _Translator(self._catalogue, self._checkpoint)
         for partition in range(self._checkpoint.partitions(operator)):
-            for change in read_changes(self._checkpoint.storage, commit, operator, partition):
-                yield self._translator.key(change.key), change.value
+            for change in read_changes(
+                self._checkpoint.storage, commit, operator, partition, prefixed=self._translator.prefixed
+            ):
+                yield self._translator.key(change), change.value
 
     def _check_no_gap(self, batch: int) -> None:
         """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
@@ -173,11 +175,15 @@ class _Translator:
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         schema = read_schema(checkpoint.storage, catalogue.operator)
         catalogue.check(schema)
-        self._decoder = RowDecoder(schema.key)
-        self._codec = KeyCodec([column.type for column in catalogue.key])
-        self._order = [column.index for column in catalogue.key]
+        self.prefixed = catalogue.kind == "session"  # the session's start, the last column, stands by itself
+        self._decoder = RowDecoder(schema.key[:-1] if self.prefixed else schema.key)
+        self._rest_decoder = RowDecoder(schema.key[-1:])
+        self._codec = KeyCodec([column.asked_type for column in catalogue.key])
+        self._order = [column.stored.index for column in catalogue.key]
 
-    def key(self, row: bytes) -> bytes:
-        """The replica's key for a key row of the state."""
-        values = self._decoder.decode(row)
+    def key(self, change: Change) -> bytes:
+        """The replica's key for the key of a change."""
+        values = self._decoder.decode(change.key)
+        if change.key_rest is not None:
+            values += self._rest_decoder.decode(change.key_rest)
         return self._codec.encode([values[index] for index in self._order])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -31,12 +32,28 @@ class Client:
         path = f"/v1/views/{quote(view, safe='')}/rows"
         return self._get(path, [("key", part) for part in key], min_position, parameters)
 
+    def sum(
+        self,
+        view: str,
+        *key: str,
+        from_time: str | None = None,
+        to_time: str | None = None,
+        last: str | None = None,
+        min_position: Position | None = None,
+        **parameters: int,
+    ) -> dict[str, Any]:
+        """The buckets of one key in a range of times, or over the last so long ("24h"), combined into one row."""
+        path = f"/v1/views/{quote(view, safe='')}/sum"
+        span = {"from": from_time, "to": to_time, "last": last}
+        given = {name: value for name, value in span.items() if value is not None}
+        return self._get(path, [("key", part) for part in key], min_position, {**given, **parameters})
+
     def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
         """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""
         return self._get(path, [], min_position, parameters)
 
     def _get(
-        self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: dict[str, int]
+        self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: Mapping[str, int | str]
     ) -> dict[str, Any]:
         floor = [("min_position", str(min_position))] if min_position is not None else []
         query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]

@@ -4,6 +4,9 @@
     GET /v1/views                              the views that are served
     GET /v1/views/{view}/rows/{key…}           the rows of one key, or of all keys that begin with these parts
     GET /v1/views/{view}/rows?key=…&key=…      the same, for parts that cannot stand in a path ("a/b", "..", "")
+    GET /v1/views/{view}/sum/{key…}            the buckets of one key, its parts before the window, combined into a row
+        ?from=…&to=…                           over this range, of times on the buckets' borders
+        ?last=24h                              over this long, up to `to` or to the newest bucket (see `sums`)
         ?min_position=0:1234                   only if the answer covers this position (read your own event)
         ?max_age_ms=1000                       only if it is no older than this
         ?wait_ms=5000                          for how long to wait until it is so
@@ -15,14 +18,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
 from stateside.errors import KeyInvalid, MethodInvalid, RequestInvalid, RouteUnknown, StatesideError
 from stateside.positions import Position
+from stateside.serving import sums
 from stateside.serving.stamp import Stamp
+from stateside.serving.values import described
 from stateside.serving.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
 
 PATH_CHARS_MAX = 4_096
@@ -42,13 +47,13 @@ class Request:
     parameters: dict[str, str]
     views: Views
 
-    def floor(self) -> Floor:
-        """The floor that the parameters ask for; RequestInvalid for a parameter that does not exist."""
-        unknown = set(self.parameters) - _FLOOR_PARAMETERS
+    def floor(self, others: Set[str] = frozenset()) -> Floor:
+        """The floor that the parameters ask for; RequestInvalid for one that neither it nor `others` has."""
+        known = _FLOOR_PARAMETERS | others
+        unknown = set(self.parameters) - known
         if unknown:
             raise RequestInvalid(
-                f"There is no parameter {min(unknown)[:80]!r}",
-                next_step=f"There are: {', '.join(sorted(_FLOOR_PARAMETERS))}",
+                f"There is no parameter {min(unknown)[:80]!r}", next_step=f"There are: {', '.join(sorted(known))}"
             )
         position = self.parameters.get("min_position")
         wait_ms = self._number("wait_ms", WAIT_MS_MAX)
@@ -113,10 +118,19 @@ async def _rows(request: Request) -> Response:
     reader = request.views.get(view)
     key = reader.parse_key([*in_path, *request.keys])
     if not key:
-        names = ", ".join(f"{column.name} ({column.type})" for column in reader.catalogue.key)
-        raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {names}")
+        parts = described(reader.key_parts)
+        raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {parts}")
     answer = await reader.rows(key, request.floor())
     return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
+
+
+async def _sum(request: Request) -> Response:
+    view, *in_path = request.parts
+    reader = request.views.get(view)
+    floor, span = request.floor(sums.PARAMETERS), sums.Span.parse(request.parameters)
+    answer = await reader.sum(reader.parse_key([*in_path, *request.keys]), span, floor)
+    document = {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets}
+    return Response({"stamp": answer.stamp.as_dict(), **document}, [answer.stamp])
 
 
 ROUTES = [
@@ -124,6 +138,8 @@ ROUTES = [
     Route("/v1/views", _views),
     Route("/v1/views/*/rows", _rows),
     Route("/v1/views/*/rows/**", _rows),
+    Route("/v1/views/*/sum", _sum),
+    Route("/v1/views/*/sum/**", _sum),
 ]
 
 

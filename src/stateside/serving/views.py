@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.finalise import finaliser
 from stateside.checkpoint.schema import read_schema
+from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough, ViewUnknown
@@ -19,14 +19,17 @@ from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import ReplicaReader, Snapshot
-from stateside.serving.stamp import Stamp, iso_time, parse_time
+from stateside.serving.stamp import Stamp, iso_time
+from stateside.serving.sums import Span, Sums
+from stateside.serving.values import described, leaves, nested, parse, renderer
 from stateside.storage import Storage
 
 WAIT_MS_DEFAULT = 5_000
 WAIT_MS_MAX = 30_000
 ROWS_MAX = 10_000
 _POLL_S = 0.01
-_FIRST_DAY = date(1970, 1, 1)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,33 @@ class Answer:
     rows: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class SumAnswer:
+    """One row, or none, with the columns of a range of buckets combined; the range, if there was any; the stamp."""
+
+    stamp: Stamp
+    rows: list[dict[str, Any]]
+    range: dict[str, str] | None
+    buckets: int
+
+
 class ViewReader:
     """Reads one view's replica."""
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self.catalogue = Catalogue.load(layout.catalogue)
-        self._codec = KeyCodec([column.type for column in self.catalogue.key])
+        asked = [column.asked_type for column in self.catalogue.key]
+        self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
+        self._codec = KeyCodec(asked)
         schema = read_schema(Storage.at(layout.checkpoint), self.catalogue.operator)
+        self.catalogue.check(schema)
         self._decoder = RowDecoder(schema.value)
+        self._finalisers = [finaliser(column) for column in self.catalogue.columns]
+        shown = [(column.name, column.type) for column in self.catalogue.key]
+        shown += [(column.name, column.type) for column in self.catalogue.columns]
+        self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
+        self._sums = Sums(self.catalogue, self._codec, self._decoder, self._finalisers)
         self._replica = ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
     def close(self) -> None:
@@ -71,39 +92,42 @@ class ViewReader:
 
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
-        floor = floor or Floor()
-        deadline = time.monotonic() + floor.wait_ms / 1_000
         prefix = self._codec.encode(key)
-        while True:
-            found = self._read(prefix, floor)
-            if isinstance(found, Answer):
-                return found
-            if time.monotonic() >= deadline:
-                raise NotFreshEnough(
-                    f"The view {self.catalogue.view!r} is not fresh enough: {found}",
-                    next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
-                )
-            await asyncio.sleep(_POLL_S)
+        return await self._wait(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
+
+    async def sum(self, key: Sequence[Value], span: Span, floor: Floor | None = None) -> SumAnswer:
+        """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
+        self._sums.window(key)
+        return await self._wait(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
 
     def parse_key(self, parts: Sequence[str]) -> list[Value]:
         """The key's values from their texts; KeyInvalid if there are too many, or one is not of its column's type."""
-        columns = self.catalogue.key
-        if len(parts) > len(columns):
+        places = list(leaves(self.key_parts))
+        if len(parts) > len(places):
             raise KeyInvalid(
-                f"The key has {len(parts)} parts, the key of {self.catalogue.view!r} has {len(columns)}",
-                next_step=f"Its parts are: {', '.join(f'{column.name} ({column.type})' for column in columns)}",
+                f"The key has {len(parts)} parts, the key of {self.catalogue.view!r} has {len(places)}",
+                next_step=f"Its parts are: {described(self.key_parts)}",
             )
-        return [_parse(column.name, column.type, part) for column, part in zip(columns, parts, strict=False)]
+        values = (parse(name, type_, part) for (name, type_), part in zip(places, parts, strict=False))
+        return nested([type_ for _, type_ in self.key_parts], values)
 
-    def _read(self, prefix: bytes, floor: Floor) -> Answer | str:
-        """The answer, or what it lacks; rows are only read for an answer that lacks nothing."""
-        with self._replica.snapshot() as snapshot:
-            stamp = self._stamp(snapshot)
-            missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
-            if stamp is not None and missing is None:
-                return Answer(stamp, self._rows(snapshot, prefix))
-            trouble = snapshot.trouble()
-            return f"{missing}. Its replica does not move: {trouble}" if trouble else f"{missing}"
+    async def _wait(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
+        """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes."""
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            with self._replica.snapshot() as snapshot:
+                stamp = self._stamp(snapshot)
+                missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+                if stamp is not None and missing is None:
+                    return read(snapshot, stamp)
+                trouble = snapshot.trouble()
+            if time.monotonic() >= deadline:
+                raise NotFreshEnough(
+                    f"The view {self.catalogue.view!r} is not fresh enough: {missing}"
+                    + (f". Its replica does not move: {trouble}" if trouble else ""),
+                    next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
+                )
+            await asyncio.sleep(_POLL_S)
 
     def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -114,9 +138,21 @@ class ViewReader:
         return rows
 
     def _row(self, key: bytes, row: bytes) -> dict[str, Any]:
-        keys, values = self._codec.decode(key), self._decoder.decode(row)
-        rendered = {c.name: _render(c.type, value) for c, value in zip(self.catalogue.key, keys, strict=True)}
-        return rendered | {c.name: _render(c.type, values[c.index]) for c in self.catalogue.columns}
+        stored = self._decoder.decode(row)
+        asked = zip(self.catalogue.key, self._codec.decode(key), strict=True)
+        keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
+        return self._shown(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
+
+    def _shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
+        return {name: render(v) for (name, render), v in zip(self._render, (*keys, *values), strict=True)}
+
+    def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: Span) -> SumAnswer:
+        found = self._sums.read(snapshot, stamp, key, span)
+        if found is None:
+            return SumAnswer(stamp, [], None, 0)
+        over = (found.start_us, found.end_us)
+        rows = [] if found.values is None else [self._shown([*key, over], found.values)]
+        return SumAnswer(stamp, rows, {"from": iso_time(over[0]), "to": iso_time(over[1])}, found.buckets)
 
     def _stamp(self, snapshot: Snapshot) -> Stamp | None:
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
@@ -162,37 +198,3 @@ class Views:
             return ViewReader(self._layout.view(name))
         except FileNotFoundError:
             raise NotFreshEnough(f"The view {name!r} has no batch yet", next_step="Ask again in a moment") from None
-
-
-_PARSERS: dict[str, Callable[[str], Value]] = {
-    "string": str,
-    "boolean": lambda text: {"true": True, "false": False}[text],
-    "float": float,
-    "double": float,
-    "date": lambda text: (date.fromisoformat(text) - _FIRST_DAY).days,
-    "timestamp": parse_time,
-    "timestamp_ntz": parse_time,
-    "binary": lambda text: base64.urlsafe_b64decode(text),
-}
-
-
-def _parse(name: str, type_: str, text: str) -> Value:
-    try:
-        return _PARSERS.get(type_, int)(text)
-    except (ValueError, KeyError):
-        raise KeyInvalid(f"{text[:80]!r} is no {type_}, which the key's part {name!r} is") from None
-
-
-def _render(type_: str, value: Value) -> Any:
-    """A value as JSON has it: times as ISO 8601, bytes as base64, the rest as it is."""
-    if value is None:
-        return None
-    if type_ in {"timestamp", "timestamp_ntz"}:
-        assert isinstance(value, int)
-        return iso_time(value) if type_ == "timestamp" else iso_time(value).removesuffix("Z")
-    if type_ == "date":
-        assert isinstance(value, int)
-        return (_FIRST_DAY + timedelta(days=value)).isoformat()
-    if isinstance(value, bytes):
-        return base64.urlsafe_b64encode(value).decode()
-    return value

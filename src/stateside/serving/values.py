@@ -1,0 +1,144 @@
+"""Values as readers see them: key parts parsed from text, columns rendered for JSON.
+
+type                    in a key                       in an answer
+string, boolean         as it is; true, false          text; true, false
+whole numbers           digits                         a number
+float, double           a number, NaN, Infinity        a number; "NaN", "Infinity", "-Infinity" as text
+decimal                 digits with a point            text, all digits kept: JSON's numbers would lose some
+date                    2026-01-31                     the same
+timestamp               ISO 8601, UTC without a zone   ISO 8601 in UTC, with Z
+timestamp_ntz           ISO 8601 without a zone        the same
+binary                  base64 (of URLs)               the same
+struct                  its fields, a part each        an object
+array                   not in keys                    a list
+"""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
+from typing import Any
+
+from stateside.checkpoint.types import Array, Decimal, Primitive, SparkType, Struct
+from stateside.checkpoint.unsafe_row import Value
+from stateside.errors import KeyInvalid
+from stateside.serving.stamp import iso_time, parse_time
+
+Render = Callable[[Any], Any]
+Leaf = tuple[str, SparkType]
+
+_FIRST_DAY = date(1970, 1, 1)
+_NUMBER_CHARS_MAX = 400
+
+
+def leaves(columns: Sequence[Leaf]) -> Iterator[Leaf]:
+    """The parts that a key is asked by: its columns, and of a struct its fields as `column.field`."""
+    for name, type_ in columns:
+        if isinstance(type_, Struct):
+            yield from leaves([(f"{name}.{field}", part) for field, part in zip(type_.names, type_.types, strict=True)])
+        else:
+            yield name, type_
+
+
+def described(columns: Sequence[Leaf]) -> str:
+    """The parts of a key for people: name and type of each."""
+    return ", ".join(f"{name} ({type_name(type_)})" for name, type_ in leaves(columns))
+
+
+def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
+    """The values of leaves put into their structs, as far as there are values."""
+    found: list[Value] = []
+    for type_ in types:
+        if isinstance(type_, Struct):
+            fields = nested(type_.types, values)
+            part: list[Value] = [tuple(fields)] if fields else []
+        else:
+            part = [value for _, value in zip(range(1), values, strict=False)]
+        if not part:
+            break
+        found += part
+    return found
+
+
+def parse(name: str, type_: SparkType, text: str) -> Value:
+    """The value of a key's part; KeyInvalid if the text is not of its type."""
+    try:
+        return _parser(type_)(text)
+    except (ValueError, KeyError, OverflowError, decimal.InvalidOperation):
+        raise KeyInvalid(f"{text[:80]!r} is no {type_name(type_)}, which the key's part {name!r} is") from None
+
+
+def renderer(type_: SparkType) -> Render:
+    """What turns a column's values into JSON's."""
+    some = _renderer(type_)
+    return (lambda value: None if value is None else some(value)) if some else lambda value: value
+
+
+def type_name(type_: SparkType) -> str:
+    """The type for people."""
+    match type_:
+        case Primitive(name):
+            return name
+        case Decimal(precision, scale):
+            return f"decimal({precision},{scale})"
+    return type(type_).__name__.lower()
+
+
+_PARSERS: dict[str, Callable[[str], Value]] = {
+    "string": str,
+    "boolean": lambda text: {"true": True, "false": False}[text],
+    "float": float,
+    "double": float,
+    "date": lambda text: (date.fromisoformat(text) - _FIRST_DAY).days,
+    "timestamp": parse_time,
+    "timestamp_ntz": parse_time,
+    "binary": lambda text: base64.urlsafe_b64decode(text),
+}
+
+
+def _parser(type_: SparkType) -> Callable[[str], Value]:
+    if isinstance(type_, Decimal):
+        return _decimal
+    assert isinstance(type_, Primitive)
+    return _PARSERS.get(type_.name, int)
+
+
+def _decimal(text: str) -> decimal.Decimal:
+    value = decimal.Decimal(text[:_NUMBER_CHARS_MAX])
+    if not value.is_finite() or len(text) > _NUMBER_CHARS_MAX:
+        raise ValueError
+    return value
+
+
+_RENDERERS: dict[str, Render] = {
+    "timestamp": iso_time,
+    "timestamp_ntz": lambda time_us: iso_time(time_us).removesuffix("Z"),
+    "date": lambda days: (_FIRST_DAY + timedelta(days=days)).isoformat(),
+    "binary": lambda raw: base64.urlsafe_b64encode(raw).decode(),
+    **dict.fromkeys(("float", "double"), lambda number: number if math.isfinite(number) else _no_number(number)),
+}
+
+
+def _renderer(type_: SparkType) -> Render | None:
+    """For values that are there; None where they stay as they are."""
+    match type_:
+        case Primitive(name):
+            return _RENDERERS.get(name)
+        case Decimal():
+            return lambda value: f"{value:f}"
+        case Array(element):
+            each = renderer(element)
+            return lambda values: [each(value) for value in values]
+        case Struct(names, types):
+            fields = [(name, renderer(part)) for name, part in zip(names, types, strict=True)]
+            return lambda values: {name: one(v) for (name, one), v in zip(fields, values, strict=True)}
+    raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
+
+
+def _no_number(number: float) -> str:
+    if math.isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
