@@ -2,6 +2,9 @@
 
 The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffer
 gives which column and writes it, as JSON, beside the checkpoint; readers need neither the user's code nor Spark.
+
+Of a `transformWithState` the state holds variables, of which a view serves one (`kind` state-variable, its name in
+`family`): see `variable_catalogue`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from stateside.checkpoint.schema import StateSchema
 from stateside.errors import CheckpointInvalid, ViewInvalid
 
 VERSION = 1
+AGGREGATION, STATE_VARIABLE = "aggregation", "state-variable"  # the kinds of state that a view may serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Catalogue:
     operator: int
     key: tuple[ViewColumn, ...]
     columns: tuple[ViewColumn, ...]
+    kind: str = AGGREGATION
+    family: str | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""

@@ -103,10 +103,20 @@ class Checkpoint:
 
     def partitions(self, operator: int) -> int:
         """How many partitions a stateful operator's state has."""
-        name = f"state/{operator}/_metadata/metadata"
+        metadata, name = self.operator_metadata(operator)
         with self._reading(name):
-            metadata, _ = self._entry(name, ("v1",))
             return int(metadata["stateStoreInfo"][0]["numPartitions"])
+
+    def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
+        """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
+
+        An aggregation has one file; a `transformWithState` one for each start of the query, of which the newest counts.
+        """
+        folder = f"state/{operator}/_metadata"
+        starts = sorted((name for name in self.storage.names(f"{folder}/v2") if name.isdigit()), key=int)
+        name, version = (f"{folder}/v2/{starts[-1]}", "v2") if starts else (f"{folder}/metadata", "v1")
+        with self._reading(name):
+            return self._entry(name, (version,))[0], name
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

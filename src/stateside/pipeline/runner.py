@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.schema import read_schema
+from stateside.checkpoint.variable_catalogue import check_state
 from stateside.clock import Clock, SystemClock
 from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
 from stateside.journal import Journal
@@ -30,6 +30,7 @@ from stateside.layout import Layout, ViewLayout
 from stateside.pipeline import lease
 from stateside.pipeline.app import App, View
 from stateside.pipeline.derive import derive_catalogue
+from stateside.pipeline.derive_state import derive_state_catalogue
 from stateside.pipeline.session import DRIVER_LOG, start_session, stop_session
 from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext
 from stateside.pipeline.source import ENVELOPE_NAMES, EVENTS_PER_BATCH_MAX
@@ -127,7 +128,8 @@ class Runner:
         try:
             source = self._app.source_of(view)
             frame = view.function(source.load(self._spark, self._reading()))
-            catalogue = derive_catalogue(self._app.name, view, frame) if view.key else None
+            derive = derive_state_catalogue if view.state else derive_catalogue
+            catalogue = derive(self._app.name, view, frame) if view.key else None
         except StatesideError:
             raise
         except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
@@ -178,10 +180,9 @@ class Runner:
         """Once, as soon as Spark has written the state's schema: the catalogue must fit it."""
         places = self._layout.view(name)
         try:
-            schema = read_schema(Storage.at(places.checkpoint), operator=0)
+            check_state(Catalogue.load(places.catalogue), Storage.at(places.checkpoint))
         except FileNotFoundError:
             return
-        Catalogue.load(places.catalogue).check(schema)
         self._verified.add(name)
 
     def _beat(self) -> None:

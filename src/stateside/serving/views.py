@@ -11,8 +11,8 @@ from datetime import date, timedelta
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.schema import read_schema
-from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.unsafe_row import Value
+from stateside.checkpoint.variable_catalogue import completed, value_decoder
 from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough, ViewUnknown
 from stateside.layout import Layout, ViewLayout
@@ -59,10 +59,10 @@ class ViewReader:
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self.catalogue = Catalogue.load(layout.catalogue)
+        storage = Storage.at(layout.checkpoint)
+        self.catalogue = completed(Catalogue.load(layout.catalogue), storage)
         self._codec = KeyCodec([column.type for column in self.catalogue.key])
-        schema = read_schema(Storage.at(layout.checkpoint), self.catalogue.operator)
-        self._decoder = RowDecoder(schema.value)
+        self._decoder = value_decoder(self.catalogue, storage)
         self._replica = ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
     def close(self) -> None:
