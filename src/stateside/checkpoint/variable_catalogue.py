@@ -37,14 +37,15 @@ def check_state(catalogue: Catalogue, storage: Storage) -> None:
 
 
 def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
-    """The catalogue with all columns of its variable; any other catalogue as it is. Errors as for `check_state`."""
+    """The catalogue with all columns of its variable; one that is complete as it is. Errors as for `check_state`."""
     if catalogue.kind != STATE_VARIABLE:
         return catalogue
     variable = served_variable(catalogue, storage)
     shift = len(variable.grouping)
+    grouping = tuple(column for column in catalogue.key if column.index < shift)
     map_key = tuple(_view_column(column, shift + index) for index, column in enumerate(variable.map_key))
     columns = tuple(_view_column(column, index) for index, column in enumerate(variable.columns))
-    return replace(catalogue, key=catalogue.key + map_key, columns=columns)
+    return replace(catalogue, key=grouping + map_key, columns=columns)
 
 
 def value_decoder(catalogue: Catalogue, storage: Storage) -> RowDecoder | ValueDecoder:
@@ -66,7 +67,7 @@ def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
             f"Variables that it has: {', '.join(sorted(variables)) or 'none'}",
         )
     _check_kind(catalogue, variable)
-    _check_grouping(catalogue, variable)
+    _check_key(catalogue, variable)
     _check_columns(catalogue, variable)
     return variable
 
@@ -86,9 +87,9 @@ def _check_kind(catalogue: Catalogue, variable: StateVariable) -> None:
         )
 
 
-def _check_grouping(catalogue: Catalogue, variable: StateVariable) -> None:
+def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
     for column in catalogue.key:
-        found = variable.grouping[column.index] if column.index < len(variable.grouping) else None
+        found = variable.key[column.index] if column.index < len(variable.key) else None
         if found is None or (found.name, found.type) != (column.name, column.type):
             raise _refused(
                 catalogue,
