@@ -2,14 +2,17 @@
 
 import json
 import struct
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.query import StreamingQuery
 
 from .checkpoint_files import Checkpoint, _lz4_blocks, versions_and_ids
 from .harness import Feed, Lab, wait_until
@@ -197,18 +200,27 @@ def test_a_restart_with_another_type_of_a_variable_is_refused(lab: Lab, feed: Fe
 
 
 def test_in_processing_time_batches_without_data_follow_each_other_without_end(lab: Lab, feed: Feed) -> None:
-    """A view with a time to live, or timers in processing time, never comes to rest: neither `availableNow` nor
-    `processAllAvailable` returns, and an idle view still has a batch every moment.
+    """A view with a time to live, or timers in processing time, never comes to rest: neither does a query with
+    `availableNow` end, nor `processAllAvailable` return, and an idle view still has a batch every moment.
     """
     feed.add(used("emma", 1))
     stream = by_customer(feed, tally("value", ttl_ms=HOUR_MS), "processingTime")
     writer = stream.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(lab.checkpoint.path)).start()
+    waiting = threading.Thread(target=_wait_for_all, args=(query,), daemon=True)
+    waiting.start()
     try:
-        wait_until(lambda: len(lab.checkpoint.committed()) > 5, timeout_s=60)
+        wait_until(lambda: len(lab.checkpoint.committed()) > 8, timeout_s=60)
         assert query.isActive
+        assert waiting.is_alive()
     finally:
         query.stop()
+    waiting.join(10)
+
+
+def _wait_for_all(query: StreamingQuery) -> None:
+    with suppress(Exception):  # of a query that is stopped meanwhile
+        query.processAllAvailable()
 
 
 def test_an_expired_value_stays_stored_until_a_batch_after_its_time_has_ended(lab: Lab, feed: Feed) -> None:

@@ -1,0 +1,88 @@
+"""The catalogue of a view of a state variable: completed from the checkpoint, or refused with the reason."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stateside.checkpoint.catalogue import STATE_VARIABLE, Catalogue, ViewColumn
+from stateside.checkpoint.variable_catalogue import check_state, completed
+from stateside.errors import ViewInvalid
+from stateside.storage import Storage
+
+from .test_state_variables import FRESH, GROUPING, KINDS, NO_PREFIX, SCHEMA, TOTAL, Family, metadata, schema_file
+from .test_state_variables import struct_type as struct
+
+Put = Callable[[str, bytes | str], Storage]
+
+REGION = ViewColumn("region", "integer", 1, "region")
+USER = ViewColumn("user", "string", 0, "user")
+DOUBLED: Family = ("doubled", GROUPING, struct(("user", "long")), NO_PREFIX)
+TIMES: Family = (
+    "times",
+    GROUPING,
+    struct(("value", struct(("expires_ms", "long"))), ("ttlExpirationMs", "long")),
+    NO_PREFIX,
+)
+LISTED: Family = ("listed", GROUPING, struct(("sum", "long")), NO_PREFIX)
+NESTED: Family = ("nested", GROUPING, struct(("parts", struct(("a", "long")))), NO_PREFIX)
+DECLARED = (
+    *((family[0], "ValueState", False) for family in (TOTAL, DOUBLED, NESTED)),
+    *((family[0], "ValueState", True) for family in (FRESH, TIMES)),
+    ("kinds", "MapState", False),
+    ("listed", "ListState", False),
+)
+
+
+@pytest.fixture
+def state(put: Put) -> Storage:
+    put(SCHEMA, schema_file(TOTAL, DOUBLED, NESTED, FRESH, TIMES, KINDS, LISTED))
+    return put("state/0/_metadata/v2/0", metadata(*DECLARED))
+
+
+def view(family: str, *key: ViewColumn) -> Catalogue:
+    return Catalogue("shop", "spending", 0, key or (REGION, USER), (), STATE_VARIABLE, family)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "columns"),
+    [
+        ("total", [("region", 1), ("user", 0)], [("sum", 0)]),
+        ("fresh", [("region", 1), ("user", 0)], [("sum", 0), ("expires_ms", 1)]),
+        ("kinds", [("region", 1), ("user", 0), ("kind", 2)], [("sum", 0)]),
+    ],
+)
+def test_a_view_has_its_grouping_columns_a_maps_key_and_the_values_fields(
+    state: Storage, family: str, key: list[Any], columns: list[Any]
+) -> None:
+    found = completed(view(family), state)
+    assert [(column.name, column.index) for column in found.key] == key
+    assert [(column.name, column.index) for column in found.columns] == columns
+    assert completed(found, state) == found
+    assert Catalogue.parse(found.as_json(), "file") == found
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "reason"),
+    [
+        (view("nothing"), "no state variable 'nothing'.*doubled, fresh, kinds, listed, nested, times, total"),
+        (view("listed"), "'listed' is a list state"),
+        (view("doubled"), "two columns 'user'"),
+        (view("times"), "two columns 'expires_ms'"),
+        (view("nested"), "field 'parts' .* cannot be served yet"),
+        (view("total", ViewColumn("user", "long", 0, "user")), "should be user long, the state has user string"),
+        (view("total", ViewColumn("shop", "string", 2, "shop")), "should be shop string, the state has None"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(state: Storage, catalogue: Catalogue, reason: str) -> None:
+    for use in (check_state, completed):
+        with pytest.raises(ViewInvalid, match=reason):
+            use(catalogue, state)
+
+
+def test_a_catalogue_from_before_there_were_kinds_is_one_of_an_aggregation(put: Put) -> None:
+    document = json.loads(view("total").as_json())
+    del document["kind"], document["family"]
+    catalogue = Catalogue.parse(json.dumps(document).encode(), "file")
+    assert completed(catalogue, put("metadata", b"")) == catalogue
