@@ -138,6 +138,16 @@ def test_a_variable_that_was_removed_and_made_anew_with_another_type_is_refused(
         read_variables(storage, operator=0)
 
 
+def test_an_old_schema_may_be_gone_and_the_newest_may_not(put: Put) -> None:
+    put("state/0/_stateSchema/default/5_two", schema_file(TOTAL))
+    paths = ("file:/gone/0_one", "file:/gone/5_two")
+    storage = put("state/0/_metadata/v2/5", metadata(("total", "ValueState", False), paths=paths))
+    assert list(read_variables(storage, operator=0)) == ["total"]
+    storage = put("state/0/_metadata/v2/6", metadata(("total", "ValueState", False), paths=paths[::-1]))
+    with pytest.raises(CheckpointInvalid, match="schema 0_one is gone"):
+        read_variables(storage, operator=0)
+
+
 def test_the_key_of_a_map_state_is_the_grouping_key_and_the_maps(encode_row: EncodeRow) -> None:
     key = map_key(encode_row, ("emma", 7), ("call",))
     assert KeyDecoder(KINDS_VARIABLE).decode(key, "file") == ("emma", 7, "call")

@@ -68,13 +68,17 @@ def keeper() -> Any:
     return Keeper()
 
 
-def summer() -> Any:
-    """A processor that keeps a sum, in pandas."""
+def summer(*, removed: bool = False, more: bool = False) -> Any:
+    """A processor that keeps a sum, in pandas; `removed` it forgets it, with `more` it keeps another one as well."""
     from pyspark.sql.streaming import StatefulProcessor
 
     class Summer(StatefulProcessor):
         def init(self, handle: Any) -> None:
-            self.total = handle.getValueState("total", "amount long")
+            if more:
+                self.more = handle.getValueState("more", "amount long")
+            if removed:
+                handle.deleteIfExists("total")
+            self.total = handle.getValueState("again" if removed else "total", "amount long")
 
         def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
             import pandas as pd
@@ -82,6 +86,8 @@ def summer() -> Any:
             amount = sum(int(frame["amount"].sum()) for frame in rows)
             before = self.total.get()[0] if self.total.exists() else 0
             self.total.update((before + amount,))
+            if more:
+                self.more.update((-1,))
             yield pd.DataFrame({"user": [key[0]], "amount": [before + amount]})
 
         def close(self) -> None: ...
@@ -108,8 +114,9 @@ def summed(function: Callable[[DataFrame], DataFrame], key: tuple[str, ...] = ("
     return app
 
 
-def in_pandas(events: DataFrame) -> DataFrame:
-    return events.groupBy("entity").transformWithStateInPandas(summer(), "user string, amount long", "Update", "none")
+def in_pandas(events: DataFrame, **changes: bool) -> DataFrame:
+    grouped = events.groupBy("entity")
+    return grouped.transformWithStateInPandas(summer(**changes), "user string, amount long", "Update", "none")
 
 
 @contextmanager
@@ -253,6 +260,31 @@ def test_a_processor_in_pandas_is_served_alike_and_crashes_neither_lose_nor_doub
     for event in orders(1, 5) + orders(2, 5):
         expected[event.entity] = expected.get(event.entity, 0) + event.payload["amount"]
     assert {row["entity"]: row["amount"] for row in rows(layout, "spending")} == expected
+
+
+def test_variables_may_come_and_go_and_a_served_one_that_went_has_no_rows_when_it_comes_again(
+    spark: SparkSession, layout: Layout
+) -> None:
+    def one_more_batch(**changes: bool) -> None:
+        append(layout, [Event(f"{changes}-{len(seen)}", "emma", "order", 0, {"amount": 5})])
+        run_to(summed(lambda events: in_pandas(events, **changes)), layout, spark)
+
+    seen: list[list[dict[str, Any]]] = []
+    append(layout, [Event("first", "oliver", "order", 0, {"amount": 1})])
+    for changes in ({}, {"more": True}):
+        one_more_batch(**changes)
+        seen.append(rows(layout, "spending"))
+    with pytest.raises(ViewInvalid, match=r"no state variable 'total'.* has: again, more"):
+        one_more_batch(removed=True, more=True)
+    one_more_batch()
+    seen.append(rows(layout, "spending"))
+
+    oliver = {"entity": "oliver", "amount": 1}
+    assert seen == [
+        [{"entity": "emma", "amount": 5}, oliver],
+        [{"entity": "emma", "amount": 10}, oliver],
+        [{"entity": "emma", "amount": 5}],
+    ]
 
 
 def test_what_becomes_of_the_rows_that_come_out_does_not_matter(spark: SparkSession, layout: Layout) -> None:

@@ -112,9 +112,11 @@ class Checkpoint:
 
         An aggregation has one file; a `transformWithState` one for each start of the query, of which the newest counts.
         """
-        folder = f"state/{operator}/_metadata"
-        starts = sorted((name for name in self.storage.names(f"{folder}/v2") if name.isdigit()), key=int)
-        name, version = (f"{folder}/v2/{starts[-1]}", "v2") if starts else (f"{folder}/metadata", "v1")
+        name, version = f"state/{operator}/_metadata/metadata", "v1"
+        if not self.storage.exists(name):
+            starts = [start for start in self.storage.names(f"state/{operator}/_metadata/v2") if start.isdigit()]
+            if starts:
+                name, version = f"state/{operator}/_metadata/v2/{max(starts, key=int)}", "v2"
         with self._reading(name):
             return self._entry(name, (version,))[0], name
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +85,8 @@ def read_variables(storage: Storage, operator: int) -> dict[str, StateVariable]:
     """The variables of an operator by name, timers left out; FileNotFoundError before its first batch is planned."""
     metadata, name = Checkpoint(storage).operator_metadata(operator)
     try:
-        paths = [str(path) for path in metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]]
         declared = json.loads(metadata["operatorPropertiesJson"])["stateVariables"]
-        # Only the names of the paths are used: the checkpoint may have been moved.
-        schemas = [_read_schema(storage, operator, path.rsplit("/", 1)[-1]) for path in paths]
+        schemas = list(_schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))
         variables = [_variable(one, schemas) for one in declared if one["stateVariableType"] != TIMER_STATE]
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointInvalid(
@@ -163,6 +162,18 @@ def _field(struct_type: dict[str, Any], index: int, name: str) -> dict[str, Any]
         raise ValueError(f"a field {name} was expected, {field['name']} is there")
     type_: dict[str, Any] = field["type"]
     return type_
+
+
+def _schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[str, _Family]]:
+    """The schemas at these paths, of which only the names are used: the checkpoint may have been moved."""
+    *older, newest = [path.rsplit("/", 1)[-1] for path in paths]
+    for name in older:
+        with suppress(FileNotFoundError):  # an old one may be deleted some day
+            yield _read_schema(storage, operator, name)
+    try:
+        yield _read_schema(storage, operator, newest)
+    except FileNotFoundError as error:
+        raise ValueError(f"its schema {newest} is gone") from error
 
 
 def _read_schema(storage: Storage, operator: int, name: str) -> dict[str, _Family]:

@@ -30,6 +30,8 @@ class VariableTranslator:
         path = self._storage.path(changelog_name(commit, self._catalogue.operator, partition))
         names = self._families.names(commit, partition, changelog)
         own = {family for family, name in names.items() if name == self._catalogue.family}
+        if len(own) > 1:  # the variable was removed and made anew
+            served_variable(self._catalogue, self._storage)  # refuses it if it is of another type now
         for change in changelog.changes:
             if change.family is None or (change.appended and change.family in own):
                 raise damaged(path, 0, "this is no changelog of value states and map states")
