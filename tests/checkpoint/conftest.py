@@ -18,6 +18,7 @@ LAYOUTS |= {"date": "i", "timestamp": "q", "timestamp_ntz": "q"}
 EncodeRow = Callable[[Sequence[str], Sequence[Any]], bytes]
 Compress = Callable[..., bytes]
 Record = tuple[bytes, bytes | None]
+FamilyRecord = tuple[int, bytes, bytes | None, bool]
 
 
 def _encode_row(types: Sequence[str], values: Sequence[Any]) -> bytes:
@@ -57,6 +58,16 @@ def _changelog(records: Iterable[Record], lineage: list[dict[str, Any]] | None =
     return content + struct.pack(">i", -1)
 
 
+def _family_changelog(records: Iterable[FamilyRecord], lineage: list[dict[str, Any]] | None = None) -> bytes:
+    """The same of version 4 with a lineage, else version 2. Keys and values are as a column family encodes them."""
+    content = _utf("v2") if lineage is None else _utf("v4") + _utf(json.dumps(lineage))
+    for family, key, value, appended in records:
+        content += bytes([0x10 if value is None else 0x11 if appended else 0x01])
+        content += struct.pack(">ih", len(key) + 2, int.from_bytes(struct.pack("<h", family), "big", signed=True)) + key
+        content += struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+    return content + b"\x00"
+
+
 def _utf(text: str) -> bytes:
     return struct.pack(">H", len(text.encode())) + text.encode()
 
@@ -84,6 +95,11 @@ def compress() -> Compress:
 @pytest.fixture(scope="session")
 def encode_changelog() -> Callable[..., bytes]:
     return _changelog
+
+
+@pytest.fixture(scope="session")
+def encode_family_changelog() -> Callable[..., bytes]:
+    return _family_changelog
 
 
 @pytest.fixture(scope="session")

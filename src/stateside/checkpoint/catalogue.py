@@ -4,9 +4,10 @@ The state holds aggregation buffers, not the declared columns. The runner derive
 give which column and how (`finalise` has the ways), and writes it, as JSON, beside the checkpoint; readers need neither
 the user's code nor Spark. What is stored depends on the catalogue's `kind`:
 
-    aggregation   key row: the grouping columns; value row: the buffers
-    session       key row: the grouping columns without the session window, then the session's start;
-                  value row: all grouping columns, the session window among them, then the buffers
+    aggregation     key row: the grouping columns; value row: the buffers
+    session         key row: the grouping columns without the session window, then the session's start;
+                    value row: all grouping columns, the session window among them, then the buffers
+    state-variable  one variable of a `transformWithState`, its name in `family`: see `variable_catalogue`
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stateside.errors import CheckpointInvalid, ViewInvalid
 
 VERSION = 2
 
-Kind = Literal["aggregation", "session"]
+Kind = Literal["aggregation", "session", "state-variable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Catalogue:
     columns: tuple[ViewColumn, ...]
     kind: Kind = "aggregation"
     window: Window | None = None
+    family: str | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""

@@ -1,53 +1,87 @@
 """Changelogs: what one batch changed in one partition of a RocksDB state store.
 
 The name is `VERSION.changelog` in checkpoint format v1 and `VERSION_ID.changelog` in v2, version = batch + 1. Inside
-the LZ4 envelope, all numbers big-endian:
+the LZ4 envelope, all numbers big-endian unless said otherwise:
 
-    v1 := record* -1 (i32)
-    v3 := "v3" (UTF)  lineage (UTF, JSON)  record* -1 (i32)
-    record := key size (i32)  key  value size (i32; -1: the key was deleted)  value
+    v1 := pair* -1 (i32)
+    v2 := "v2" (UTF)  record* 00
+    v3 := "v3" (UTF)  lineage (UTF, JSON)  pair* -1 (i32)
+    v4 := "v4" (UTF)  lineage (UTF, JSON)  record* 00
 
-(UTF: u16 length and bytes.) The lineage names the versions since the last snapshot with their ids. Versions 2 and 4,
-which `transformWithState` writes, are refused for now. A key and a value are a version byte and an UnsafeRow. Where the
-first columns of the key can be asked for by themselves (the sessions of a user, say), its bytes are in two parts:
+    pair   := key size (i32)  key  value size (i32; -1: the key was deleted)  value
+    record := 01  pair          the key has this value now
+            | 10  pair          the key was deleted; its value size is -1
+            | 11  pair          the value was appended to those that the key had
+            | 20  pair          a range of keys was deleted; refused, no operator that is served writes it
+
+(UTF: u16 length and bytes.) The lineage names the versions since the last snapshot with their ids. In v1 and v3 a key
+and a value are a version byte and an UnsafeRow each. In v2 and v4, which `transformWithState` writes, a key begins with
+the id of its column family (i16, little-endian); what follows, and the value, is as that family encodes it.
+
+Where the first columns of a key can be asked for by themselves (the sessions of a user, say), v1 and v3 have it in two
+parts, and which operators do so the reader must know:
 
     prefixed key := size of the first part (i32, little-endian)  first part  second part     each a byte and a row
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stateside.checkpoint.compression import damaged, decompress
-from stateside.checkpoint.log import Commit
+from stateside.checkpoint.log import Commit, Plan
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
 
 _INT = struct.Struct(">i")
+_FAMILY = struct.Struct("<h")
 _PREFIX_SIZE = struct.Struct("<i")
 _END = -1
 _DELETED = -1
+_LAST_RECORD, _PUT_RECORD, _DELETE_RECORD, _MERGE_RECORD = 0x00, 0x01, 0x10, 0x11
+_ROW_VERSION = b"\x00"
+_CONF = "spark.sql.streaming.stateStore"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key and its new value as UnsafeRows; None means that the key left the state.
+    """A key and its new value; None means that the key left the state.
 
-    Of a prefixed key, `key` has the first columns and `key_rest` the others, each a row of its own.
+    Without a `family` both are UnsafeRows, with one they are as that column family encodes them. With `appended` the
+    value does not replace those that the key had, it comes after them. Of a prefixed key, `key` has the first columns
+    and `key_rest` the others, each a row of its own.
     """
 
     key: bytes
     value: bytes | None
+    family: int | None = None
+    appended: bool = False
     key_rest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changelog:
+    """The changes of a batch in order, and the versions (with their ids) since the last snapshot before it."""
+
+    changes: list[Change]
+    lineage: tuple[tuple[int, str], ...] = ()
 
 
 def read_changes(
     storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
 ) -> list[Change]:
     """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
-    name = changelog_name(commit, operator, partition)
+    return read_changelog(storage, commit, operator, partition, prefixed=prefixed).changes
+
+
+def read_changelog(
+    storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
+) -> Changelog:
+    """The same with the lineage."""
+    name = f"{state_stem(commit, operator, partition)}.changelog"
     try:
         content = storage.read(name)
     except FileNotFoundError:
@@ -57,34 +91,105 @@ def read_changes(
             next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
         ) from None
     path = storage.path(name)
-    return list(_records(decompress(content, path), path, prefixed))
+    return _parse(decompress(content, path), path, prefixed)
 
 
 def changelog_name(commit: Commit, operator: int, partition: int) -> str:
     """Where the changes of a batch lie."""
+    return f"{state_stem(commit, operator, partition)}.changelog"
+
+
+def state_stem(commit: Commit, operator: int, partition: int) -> str:
+    """What the names of a batch's state files begin with."""
     state_id = commit.state_id(operator, partition)
     version = commit.batch + 1
-    stem = f"{version}_{state_id}" if state_id else f"{version}"
-    return f"state/{operator}/{partition}/{stem}.changelog"
+    return f"state/{operator}/{partition}/" + (f"{version}_{state_id}" if state_id else f"{version}")
 
 
-def _records(content: bytes, path: str, prefixed: bool = False) -> Iterator[Change]:
+def check_encoding(plan: Plan, path: str) -> None:
+    """Refuse rows in encodings that are not known: read as plain ones, they might look right and be wrong."""
+    encoding = plan.conf.get(f"{_CONF}.encodingFormat", "unsaferow").lower()
+    if encoding != "unsaferow":
+        raise CheckpointInvalid(
+            f"The state's rows are encoded as {encoding}, which cannot be read",
+            where=path,
+            next_step=f"Run the query on a new folder with {_CONF}.encodingFormat=unsaferow",
+        )
+    if plan.conf.get(f"{_CONF}.rowChecksum.enabled", "false").lower() == "true":
+        raise CheckpointInvalid(
+            "The state's rows carry checksums, which cannot be read",
+            where=path,
+            next_step=f"Run the query on a new folder with {_CONF}.rowChecksum.enabled=false",
+        )
+
+
+def plain_row(stored: bytes, path: str) -> bytes:
+    """The UnsafeRow behind its version byte."""
+    if stored[:1] != _ROW_VERSION:
+        raise damaged(path, 0, f"rows of encoding {stored[:1].hex()} are not known")
+    return stored[1:]
+
+
+def _parse(content: bytes, path: str, prefixed: bool = False) -> Changelog:
     at_byte = 0
     try:
-        at_byte = _skip_header(content, path)
-        while True:
-            key, at_byte = _sized(content, at_byte)
-            if key is None:
-                return
-            value, at_byte = _sized(content, at_byte)
-            first, rest = _split(key) if prefixed else (key, None)
-            yield Change(
-                _row(first, path),
-                None if value is None else _row(value, path),
-                None if rest is None else _row(rest, path),
-            )
+        version, lineage, at_byte = _header(content, path)
+        if version in (1, 3):
+            return Changelog(list(_pairs(content, at_byte, path, prefixed)), lineage)
+        return Changelog(list(_records(content, at_byte, path)), lineage)
     except (struct.error, IndexError):
         raise damaged(path, at_byte, "a record is cut short") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise damaged(path, at_byte, f"its lineage is not as expected, {error!r}") from None
+
+
+def _header(content: bytes, path: str) -> tuple[int, tuple[tuple[int, str], ...], int]:
+    """The version, the lineage, and the byte where the records begin."""
+    if content[:3] != b"\x00\x02v":
+        return 1, (), 0  # no header; its first key cannot be 159,000 bytes long with these digits
+    version = content[3:4]
+    if version not in (b"2", b"3", b"4"):
+        raise CheckpointInvalid(
+            f"A changelog of version {version.decode(errors='replace')} cannot be read",
+            where=path,
+            next_step="Stateside reads versions 1 to 4, which Spark 4.0 to 4.2 writes",
+        )
+    if version == b"2":
+        return 2, (), 4
+    (size,) = struct.unpack_from(">H", content, 4)
+    if 6 + size > len(content):
+        raise IndexError
+    items = json.loads(content[6 : 6 + size])
+    return int(version), tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items), 6 + size
+
+
+def _pairs(content: bytes, at_byte: int, path: str, prefixed: bool) -> Iterator[Change]:
+    """The records of versions 1 and 3."""
+    while True:
+        key, at_byte = _sized(content, at_byte)
+        if key is None:
+            return
+        value, at_byte = _sized(content, at_byte)
+        first, rest = _split(key) if prefixed else (key, None)
+        yield Change(
+            plain_row(first, path),
+            None if value is None else plain_row(value, path),
+            key_rest=None if rest is None else plain_row(rest, path),
+        )
+
+
+def _records(content: bytes, at_byte: int, path: str) -> Iterator[Change]:
+    """The records of versions 2 and 4."""
+    while content[at_byte] != _LAST_RECORD:
+        kind = content[at_byte]
+        if kind not in (_PUT_RECORD, _DELETE_RECORD, _MERGE_RECORD):
+            raise damaged(path, at_byte, f"records of kind {kind:02x} are not known")
+        key, at_byte = _sized(content, at_byte + 1)
+        value, at_byte = _sized(content, at_byte)
+        if key is None or (value is None) != (kind == _DELETE_RECORD):
+            raise IndexError
+        (family,) = _FAMILY.unpack_from(key)
+        yield Change(key[_FAMILY.size :], value, family, appended=kind == _MERGE_RECORD)
 
 
 def _sized(content: bytes, at_byte: int) -> tuple[bytes | None, int]:
@@ -96,21 +201,6 @@ def _sized(content: bytes, at_byte: int) -> tuple[bytes | None, int]:
     return (None if size == _END else content[begin:end]), end
 
 
-def _skip_header(content: bytes, path: str) -> int:
-    """The byte where the records begin."""
-    if content[:3] != b"\x00\x02v":
-        return 0  # version 1 has no header; its first key cannot be 159,000 bytes long with these digits
-    version = content[3:4]
-    if version != b"3":
-        raise CheckpointInvalid(
-            f"A changelog of version {version.decode(errors='replace')} cannot be read yet",
-            where=path,
-            next_step="Views with native aggregations can be served; transformWithState follows",
-        )
-    (lineage_size,) = struct.unpack_from(">H", content, 4)
-    return 6 + int(lineage_size)
-
-
 def _split(key: bytes) -> tuple[bytes, bytes]:
     """The two parts of a prefixed key."""
     (size,) = _PREFIX_SIZE.unpack_from(key)
@@ -118,9 +208,3 @@ def _split(key: bytes) -> tuple[bytes, bytes]:
     if not begin <= end <= len(key):
         raise IndexError
     return key[begin:end], key[end:]
-
-
-def _row(stored: bytes, path: str) -> bytes:
-    if not stored or stored[0] != 0:
-        raise damaged(path, 0, f"rows of encoding {stored[:1].hex()} are not known")
-    return stored[1:]

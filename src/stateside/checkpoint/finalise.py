@@ -13,6 +13,7 @@
     bit_and, _or, _xor  the bits                    that                                     combined
     max_by, min_by      value, ordering             the value                                that of the extreme one
     first, last         value, valueSet             the value                                not possible
+    value               a state variable's field    that                                     not possible
 
 Spark keeps small decimals (up to 8 digits in sums, 11 in averages) as their unscaled numbers; these are the two
 `unscaled` ones. The results are those of Spark 4.2, to the last digit; `tests/pipeline/test_aggregates.py` compares
@@ -194,6 +195,10 @@ class _Met(Finaliser):
     apart = "it depends on the order in which events came in, which buckets do not keep"
 
 
+class _Free(Finaliser):
+    apart = "only the processor that keeps it knows what it means"
+
+
 _BIT_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "bit_and": operator.and_,
     "bit_or": operator.or_,
@@ -212,6 +217,7 @@ _FINALISERS: dict[str, type[Finaliser]] = {
     **dict.fromkeys(("max_by", "min_by"), _ExtremeBy),
     **dict.fromkeys(_BIT_OPERATORS, _Bits),
     **dict.fromkeys(("first", "last"), _Met),
+    "value": _Free,
 }
 
 

@@ -103,10 +103,22 @@ class Checkpoint:
 
     def partitions(self, operator: int) -> int:
         """How many partitions a stateful operator's state has."""
-        name = f"state/{operator}/_metadata/metadata"
+        metadata, name = self.operator_metadata(operator)
         with self._reading(name):
-            metadata, _ = self._entry(name, ("v1",))
             return int(metadata["stateStoreInfo"][0]["numPartitions"])
+
+    def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
+        """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
+
+        An aggregation has one file; a `transformWithState` one for each start of the query, of which the newest counts.
+        """
+        name, version = f"state/{operator}/_metadata/metadata", "v1"
+        if not self.storage.exists(name):
+            starts = [start for start in self.storage.names(f"state/{operator}/_metadata/v2") if start.isdigit()]
+            if starts:
+                name, version = f"state/{operator}/_metadata/v2/{max(starts, key=int)}", "v2"
+        with self._reading(name):
+            return self._entry(name, (version,))[0], name
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

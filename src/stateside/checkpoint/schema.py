@@ -36,34 +36,37 @@ def read_schema(storage: Storage, operator: int) -> StateSchema:
     name = f"state/{operator}/0/_metadata/schema"
     content = storage.read(name)
     try:
-        version, at_byte = _utf(content, 0)
+        version, at_byte = read_utf(content, 0)
         if version != "v2":
             raise ValueError(f"version {version!r} is not known")
-        key, at_byte = _chunks(content, at_byte)
-        value, _ = _chunks(content, at_byte)
-        return StateSchema(_columns(key), _columns(value))
+        key, at_byte = read_chunks(content, at_byte)
+        value, _ = read_chunks(content, at_byte)
+        return StateSchema(columns_of(key), columns_of(value))
     except (struct.error, ValueError, KeyError) as error:
         raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(name)) from error
 
 
-def _utf(content: bytes, at_byte: int) -> tuple[str, int]:
+def read_utf(content: bytes, at_byte: int) -> tuple[str, int]:
+    """A text with its length before it, and the byte after it."""
     (size,) = struct.unpack_from(">H", content, at_byte)
     begin = at_byte + 2
     return content[begin : begin + size].decode(), begin + size
 
 
-def _chunks(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
+def read_chunks(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
+    """A JSON object out of its chunks, and the byte after them."""
     (count,) = struct.unpack_from(">i", content, at_byte)
     at_byte += 4
     text = ""
     for _ in range(count):
-        chunk, at_byte = _utf(content, at_byte)
+        chunk, at_byte = read_utf(content, at_byte)
         text += chunk
     value: dict[str, Any] = json.loads(text)
     return value, at_byte
 
 
-def _columns(struct_type: dict[str, Any]) -> tuple[Column, ...]:
+def columns_of(struct_type: dict[str, Any]) -> tuple[Column, ...]:
+    """The columns of a struct type, as Spark's JSON writes it."""
     return tuple(Column(field["name"], _type_name(field["type"])) for field in struct_type["fields"])
 
 

@@ -16,13 +16,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.schema import read_schema
+from stateside.checkpoint.variable_catalogue import check_state
 from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
+from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.delivery import Delivery
 from stateside.pipeline.derive import derive_catalogue
+from stateside.pipeline.derive_state import derive_state_catalogue
 from stateside.pipeline.failures import Failure, judge, reason
 from stateside.pipeline.progress import ProgressFile
 from stateside.pipeline.session import DRIVER_LOG
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 RESTART_PAUSE_S_MAX = 60.0
+_END_POLL_S = 0.02
 _WAITING_FOR_DATA = "Waiting for data to arrive"
 _WAITING_FOR_TRIGGER = "Waiting for next trigger"
 
@@ -122,16 +125,31 @@ class ViewQuery:
             self._verify()
 
     def run_to_end(self) -> None:
-        """Until all that its source holds now is processed, and the batch without data after it."""
-        while True:
-            try:
-                if self._query is not None:
-                    return self._query.processAllAvailable()
-                time.sleep(0.05)
-            except Exception as error:
-                if self._failure() is None:
-                    raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
+        """Until all that its source holds now is processed, and the batch without data after it.
+
+        Spark's own `processAllAvailable` would not return from a view with timers of the clock: batches without data
+        follow each other there for ever. It is used for sources whose end only Spark knows.
+        """
+        end = Journal(self._layout.journal).end()
+        target = end if self._settings.stop_at is None else self._settings.stop_at
+        while not self._has_processed(target):
             self.tend()
+            time.sleep(_END_POLL_S)
+
+    def _has_processed(self, target: Position) -> bool:
+        if self._query is None:
+            return False
+        try:
+            if not isinstance(self._source, JournalEvents):
+                self._query.processAllAvailable()
+                return True
+            last = self._checkpoint.commits()[-2:]
+            done = sum(self._checkpoint.plan(batch).position.covers(target) for batch in last)
+            return done == 2 or (done == len(last[-1:]) and _waits(self._query))
+        except Exception as error:
+            if self._failure() is None and not isinstance(error, FileNotFoundError):
+                raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
+            return False
 
     def quiet(self) -> bool:
         """Whether no batch is running: it waits for data, or has ended."""
@@ -188,7 +206,8 @@ class ViewQuery:
         try:
             frame = self.view.function(self._source.load(self._session, self._reading()))
             self._check_streaming(frame)
-            catalogue = derive_catalogue(self._app.name, self.view, frame) if self.view.key else None
+            derive = derive_state_catalogue if self.view.state else derive_catalogue
+            catalogue = derive(self._app.name, self.view, frame) if self.view.key else None
             plan = declaration.plan_text(frame, self._source)
         except StatesideError:
             raise
@@ -259,12 +278,10 @@ class ViewQuery:
 
     def _verify(self) -> None:
         """Once, as soon as Spark has written the state's schema: the catalogue must fit it."""
-        catalogue = Catalogue.load(self._places.catalogue)
         try:
-            schema = read_schema(self._checkpoint.storage, catalogue.operator)
+            check_state(Catalogue.load(self._places.catalogue), self._checkpoint.storage)
         except FileNotFoundError:
             return
-        catalogue.check(schema)
         self._verified = True
 
     def _caught_up(self, state: State) -> Position | None:

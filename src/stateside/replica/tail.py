@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.changelog import Change, read_changes
+from stateside.checkpoint.changelog import Change, Changelog, check_encoding, read_changelog
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
@@ -17,6 +17,7 @@ from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.replica.variables import VariableTranslator
 from stateside.storage import Storage
 
 PAUSE_S_MIN = 0.01
@@ -37,7 +38,7 @@ class Tail:
         self._catalogue = Catalogue.load(layout.catalogue)
         self._writer = ReplicaWriter(layout.replica)
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
-        self._translator: _Translator | None = None
+        self._translator: _Translator | VariableTranslator | None = None
         self._trouble: str | None = None
         self._idle_polls = 0
 
@@ -114,6 +115,7 @@ class Tail:
     def _apply(self, batch: int) -> None:
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
+        check_encoding(plan, self._checkpoint.storage.path(f"offsets/{batch}"))
         query = self._checkpoint.query_id()
         changes = list(self._changes(commit))
         if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
@@ -126,12 +128,12 @@ class Tail:
     def _changes(self, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
         operator = self._catalogue.operator
         if self._translator is None:
-            self._translator = _Translator(self._catalogue, self._checkpoint)
+            kind = VariableTranslator if self._catalogue.kind == "state-variable" else _Translator
+            self._translator = kind(self._catalogue, self._checkpoint)
+        prefixed = self._catalogue.kind == "session"
         for partition in range(self._checkpoint.partitions(operator)):
-            for change in read_changes(
-                self._checkpoint.storage, commit, operator, partition, prefixed=self._translator.prefixed
-            ):
-                yield self._translator.key(change), change.value
+            changelog = read_changelog(self._checkpoint.storage, commit, operator, partition, prefixed=prefixed)
+            yield from self._translator.changes(commit, partition, changelog)
 
     def _check_no_gap(self, batch: int) -> None:
         """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
@@ -175,14 +177,17 @@ class _Translator:
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         schema = read_schema(checkpoint.storage, catalogue.operator)
         catalogue.check(schema)
-        self.prefixed = catalogue.kind == "session"  # the session's start, the last column, stands by itself
-        self._decoder = RowDecoder(schema.key[:-1] if self.prefixed else schema.key)
+        prefixed = catalogue.kind == "session"  # the session's start, the last column, stands by itself
+        self._decoder = RowDecoder(schema.key[:-1] if prefixed else schema.key)
         self._rest_decoder = RowDecoder(schema.key[-1:])
         self._codec = KeyCodec([column.asked_type for column in catalogue.key])
         self._order = [column.stored.index for column in catalogue.key]
 
-    def key(self, change: Change) -> bytes:
-        """The replica's key for the key of a change."""
+    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[tuple[bytes, bytes | None]]:
+        """What a partition's changelog changes in the replica."""
+        return ((self._key(change), change.value) for change in changelog.changes)
+
+    def _key(self, change: Change) -> bytes:
         values = self._decoder.decode(change.key)
         if change.key_rest is not None:
             values += self._rest_decoder.decode(change.key_rest)

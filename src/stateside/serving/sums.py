@@ -22,6 +22,7 @@ from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue, Window
 from stateside.checkpoint.finalise import Finaliser
+from stateside.checkpoint.state_variables import ValueDecoder
 from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.errors import RequestInvalid
 from stateside.replica.keys import KeyCodec
@@ -66,7 +67,7 @@ class Sums:
     """Combines the buckets of one view."""
 
     def __init__(
-        self, catalogue: Catalogue, codec: KeyCodec, decoder: RowDecoder, finalisers: Sequence[Finaliser]
+        self, catalogue: Catalogue, codec: KeyCodec, decoder: RowDecoder | ValueDecoder, finalisers: Sequence[Finaliser]
     ) -> None:
         self._catalogue, self._codec, self._decoder, self._finalisers = catalogue, codec, decoder, finalisers
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.finalise import finaliser
-from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.types import parse_type
-from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.unsafe_row import Value
+from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
 from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough, ViewUnknown
 from stateside.layout import Layout, ViewLayout
@@ -72,13 +72,13 @@ class ViewReader:
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self.catalogue = Catalogue.load(layout.catalogue)
+        storage = Storage.at(layout.checkpoint)
+        self.catalogue = completed(Catalogue.load(layout.catalogue), storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
         self._codec = KeyCodec(asked)
-        schema = read_schema(Storage.at(layout.checkpoint), self.catalogue.operator)
-        self.catalogue.check(schema)
-        self._decoder = RowDecoder(schema.value)
+        check_state(self.catalogue, storage)
+        self._decoder = value_decoder(self.catalogue, storage)
         self._finalisers = [finaliser(column) for column in self.catalogue.columns]
         shown = [(column.name, column.type) for column in self.catalogue.key]
         shown += [(column.name, column.type) for column in self.catalogue.columns]

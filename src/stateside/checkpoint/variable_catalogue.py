@@ -1,0 +1,132 @@
+"""The catalogue of a view that serves a state variable, completed from the checkpoint.
+
+Spark knows a processor's variables only once its `init` has run, so at the start the plan tells no more than the
+grouping columns. The rest stands in the checkpoint from the first batch on, and every reader completes it from there:
+
+    key      the grouping columns as the view orders them, then those of a map's key; `index` counts in both together
+    columns  the value's fields, then `expires_ms` where values expire; `index` counts in these
+
+so that a value state has one row a key, a map state one row an entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.schema import Column, read_schema
+from stateside.checkpoint.state_variables import (
+    LIST_STATE,
+    MAP_STATE,
+    VALUE_STATE,
+    StateVariable,
+    ValueDecoder,
+    read_variables,
+)
+from stateside.checkpoint.unsafe_row import SERVED_TYPES, RowDecoder
+from stateside.errors import ViewInvalid
+from stateside.storage import Storage
+
+
+def check_state(catalogue: Catalogue, storage: Storage) -> None:
+    """Refuse, by ViewInvalid, a state that is not the catalogue's; FileNotFoundError before there is a state."""
+    if catalogue.kind == "state-variable":
+        served_variable(catalogue, storage)
+    else:
+        catalogue.check(read_schema(storage, catalogue.operator))
+
+
+def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
+    """The catalogue with all columns of its variable; one that is complete as it is. Errors as for `check_state`."""
+    if catalogue.kind != "state-variable":
+        return catalogue
+    variable = served_variable(catalogue, storage)
+    shift = len(variable.grouping)
+    grouping = tuple(column for column in catalogue.key if column.stored.index < shift)
+    map_key = tuple(_key_column(column, shift + index) for index, column in enumerate(variable.map_key))
+    columns = tuple(_view_column(column, index) for index, column in enumerate(variable.columns))
+    return replace(catalogue, key=grouping + map_key, columns=columns)
+
+
+def value_decoder(catalogue: Catalogue, storage: Storage) -> RowDecoder | ValueDecoder:
+    """What decodes the rows of the view's replica into the values that its columns' `index` counts in."""
+    if catalogue.kind == "state-variable":
+        return ValueDecoder(served_variable(catalogue, storage))
+    return RowDecoder(read_schema(storage, catalogue.operator).value)
+
+
+def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
+    """The variable that the view serves; ViewInvalid if there is none or it cannot be served."""
+    assert catalogue.family is not None, "a state variable's catalogue has its name"
+    variables = read_variables(storage, catalogue.operator)
+    variable = variables.get(catalogue.family)
+    if variable is None:
+        raise _refused(
+            catalogue,
+            f"its query has no state variable {catalogue.family!r}",
+            f"Variables that it has: {', '.join(sorted(variables)) or 'none'}",
+        )
+    _check_kind(catalogue, variable)
+    _check_key(catalogue, variable)
+    _check_columns(catalogue, variable)
+    return variable
+
+
+def _check_kind(catalogue: Catalogue, variable: StateVariable) -> None:
+    if variable.kind == LIST_STATE:
+        raise _refused(
+            catalogue,
+            f"its state variable {variable.name!r} is a list state, which cannot be served yet",
+            "Keep what should be served in a value state, or in a map state with a number as the map's key",
+        )
+    if variable.kind not in (VALUE_STATE, MAP_STATE):
+        raise _refused(
+            catalogue,
+            f"its state variable {variable.name!r} is a {variable.kind}, which is not known",
+            "Serve a value state or a map state",
+        )
+
+
+def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
+    for column in catalogue.key:
+        index = column.stored.index
+        found = variable.key[index] if index < len(variable.key) else None
+        if found is None or (found.name, found.type) != (column.name, column.type):
+            raise _refused(
+                catalogue,
+                f"key column {index} should be {column.name} {column.type}, the state has "
+                f"{found and f'{found.name} {found.type}'}",
+                "The query was changed on an old checkpoint: start it on a new folder",
+            )
+
+
+def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
+    all_columns = (*variable.key, *variable.columns)
+    for column in all_columns:
+        if column.type not in SERVED_TYPES:
+            raise _refused(
+                catalogue,
+                f"the field {column.name!r} of its state variable {variable.name!r} has the type {column.type}, which "
+                "cannot be served yet",
+                f"Keep it as one of: {', '.join(sorted(SERVED_TYPES))}",
+            )
+    names = [column.name for column in all_columns]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise _refused(
+            catalogue,
+            f"its state variable {variable.name!r} would give it two columns {doubled[0]!r}",
+            "Let the names of grouping columns, map key and value differ; expires_ms is taken where values expire",
+        )
+
+
+def _key_column(column: Column, index: int) -> KeyColumn:
+    return KeyColumn(column.name, column.type, Stored(index, column.name, column.type), column.name)
+
+
+def _view_column(column: Column, index: int) -> ViewColumn:
+    return ViewColumn(column.name, column.type, "value", (Stored(index, column.name, column.type),), column.name)
+
+
+def _refused(catalogue: Catalogue, reason: str, next_step: str) -> ViewInvalid:
+    return ViewInvalid(f"The view {catalogue.view!r} cannot be served: {reason}", next_step=next_step)
