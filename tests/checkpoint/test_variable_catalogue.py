@@ -41,7 +41,6 @@ def state(put: Put) -> Storage:
 
 
 def view(family: str, *key: KeyColumn) -> Catalogue:
-    return Catalogue("shop", "spending", 0, key or (REGION, USER), (), "state-variable", family)
     return Catalogue("shop", "spending", 0, key or (REGION, USER), (), kind="state-variable", family=family)
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class ViewQuery:
         failure = self._failure()
         if failure is not None:
             self._fail(failure)
-        elif not self._verified:
+        elif not self._verified and self._status.batch is not None:
             self._verify()
 
     def run_to_end(self) -> None:
@@ -135,6 +135,8 @@ class ViewQuery:
         while not self._has_processed(target):
             self.tend()
             time.sleep(_END_POLL_S)
+        if not self._verified:
+            self._verify()
 
     def _has_processed(self, target: Position) -> bool:
         if self._query is None:
@@ -277,7 +279,7 @@ class ViewQuery:
         )
 
     def _verify(self) -> None:
-        """Once, as soon as Spark has written the state's schema: the catalogue must fit it."""
+        """Once a run, after its first batch, which wrote the state's schema: the catalogue must fit it."""
         try:
             check_state(Catalogue.load(self._places.catalogue), self._checkpoint.storage)
         except FileNotFoundError:
