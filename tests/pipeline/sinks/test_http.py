@@ -35,10 +35,10 @@ class TestHttp(SinkSuite):
     case = SinkCase("http", posted, read_back, steps=range(1, 5))
 
     @pytest.fixture
-    def address(self, layout: Layout) -> Iterator[str]:  # type: ignore[override]
-        with endpoint(store_of(layout)) as url:
-            yield url
+    def address(self, url: str) -> str:
+        return url
 
+    @pytest.mark.e2e
     def test_killed_between_two_parts_it_sends_the_first_again_without_effect(
         self, trial: Callable[[Guarantee], Trial]
     ) -> None:
@@ -46,6 +46,17 @@ class TestHttp(SinkSuite):
         for _ in range(5):
             killed.kill_at(3)
         assert killed.judge() == Verdict()
+
+    @pytest.mark.e2e
+    def test_killed_while_the_endpoint_comes_and_goes_it_neither_loses_nor_doubles_a_row(
+        self, trial: Callable[[Guarantee], Trial], store: Store
+    ) -> None:
+        killed = trial("exactly-once")
+        for seed in range(2):
+            store.answers = [(503, {})] * 60
+            killed.kill_at_moments(seed)
+        assert killed.judge() == Verdict()
+        assert not store.answers
 
 
 @pytest.fixture
