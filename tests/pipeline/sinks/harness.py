@@ -81,7 +81,7 @@ class SinkCase:
 
     `factory` makes it with the harness's `on_step`; `read_back` tells what its other side holds, as values in the order
     of the schema; `steps` are the numbers that it announces; `moment_ms_max` is how late a random kill may come after
-    the start of a life (choose about ten batches).
+    the sink is open (choose some ten batches); `imports` are modules that it would import in each life anew.
     """
 
     name: str
@@ -90,7 +90,8 @@ class SinkCase:
     steps: Sequence[int]
     schema: pa.Schema = SCHEMA
     rows: Callable[[int], list[Row]] = some_rows
-    moment_ms_max: int = 120
+    moment_ms_max: int = 60
+    imports: Sequence[str] = ()
 
     def open(self, world: World, guarantee: Guarantee = "exactly-once", on_step: OnStep = ignore_step) -> Sink:
         """The sink, opened as the runner opens it."""
@@ -119,6 +120,7 @@ class Life:
     until_batch: int = 1_000_000
     kill_at_step: int | None = None
     kill_after_ms: float | None = None
+    counted_from_open: bool = False  # the time until it is killed: from when the sink is open, or from the life's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,10 @@ class Trial:
 
     def run(self, seed: int = SEED) -> Verdict:
         """Kill it at every step and at random moments, let it end in peace, and compare."""
-        for step in [BEFORE, *self.case.steps, AFTER]:
+        for step in [BEFORE, *self.case.steps, AFTER] * 2:
             for _ in range(2):  # the second time in the attempt to make good
                 self.kill_at(step)
+            self.live_in_peace(batches=2)  # so that other steps are hit in other batches
         self.kill_at_moments(seed)
         return self.judge()
 
@@ -195,18 +198,21 @@ class Trial:
         """Lives that end at random moments."""
         chance = random.Random(seed)
         for _ in range(MOMENTS):
-            self.kill_after(chance.uniform(0, self.case.moment_ms_max))
+            self.kill_after(chance.uniform(0, self.case.moment_ms_max), counted_from_open=True)
 
-    def kill_after(self, life_ms: float) -> None:
+    def kill_after(self, life_ms: float, *, counted_from_open: bool = False) -> None:
         """A life that ends after so long."""
-        status = self._live(kill_after_ms=life_ms)
+        status = self._live(kill_after_ms=life_ms, counted_from_open=counted_from_open)
         assert status == -9, f"it ended by itself, with status {status}"
 
     def judge(self) -> Verdict:
         """Let it go on for a few batches more, unharmed; compare the other side with plain Python."""
-        batches = self.committed() + 3
-        assert self._live(until_batch=batches) == 0
-        return Verdict.of(self.case.expected(batches), self.case.read_back(self.world))
+        self.live_in_peace(batches=3)
+        return Verdict.of(self.case.expected(self.committed()), self.case.read_back(self.world))
+
+    def live_in_peace(self, batches: int) -> None:
+        """A life that ends by itself, after so many batches."""
+        assert self._live(until_batch=self.committed() + batches) == 0
 
     def committed(self) -> int:
         """How many batches are committed."""
@@ -233,8 +239,9 @@ class SinkSuite(ABC):
         return World(layout, address)
 
     @pytest.fixture(scope="class")
-    def nursery(self, request: pytest.FixtureRequest) -> Iterator[Nursery]:
-        with Nursery(request.cls) as nursery:
+    @classmethod
+    def nursery(cls) -> Iterator[Nursery]:
+        with Nursery(cls) as nursery:
             yield nursery
 
     @pytest.fixture

@@ -36,11 +36,11 @@ def read_back(world: World) -> list[Values]:
 
 
 class TestAppend(FolderSuite):
-    case = SinkCase("delta, appended", appended, read_back, steps=(1, 2, 3, 5))
+    case = SinkCase("delta, appended", appended, read_back, steps=(1, 2, 3, 5), imports=["stateside.archive"])
 
 
 class TestArchive(FolderSuite):
-    case = SinkCase("delta, archive", archived, read_back, steps=(1, 2, 3, 5))
+    case = SinkCase("delta, archive", archived, read_back, steps=(1, 2, 3, 5), imports=["stateside.archive"])
 
     def test_every_row_has_the_batch_that_sealed_it(self, world: World) -> None:
         sink = self.case.open(world)
@@ -51,7 +51,9 @@ class TestArchive(FolderSuite):
 
 
 class TestKey(FolderSuite):
-    case = SinkCase("delta, if absent", keyed, read_back, steps=(1, 2, 3, 5))
+    case = SinkCase(
+        "delta, if absent", keyed, read_back, (1, 2, 3, 5), moment_ms_max=120, imports=["stateside.archive"]
+    )
 
     @pytest.mark.e2e
     def test_the_same_run_at_least_once_doubles_and_loses_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:

@@ -24,7 +24,7 @@ def store_of(layout: Layout) -> Store:
 
 
 def posted(world: World, on_step: OnStep) -> SinkFactory:
-    return http(world.address, rows_per_request_max=5, on_step=on_step)
+    return http(world.address, rows_per_request_max=2, on_step=on_step)
 
 
 def read_back(world: World) -> list[Values]:
@@ -32,7 +32,7 @@ def read_back(world: World) -> list[Values]:
 
 
 class TestHttp(SinkSuite):
-    case = SinkCase("http", posted, read_back, steps=range(1, 5))
+    case = SinkCase("http", posted, read_back, steps=range(1, 5), moment_ms_max=120, imports=["httpx"])
 
     @pytest.fixture
     def address(self, url: str) -> str:
