@@ -32,7 +32,9 @@ def read_back(world: World) -> list[Values]:
 
 
 class TestHttp(SinkSuite):
-    case = SinkCase("http", posted, read_back, steps=range(1, 5), moment_ms_max=120, imports=["httpx"])
+    case = SinkCase(
+        "http", posted, read_back, steps=range(1, 5), moment_ms_max=120, imports=["httpx", "httpcore", "h11", "certifi"]
+    )
 
     @pytest.fixture
     def address(self, url: str) -> str:
