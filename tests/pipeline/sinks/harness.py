@@ -23,7 +23,7 @@ import time
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -42,6 +42,7 @@ Values = tuple[Any, ...]  # a row as its values, in the order of the schema
 VIEW = "killed"
 BEFORE, AFTER = 0, 99  # the harness's own steps: the batch is planned; the sink has returned, the commit is yet to come
 MOMENTS = 30
+OPENING_MS_MAX = 30
 SEED = 20260
 ROOT = Path(__file__).parents[3]
 
@@ -80,7 +81,7 @@ class SinkCase:
 
     `factory` makes it with the harness's `on_step`; `read_back` tells what its other side holds, as values in the order
     of the schema; `steps` are the numbers that it announces; `moment_ms_max` is how late a random kill may come after
-    the start of a life (choose about ten batches).
+    the sink is open (choose some ten batches); `imports` are modules that it would import in each life anew.
     """
 
     name: str
@@ -89,7 +90,8 @@ class SinkCase:
     steps: Sequence[int]
     schema: pa.Schema = SCHEMA
     rows: Callable[[int], list[Row]] = some_rows
-    moment_ms_max: int = 120
+    moment_ms_max: int = 60
+    imports: Sequence[str] = ()
 
     def open(self, world: World, guarantee: Guarantee = "exactly-once", on_step: OnStep = ignore_step) -> Sink:
         """The sink, opened as the runner opens it."""
@@ -99,7 +101,7 @@ class SinkCase:
     def table(self, batch: int) -> pa.Table:
         """A batch's rows as Spark hands them over, in an order that differs from attempt to attempt."""
         rows = self.rows(batch)
-        random.shuffle(rows)
+        random.SystemRandom().shuffle(rows)  # a fork would inherit the state of any other
         return pa.Table.from_pylist(rows, self.schema)
 
     def expected(self, batches: int) -> list[Values]:
@@ -118,6 +120,7 @@ class Life:
     until_batch: int = 1_000_000
     kill_at_step: int | None = None
     kill_after_ms: float | None = None
+    counted_from_open: bool = False  # the time until it is killed: from when the sink is open, or from the life's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,10 @@ class Trial:
 
     def run(self, seed: int = SEED) -> Verdict:
         """Kill it at every step and at random moments, let it end in peace, and compare."""
-        for step in [BEFORE, *self.case.steps, AFTER]:
+        for step in [BEFORE, *self.case.steps, AFTER] * 2:
             for _ in range(2):  # the second time in the attempt to make good
                 self.kill_at(step)
+            self.live_in_peace(batches=2)  # so that other steps are hit in other batches
         self.kill_at_moments(seed)
         return self.judge()
 
@@ -194,14 +198,21 @@ class Trial:
         """Lives that end at random moments."""
         chance = random.Random(seed)
         for _ in range(MOMENTS):
-            status = self._live(kill_after_ms=chance.uniform(0, self.case.moment_ms_max))
-            assert status == -9, f"it ended by itself, with status {status}"
+            self.kill_after(chance.uniform(0, self.case.moment_ms_max), counted_from_open=True)
+
+    def kill_after(self, life_ms: float, *, counted_from_open: bool = False) -> None:
+        """A life that ends after so long."""
+        status = self._live(kill_after_ms=life_ms, counted_from_open=counted_from_open)
+        assert status == -9, f"it ended by itself, with status {status}"
 
     def judge(self) -> Verdict:
         """Let it go on for a few batches more, unharmed; compare the other side with plain Python."""
-        batches = self.committed() + 3
-        assert self._live(until_batch=batches) == 0
-        return Verdict.of(self.case.expected(batches), self.case.read_back(self.world))
+        self.live_in_peace(batches=3)
+        return Verdict.of(self.case.expected(self.committed()), self.case.read_back(self.world))
+
+    def live_in_peace(self, batches: int) -> None:
+        """A life that ends by itself, after so many batches."""
+        assert self._live(until_batch=self.committed() + batches) == 0
 
     def committed(self) -> int:
         """How many batches are committed."""
@@ -227,10 +238,15 @@ class SinkSuite(ABC):
     def world(self, layout: Layout, address: str) -> World:
         return World(layout, address)
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def nursery(cls) -> Iterator[Nursery]:
+        with Nursery(cls) as nursery:
+            yield nursery
+
     @pytest.fixture
-    def trial(self, world: World) -> Iterator[Callable[[Guarantee], Trial]]:
-        with Nursery(type(self)) as nursery:
-            yield lambda guarantee: Trial(self.case, world, nursery, guarantee)
+    def trial(self, world: World, nursery: Nursery) -> Callable[[Guarantee], Trial]:
+        return lambda guarantee: Trial(self.case, world, nursery, guarantee)
 
     @pytest.mark.e2e
     def test_killed_at_every_step_and_at_random_moments_it_neither_loses_nor_doubles_a_row(
@@ -264,6 +280,21 @@ class SinkSuite(ABC):
         for batch in range(3):
             sink.write(self.case.schema.empty_table(), BatchId(world.query_id(), batch))
         assert self.case.read_back(world) == []
+
+
+class FolderSuite(SinkSuite):
+    """What sinks promise beside that which have nothing outside of the application's folder."""
+
+    @pytest.mark.e2e
+    def test_killed_while_it_is_opened_for_the_first_time_it_is_none_the_worse(
+        self, layout: Layout, trial: Callable[[Guarantee], Trial]
+    ) -> None:
+        chance = random.Random(SEED)
+        for number in range(12):
+            world = World(Layout(layout.root / f"{number}"))
+            born = replace(trial("exactly-once"), world=world)
+            born.kill_after(chance.uniform(0, OPENING_MS_MAX))
+            assert born.judge() == Verdict()
 
 
 def write_cost_ms(case: SinkCase, world: World, batches: int = 50) -> float:

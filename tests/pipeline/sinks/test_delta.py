@@ -15,7 +15,7 @@ from stateside.layout import Layout
 from stateside.pipeline.sinks.delta import archive_sink, delta, first_of_each
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
 
-from .harness import SCHEMA, VIEW, Guarantee, SinkCase, SinkSuite, Trial, Values, Verdict, World
+from .harness import SCHEMA, VIEW, FolderSuite, Guarantee, SinkCase, Trial, Values, Verdict, World
 
 
 def appended(world: World, on_step: OnStep) -> SinkFactory:
@@ -35,12 +35,12 @@ def read_back(world: World) -> list[Values]:
     return [tuple(row.values()) for row in rows.select(SCHEMA.names).to_pylist()]
 
 
-class TestAppend(SinkSuite):
-    case = SinkCase("delta, appended", appended, read_back, steps=(1, 2, 3, 5))
+class TestAppend(FolderSuite):
+    case = SinkCase("delta, appended", appended, read_back, steps=(1, 2, 3, 5), imports=["stateside.archive"])
 
 
-class TestArchive(SinkSuite):
-    case = SinkCase("delta, archive", archived, read_back, steps=(1, 2, 3, 5))
+class TestArchive(FolderSuite):
+    case = SinkCase("delta, archive", archived, read_back, steps=(1, 2, 3, 5), imports=["stateside.archive"])
 
     def test_every_row_has_the_batch_that_sealed_it(self, world: World) -> None:
         sink = self.case.open(world)
@@ -50,9 +50,12 @@ class TestArchive(SinkSuite):
         assert all(row["id"].startswith(f"{row['sealed_batch']}-") for row in rows.to_pylist())
 
 
-class TestKey(SinkSuite):
-    case = SinkCase("delta, if absent", keyed, read_back, steps=(1, 2, 3, 5))
+class TestKey(FolderSuite):
+    case = SinkCase(
+        "delta, if absent", keyed, read_back, (1, 2, 3, 5), moment_ms_max=120, imports=["stateside.archive"]
+    )
 
+    @pytest.mark.e2e
     def test_the_same_run_at_least_once_doubles_and_loses_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:
         """The key knows a row again even if its batch has a new name: no negative control, but the point of keys."""
         assert trial("at-least-once").run() == Verdict()
@@ -158,6 +161,13 @@ def test_a_table_that_cannot_be_is_refused_before_a_run(
     schema = pa.schema([("id", pa.string()), ("x", pa.float64()), ("sealed_batch", pa.int64())])
     with pytest.raises(ViewInvalid, match=reason):
         opened(layout, declare(), schema)
+    assert not layout.root.exists()
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.time64("us")])
+def test_a_type_that_delta_does_not_have_is_refused_by_its_column(layout: Layout, kind: pa.DataType) -> None:
+    with pytest.raises(ViewInvalid, match=r"has the column 'x' of the type .*, which Delta tables cannot hold"):
+        opened(layout, delta("numbers"), pa.schema([("x", kind)]))
     assert not layout.root.exists()
 
 

@@ -16,7 +16,7 @@ from stateside.layout import Layout
 from stateside.pipeline.sinks.files import ID_NAME, TEMPORARY_NAME, files
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
 
-from .harness import SCHEMA, VIEW, SinkCase, SinkSuite, Values, World
+from .harness import SCHEMA, VIEW, FolderSuite, SinkCase, Values, World
 
 
 def parquet(world: World, on_step: OnStep) -> SinkFactory:
@@ -28,7 +28,7 @@ def read_parquet(world: World) -> list[Values]:
     return [tuple(row.values()) for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
-class TestParquet(SinkSuite):
+class TestParquet(FolderSuite):
     case = SinkCase("parquet files", parquet, read_parquet, steps=range(1, 7))
 
 
@@ -42,7 +42,7 @@ def read_jsonl(world: World) -> list[Values]:
     return [(row["id"], row["n"], datetime.fromisoformat(row["at"])) for row in rows]
 
 
-class TestJsonLines(SinkSuite):
+class TestJsonLines(FolderSuite):
     case = SinkCase("files of JSON lines", jsonl, read_jsonl, steps=range(1, 7))
 
 
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_holds_the_batch(layout: Layout) -> None
         (lambda: files("out", format="xml"), "format='xml'"),  # type: ignore[arg-type]
         (lambda: files("../out"), "is no folder"),
         (lambda: files(""), "is no folder"),
-        (lambda: files("out", format="csv"), "'l' is of a type that CSV cannot hold"),
+        (lambda: files("out", format="csv"), "'l' is of the type list<item: int64>, which csv files cannot hold"),
     ],
 )
 def test_files_that_cannot_be_are_refused_before_a_run(

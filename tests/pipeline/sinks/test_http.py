@@ -24,7 +24,7 @@ def store_of(layout: Layout) -> Store:
 
 
 def posted(world: World, on_step: OnStep) -> SinkFactory:
-    return http(world.address, rows_per_request_max=5, on_step=on_step)
+    return http(world.address, rows_per_request_max=2, on_step=on_step)
 
 
 def read_back(world: World) -> list[Values]:
@@ -32,13 +32,15 @@ def read_back(world: World) -> list[Values]:
 
 
 class TestHttp(SinkSuite):
-    case = SinkCase("http", posted, read_back, steps=range(1, 5))
+    case = SinkCase(
+        "http", posted, read_back, steps=range(1, 5), moment_ms_max=120, imports=["httpx", "httpcore", "h11", "certifi"]
+    )
 
     @pytest.fixture
-    def address(self, layout: Layout) -> Iterator[str]:  # type: ignore[override]
-        with endpoint(store_of(layout)) as url:
-            yield url
+    def address(self, url: str) -> str:
+        return url
 
+    @pytest.mark.e2e
     def test_killed_between_two_parts_it_sends_the_first_again_without_effect(
         self, trial: Callable[[Guarantee], Trial]
     ) -> None:
@@ -46,6 +48,17 @@ class TestHttp(SinkSuite):
         for _ in range(5):
             killed.kill_at(3)
         assert killed.judge() == Verdict()
+
+    @pytest.mark.e2e
+    def test_killed_while_the_endpoint_comes_and_goes_it_neither_loses_nor_doubles_a_row(
+        self, trial: Callable[[Guarantee], Trial], store: Store
+    ) -> None:
+        killed = trial("exactly-once")
+        for seed in range(2):
+            store.answers = [(503, {})] * 60
+            killed.kill_at_moments(seed)
+        assert killed.judge() == Verdict()
+        assert not store.answers
 
 
 @pytest.fixture

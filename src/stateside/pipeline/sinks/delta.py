@@ -93,6 +93,7 @@ class Opening:
         self._check_columns(context.schema)
         places = context.layout.view(context.view)
         spec = TableSpec(self.name, _nullable(context.schema), self.partition_by, self.sealed)
+        self._check_types(context.schema)
         table = ArchiveTable(context.layout.table(self.name), spec, places.mark(self.name), self.on_step)
         if not self.key and not (places.checkpoint / "metadata").exists() and table.count():
             raise ArchiveInvalid(
@@ -115,6 +116,16 @@ class Opening:
             raise self._invalid("has a column 'sealed_batch' of its own", "Rename it")
         if self.key:
             check_json(schema)
+
+    def _check_types(self, schema: pa.Schema) -> None:
+        from deltalake import Schema
+
+        for field in schema:
+            try:
+                Schema.from_arrow(pa.schema([field]))
+            except Exception as error:  # deltalake raises no narrower one here
+                what = f"has the column {field.name!r} of the type {field.type}, which Delta tables cannot hold"
+                raise self._invalid(what, "Cast it, or leave it out") from error
 
     def _invalid(self, what: str, next_step: str) -> ViewInvalid:
         return ViewInvalid(f"What goes to the table {self.name!r} {what}", next_step=next_step)
