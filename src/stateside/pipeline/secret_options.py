@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from stateside.errors import SetupError
 
 PREFIX = "env:"
+HIDDEN = "…"
 
 
 def with_secrets(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -19,8 +20,20 @@ def with_secrets(options: Mapping[str, str], environ: Mapping[str, str] | None =
     return {option: _value(option, value, found) for option, value in options.items()}
 
 
+def without_secrets(text: str, options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str:
+    """A text that somebody else wrote, with the values of all `env:NAME` among the options taken out."""
+    secrets = [with_secrets({option: value}, environ)[option] for option, value in options.items() if _is_secret(value)]
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _is_secret(value: str) -> bool:
+    return value.startswith(PREFIX)
+
+
 def _value(option: str, value: str, environ: Mapping[str, str]) -> str:
-    if not value.startswith(PREFIX):
+    if not _is_secret(value):
         return value
     name = value.removeprefix(PREFIX)
     if name not in environ:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stateside.errors import ArchiveInvalid, PipelineRunning, SinkAway, SinkRefused, StatesideError, ViewInvalid
-from stateside.pipeline.secret_options import with_secrets
+from stateside.pipeline.secret_options import with_secrets, without_secrets
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.kafka_notes import ANSWER_S_MAX, NOTE_KEY, Mark, Notes
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
@@ -97,6 +97,7 @@ def _open(
             next_step=f"Nothing was sent. Bring the checkpoint back, or, if they are to be sent again, delete {mark}",
         )
     client = {**_QUIET, **with_secrets(options), "bootstrap.servers": servers}
+    _check_options(client, options)
     return KafkaSink(client, context.view, topic, key, mark, on_step)
 
 
@@ -114,7 +115,6 @@ class KafkaSink:
         self._on_step = on_step
         self._turn: Turn | None = None
         self._fenced: PipelineRunning | None = None
-        _check_options(client)
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
         """Send the rows, unless the batch is stored.
@@ -239,17 +239,20 @@ def _producer(client: Mapping[str, Any], transactional_id: str) -> Producer:
     return Producer(settings, logger=log)
 
 
-def _check_options(client: Mapping[str, Any]) -> None:
+def _check_options(client: Mapping[str, Any], options: Mapping[str, str]) -> None:
     """ViewInvalid for options that librdkafka does not take. Nothing is connected to."""
     from confluent_kafka import KafkaException
 
     try:
         _producer(client, "checked")
     except (KafkaException, ValueError, TypeError) as error:
-        reason = error.args[0].str() if isinstance(error, KafkaException) else error
-        raise ViewInvalid(
-            f"The Kafka sink's options are not in order: {reason}", next_step="Mend them, then run again"
-        ) from error
+        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+    else:
+        return
+    raise ViewInvalid(  # not `from error`: it may have a secret in its text
+        f"The Kafka sink's options are not in order: {without_secrets(reason, options)}",
+        next_step="Mend them, then run again",
+    )
 
 
 def _told(error: KafkaError, topic: str, servers: str) -> StatesideError:
