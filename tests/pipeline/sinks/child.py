@@ -22,8 +22,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stateside.errors import SinkAway
 from stateside.layout import Layout
-from stateside.pipeline.sinks.sink import BatchId, OnStep
+from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink
 from stateside.storage import write_atomically
 
 from .harness import AFTER, BEFORE, VIEW, Life, SinkCase, World
@@ -74,10 +75,19 @@ def live(case: SinkCase, life: Life) -> None:
         rows = case.table(batch)
         if rows.num_rows:
             reached(BEFORE)
-        sink.write(rows, BatchId(query, batch))
+        write_when_there(sink, rows, BatchId(query, batch))
         if rows.num_rows:
             reached(AFTER)
         write_atomically(checkpoint / "commits" / str(batch), b"", durable=False)
+
+
+def write_when_there(sink: Sink, rows: pa.Table, batch: BatchId) -> None:
+    """Hold the batch while the sink is away, as the runner does."""
+    while True:
+        try:
+            return sink.write(rows, batch)
+        except SinkAway:
+            time.sleep(0.01)
 
 
 def killer(kill_at_step: int | None) -> OnStep:

@@ -23,7 +23,7 @@ import time
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -42,6 +42,7 @@ Values = tuple[Any, ...]  # a row as its values, in the order of the schema
 VIEW = "killed"
 BEFORE, AFTER = 0, 99  # the harness's own steps: the batch is planned; the sink has returned, the commit is yet to come
 MOMENTS = 30
+OPENING_MS_MAX = 30
 SEED = 20260
 ROOT = Path(__file__).parents[3]
 
@@ -99,7 +100,7 @@ class SinkCase:
     def table(self, batch: int) -> pa.Table:
         """A batch's rows as Spark hands them over, in an order that differs from attempt to attempt."""
         rows = self.rows(batch)
-        random.shuffle(rows)
+        random.SystemRandom().shuffle(rows)  # a fork would inherit the state of any other
         return pa.Table.from_pylist(rows, self.schema)
 
     def expected(self, batches: int) -> list[Values]:
@@ -194,8 +195,12 @@ class Trial:
         """Lives that end at random moments."""
         chance = random.Random(seed)
         for _ in range(MOMENTS):
-            status = self._live(kill_after_ms=chance.uniform(0, self.case.moment_ms_max))
-            assert status == -9, f"it ended by itself, with status {status}"
+            self.kill_after(chance.uniform(0, self.case.moment_ms_max))
+
+    def kill_after(self, life_ms: float) -> None:
+        """A life that ends after so long."""
+        status = self._live(kill_after_ms=life_ms)
+        assert status == -9, f"it ended by itself, with status {status}"
 
     def judge(self) -> Verdict:
         """Let it go on for a few batches more, unharmed; compare the other side with plain Python."""
@@ -227,22 +232,29 @@ class SinkSuite(ABC):
     def world(self, layout: Layout, address: str) -> World:
         return World(layout, address)
 
-    @pytest.fixture
-    def trial(self, world: World) -> Iterator[Callable[[Guarantee], Trial]]:
-        with Nursery(type(self)) as nursery:
-            yield lambda guarantee: Trial(self.case, world, nursery, guarantee)
+    @pytest.fixture(scope="class")
+    def nursery(self, request: pytest.FixtureRequest) -> Iterator[Nursery]:
+        with Nursery(request.cls) as nursery:
+            yield nursery
 
+    @pytest.fixture
+    def trial(self, world: World, nursery: Nursery) -> Callable[[Guarantee], Trial]:
+        return lambda guarantee: Trial(self.case, world, nursery, guarantee)
+
+    @pytest.mark.e2e
     def test_killed_at_every_step_and_at_random_moments_it_neither_loses_nor_doubles_a_row(
         self, trial: Callable[[Guarantee], Trial]
     ) -> None:
         assert trial("exactly-once").run() == Verdict()
 
+    @pytest.mark.e2e
     def test_the_same_run_at_least_once_doubles_and_loses_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:
         verdict = trial("at-least-once").run()
         assert verdict.doubled
         assert not verdict.lost
         assert not verdict.strange
 
+    @pytest.mark.e2e
     def test_the_same_run_at_most_once_loses_and_doubles_nothing(self, trial: Callable[[Guarantee], Trial]) -> None:
         verdict = trial("at-most-once").run()
         assert verdict.lost
@@ -261,6 +273,21 @@ class SinkSuite(ABC):
         for batch in range(3):
             sink.write(self.case.schema.empty_table(), BatchId(world.query_id(), batch))
         assert self.case.read_back(world) == []
+
+
+class FolderSuite(SinkSuite):
+    """What sinks promise beside that which have nothing outside of the application's folder."""
+
+    @pytest.mark.e2e
+    def test_killed_while_it_is_opened_for_the_first_time_it_is_none_the_worse(
+        self, layout: Layout, trial: Callable[[Guarantee], Trial]
+    ) -> None:
+        chance = random.Random(SEED)
+        for number in range(12):
+            world = World(Layout(layout.root / f"{number}"))
+            born = replace(trial("exactly-once"), world=world)
+            born.kill_after(chance.uniform(0, OPENING_MS_MAX))
+            assert born.judge() == Verdict()
 
 
 def write_cost_ms(case: SinkCase, world: World, batches: int = 50) -> float:

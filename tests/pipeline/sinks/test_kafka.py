@@ -9,6 +9,7 @@ import time
 import traceback
 from datetime import datetime
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from stateside.errors import ArchiveInvalid, PipelineRunning, SetupError, SinkAw
 from stateside.layout import Layout
 from stateside.ops.broker import Broker
 from stateside.pipeline.secret_options import with_secrets
-from stateside.pipeline.sinks import kafka as kafka_sink
 from stateside.pipeline.sinks import kafka_notes
 from stateside.pipeline.sinks.kafka import kafka, messages_of
 from stateside.pipeline.sinks.kafka_notes import Mark, Notes
@@ -32,6 +32,7 @@ from stateside.processes import free_port
 
 from .harness import VIEW, SinkCase, SinkSuite, Values, Verdict, World
 
+kafka_sink = import_module("stateside.pipeline.sinks.kafka")  # the package has the function under this name
 real = [pytest.mark.e2e, pytest.mark.network]
 PARTITIONS = 2
 

@@ -22,12 +22,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path, PurePath
 from typing import IO, Literal, get_args
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from stateside.errors import ArchiveInvalid, SinkAway, ViewInvalid
 from stateside.layout import ViewLayout
@@ -111,12 +111,17 @@ class Folder:
         would write them all a second time.
         """
         folder = cls(path, view.mark(f"files-{sha256(str(path).encode()).hexdigest()[:16]}"))
-        begun = folder.mark.exists() and (view.checkpoint / "metadata").exists()
-        if not begun and folder.has_files():
-            raise folder._filled(view)
-        if not folder.mark.exists():
-            folder.create()
+        if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
+            folder._begin(view)
         return folder
+
+    def _begin(self, view: ViewLayout) -> None:
+        if self.mark.exists():
+            self.check()  # while it is away nobody can tell whether it has files
+        if self.has_files():
+            raise self._filled(view)
+        if not self.mark.exists():
+            self.create()
 
     def create(self) -> None:
         """Make the folder, its id, its mark, in this order; after a crash in between the rest is made good."""
@@ -189,8 +194,12 @@ def _check_format(schema: pa.Schema, format: Format) -> None:
     """ViewInvalid for columns that the format cannot hold."""
     if format == "jsonl":
         check_json(schema)
-    nested = [field.name for field in schema if pt.is_nested(field.type) or pt.is_binary(field.type)]
-    if format == "csv" and nested:
-        raise ViewInvalid(
-            f"The column {nested[0]!r} is of a type that CSV cannot hold", next_step="Use format='jsonl' or 'parquet'"
-        )
+        return
+    for field in schema:
+        try:
+            _WRITERS[format](pa.table({field.name: pa.nulls(1, field.type)}), BytesIO())
+        except pa.ArrowException as error:
+            raise ViewInvalid(
+                f"The column {field.name!r} is of the type {field.type}, which {format} files cannot hold",
+                next_step="Choose another format, or cast it",
+            ) from error
