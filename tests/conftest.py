@@ -14,6 +14,8 @@ from stateside.layout import Layout
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from stateside.ops.broker import Broker
+
 settings.register_profile("stateside", deadline=None)  # no timed tests: this machine is noisy
 settings.load_profile("stateside")
 
@@ -25,6 +27,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     with session(tmp_path_factory.mktemp("spark")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The one real Kafka broker, for tests with topics of their own. Its jars are fetched: mark them with `network`."""
+    from stateside.ops.broker import Broker
+
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -58,6 +58,12 @@ def test_the_lock_names_the_four_jars_that_work_together_with_kafka() -> None:
     ]
 
 
+def test_the_lock_names_the_broker_with_all_that_it_needs_at_run_time() -> None:
+    jars = [jar for jar in locked(LOCK.read_text()) if jar.group == "broker"]
+    assert jars[0].coordinate == "org.apache.kafka:kafka_2.13:4.1.0"
+    assert len({jar.name for jar in jars}) == len(jars) == 46  # Kafka, its 44 run-time dependencies, and a logger
+
+
 def test_a_jar_that_is_there_already_is_used_without_starting_anything(
     tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

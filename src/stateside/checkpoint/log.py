@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from stateside.checkpoint.offsets import read_position
 from stateside.errors import CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
@@ -76,11 +77,11 @@ class Checkpoint:
         name = f"offsets/{batch}"
         with self._reading(name):
             metadata, sources = self._entry(name, ("v1",))
-            if len(sources) != 1:
-                raise self._invalid(name, f"the query reads {len(sources)} sources, one journal was expected")
+            if not sources:
+                raise self._invalid(name, "it names no source")
             return Plan(
                 batch=batch,
-                position=self._position(name, sources[0]),
+                position=read_position(sources),
                 watermark_us=int(metadata["batchWatermarkMs"]) * 1_000,
                 planned_us=int(metadata["batchTimestampMs"]) * 1_000,
                 conf=metadata.get("conf", {}),
@@ -143,13 +144,6 @@ class Checkpoint:
         if not isinstance(value, dict):
             raise self._invalid(name, "a JSON object was expected")
         return value
-
-    def _position(self, name: str, text: str) -> Position:
-        offsets = self._json(name, text)
-        offsets.pop("journal", None)  # which journal it is a position of: the source's business
-        if not all(isinstance(offset, int) for offset in offsets.values()):
-            raise self._invalid(name, f"the source's offset {text[:80]} is not one of a journal")
-        return Position.of(offsets)
 
     def _invalid(self, name: str, reason: str) -> CheckpointInvalid:
         return CheckpointInvalid(

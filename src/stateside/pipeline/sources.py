@@ -11,12 +11,14 @@ A source is a value; Spark is first touched when `load` is called with a session
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stateside.errors import ViewInvalid
+from stateside.pipeline import jars
+from stateside.pipeline.secret_options import with_secrets
 from stateside.positions import Position
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ class Reading:
 class Source(Protocol):
     """What a view reads."""
 
+    @property
+    def needs_jars(self) -> tuple[str, ...]:
+        """The groups of `jars.lock` that Spark must be started with."""
+
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The streaming DataFrame."""
 
@@ -50,6 +56,8 @@ class JournalEvents:
 
     types: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+
+    needs_jars: ClassVar[tuple[str, ...]] = ()
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The events with their envelope's columns, then the payload's fields."""
@@ -68,28 +76,77 @@ class JournalEvents:
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """Messages of Kafka topics, whose values are JSON objects with these fields."""
+    """Messages of a Kafka topic, whose values are JSON objects with these fields.
+
+    Every message is a row, of a topic that is written in transactions every committed one:
+
+        topic, partition, offset, timestamp    where it lies in Kafka, and since when
+        key, value                             as text
+        _malformed                             whether the value is not exactly one JSON object whose fields have these
+                                               types, or key or value are no UTF-8
+        …                                      the fields; null if the object does not have them, all null if it is
+                                               malformed, or has no value at all (a tombstone)
+
+    So a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it decides
+    what becomes of the others, and their bytes are found in Kafka by topic, partition and offset.
+    """
 
     servers: str
     topic: str
     fields: str
     options: Mapping[str, str] = field(default_factory=dict)
 
+    needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
+
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """Columns: topic, partition, offset, timestamp, key and value as text, then the value's fields."""
-        reader = (
-            session.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.servers)
-            .option("subscribe", self.topic)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", str(reading.events_per_batch_max))
-            .options(**self.options)
+        """The messages, from the earliest on."""
+        defaults = {
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(reading.events_per_batch_max),
+            "kafka.isolation.level": "read_committed",
+        }
+        fixed = {"kafka.bootstrap.servers": self.servers, "subscribe": self.topic}
+        options = defaults | with_secrets(self.options) | fixed
+        return parse_messages(session.readStream.format("kafka").options(**options).load(), self.fields)
+
+
+_MESSAGE = ("topic", "partition", "offset", "timestamp")
+_MALFORMED = "_malformed"
+
+
+def parse_messages(messages: DataFrame, fields: str) -> DataFrame:
+    """Kafka's rows as those that KafkaTopic describes.
+
+    The value is parsed inside of an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
+    what it was asked for, and would not see a second object, or rubbish, behind the first.
+    """
+    inner = fields.replace("\\", "\\\\").replace("'", "\\'")
+    schema = f"it struct<{inner}>, end boolean, _broken string"
+    options = "map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '_broken')"
+    texts = messages.selectExpr(*_MESSAGE, "cast(key as string) as key", "cast(value as string) as value")
+    wrapped = """concat('{"it":', value, ',"end":true}')"""
+    parsed = texts.selectExpr("*", f"from_json({wrapped}, '{schema}', {options}) as _parsed")
+    broken = "value is not null and (_parsed._broken is not null or _parsed.end is null or _parsed.it is null)"
+    no_text = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"
+    judged = parsed.selectExpr("*", f"(({broken}) or {no_text}) as {_MALFORMED}")
+    told = judged.selectExpr(
+        *_MESSAGE,
+        "make_valid_utf8(key) as key",
+        "make_valid_utf8(value) as value",
+        _MALFORMED,
+        f"if({_MALFORMED}, null, _parsed.it) as _it",
+    )
+    _check_names(told)
+    return told.select("*", "_it.*").drop("_it")
+
+
+def _check_names(told: DataFrame) -> None:
+    names = {field.name.lower() for field in told.schema["_it"].dataType.fields}  # type: ignore[attr-defined]
+    if clashes := names & {*_MESSAGE, "key", "value", _MALFORMED, "_it"}:
+        raise ViewInvalid(
+            f"The field {min(clashes)!r} has the name of a column that every Kafka message has",
+            next_step="Leave it out of the source's fields, and take it from `value` with get_json_object",
         )
-        text = ("cast(key as string) as key", "cast(value as string) as value")
-        messages = reader.load().selectExpr("topic", "partition", "offset", "timestamp", *text)
-        fields = self.fields.replace("\\", "\\\\").replace("'", "\\'")
-        parsed = messages.selectExpr("*", f"from_json(value, '{fields}') as _fields")
-        return parsed.select("*", "_fields.*").drop("_fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +158,8 @@ class Files:
     format: str = "json"
     files_per_batch_max: int = 1_000
     options: Mapping[str, str] = field(default_factory=dict)
+
+    needs_jars: ClassVar[tuple[str, ...]] = ()
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The files' rows with these fields."""
@@ -114,6 +173,7 @@ class Stream:
     """Any streaming DataFrame, made by the user's own function."""
 
     make: Callable[[SparkSession], DataFrame]
+    needs_jars: tuple[str, ...] = ()
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """What the function makes."""
@@ -126,7 +186,10 @@ def journal(types: Sequence[str] = (), tags: Sequence[str] = ()) -> Source:
 
 
 def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] | None = None) -> Source:
-    """A Kafka topic with JSON messages, from its earliest one on. `fields` is DDL; `options` are Spark's own."""
+    """A Kafka topic with JSON messages, from its earliest one on; `KafkaTopic` says what columns it has.
+
+    `fields` is DDL; `options` are Spark's own, and a value `env:NAME` is taken from that environment variable.
+    """
     return KafkaTopic(servers, topic, fields, dict(options or {}))
 
 
@@ -144,6 +207,17 @@ def files(
     return Files(str(path), fields, format, files_per_batch_max, dict(options or {}))
 
 
-def stream(make: Callable[[SparkSession], DataFrame]) -> Source:
-    """Any streaming DataFrame that a function makes from the session."""
-    return Stream(make)
+def stream(make: Callable[[SparkSession], DataFrame], *, jars: Sequence[str] = ()) -> Source:
+    """Any streaming DataFrame that a function makes from the session; `jars` as `("kafka",)` if it needs them."""
+    return Stream(make, tuple(jars))
+
+
+def with_jars(conf: Mapping[str, str], sources: Iterable[Source]) -> dict[str, str]:
+    """These settings of Spark's, with the jars that the sources need; fetched if this machine has not got them yet.
+
+    Where no source needs any, nothing is fetched or changed. SetupError if a jar cannot be had.
+    """
+    groups = sorted({group for source in sources for group in source.needs_jars})
+    files = [str(file) for group in groups for file in jars.fetch(group)]
+    given = [conf["spark.jars"]] if conf.get("spark.jars") else []
+    return {**conf, "spark.jars": ",".join(given + files)} if files else dict(conf)

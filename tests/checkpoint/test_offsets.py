@@ -1,0 +1,147 @@
+"""Positions of sources' offsets: of every kind of source, of several in one query, and of none that is understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.offsets import read_position
+from stateside.errors import PositionInvalid
+from stateside.journal import Event, JournalWriter
+from stateside.positions import OFFSET_MAX, Position
+from stateside.storage import Storage
+
+JOURNAL = '{"journal":"6f7e","0":%d}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "position"),
+    [
+        ([JOURNAL % 7], "0:7"),
+        (['{"0":7}'], "0:7"),
+        (['{"calls":{"1":9,"0":12}}'], "calls-0:12,calls-1:9"),
+        (['{"calls":{"0":12},"sms.de":{"0":3}}'], "calls-0:12,sms.de-0:3"),
+        (['{"logOffset":3}'], "files:4"),
+        (['{"logOffset":-1}'], "start"),
+        (["5"], "offset:5"),
+        (["-1"], "start"),
+        (["-"], "start"),
+        (["true"], "start"),
+        (["null"], "start"),
+        (['"2026-01-01"'], "start"),
+        (["[1]"], "start"),
+        (["{}"], "start"),
+        (['{"sourceVersion":1,"reservoirId":"a","index":-1}'], "start"),
+        (['{"calls":{"0":12},"version":3}'], "start"),
+        (['{"calls":{"0":"12"}}'], "start"),
+        (['{"no partition":3}'], "start"),
+        (['{"calls":{"0":12}}', '{"logOffset":0}'], "s0.calls-0:12,s1.files:1"),
+        (['{"calls":{"0":12}}', '{"calls":{"0":7}}'], "s0.calls-0:12,s1.calls-0:7"),
+        (['{"calls":{"0":12}}', "-"], "s0.calls-0:12"),
+        (['{"calls":{"0":12}}', '{"index":-1}'], "s0.calls-0:12"),
+        ([json.dumps({"c" * 249: {"1000": 12}}), "5"], "s1.offset:5"),
+        ([JOURNAL % 7, '{"calls":{"0":12}}'], "0:7,s1.calls-0:12"),
+        ([JOURNAL % 7, JOURNAL % 5], "0:5"),
+        ([JOURNAL % 7, '{"0":0}'], "start"),
+        ([JOURNAL % 7, '{"journal":"other","0":5}'], "s0.0:7,s1.0:5"),
+    ],
+)
+def test_an_offset_is_a_position_or_promises_nothing(lines: list[str], position: str) -> None:
+    assert str(read_position(lines)) == position
+
+
+@pytest.mark.parametrize(("line", "error"), [("{", ValueError), ("", ValueError), (JOURNAL % -5, PositionInvalid)])
+def test_a_damaged_offset_is_told(line: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read_position([line])
+
+
+partitions = st.dictionaries(st.sampled_from(["0", "1"]), st.integers(1, OFFSET_MAX), min_size=1)
+offsets = st.dictionaries(st.sampled_from(["calls", "sms"]), partitions, min_size=1)
+
+
+@given(st.lists(offsets, min_size=1, max_size=3))
+def test_no_two_partitions_of_a_query_are_taken_for_one(sources: list[dict[str, dict[str, int]]]) -> None:
+    position = read_position([json.dumps(source) for source in sources])
+    assert len(position.parts) == sum(len(part) for source in sources for part in source.values())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(json_values.filter(lambda value: not (isinstance(value, dict) and "journal" in value)), max_size=3))
+def test_whatever_a_foreign_source_writes_can_be_read(values: list[object]) -> None:
+    read_position([json.dumps(value) for value in values])
+
+
+@pytest.mark.spark
+class TestSparksOwnFiles:
+    """The offsets that real queries write."""
+
+    def run(self, frame: DataFrame, tmp_path: Path) -> Position:
+        checkpoint = tmp_path / "checkpoint"
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination(60)
+        log = Checkpoint(Storage.at(checkpoint))
+        return log.plan(log.commits()[-1]).position
+
+    @pytest.fixture
+    def files(self, spark: SparkSession, tmp_path: Path) -> Callable[[], DataFrame]:
+        folder = tmp_path / "incoming"
+        folder.mkdir()
+        for name in ("a", "b"):
+            (folder / f"{name}.json").write_text('{"n":1}\n')
+        reader = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1)
+        return lambda: reader.json(str(folder))
+
+    @pytest.fixture
+    def journal(self, spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
+        with JournalWriter(tmp_path / "journal") as writer:
+            writer.append([Event(str(n), "emma", "order", 0, {}) for n in range(3)])
+        return lambda: spark.readStream.format("stateside-journal").option("path", str(tmp_path / "journal")).load()
+
+    def test_files_count_their_batches(self, files: Callable[[], DataFrame], tmp_path: Path) -> None:
+        assert str(self.run(files(), tmp_path)) == "files:2"
+
+    def test_a_journal_beside_files_keeps_its_name(
+        self, files: Callable[[], DataFrame], journal: Callable[[], DataFrame], tmp_path: Path
+    ) -> None:
+        both = files().selectExpr("n").union(journal().selectExpr("offset as n"))
+        assert str(self.run(both, tmp_path)) == "0:3,s0.files:2"
+
+    def test_a_journal_that_is_read_twice_is_one(self, journal: Callable[[], DataFrame], tmp_path: Path) -> None:
+        assert str(self.run(journal().union(journal()), tmp_path)) == "0:3"
+
+    def test_files_that_are_not_there_yet_promise_nothing(
+        self, spark: SparkSession, journal: Callable[[], DataFrame], tmp_path: Path
+    ) -> None:
+        (tmp_path / "none").mkdir()
+        none = spark.readStream.schema("n long").json(str(tmp_path / "none"))
+        assert str(self.run(none.union(journal().selectExpr("offset as n")), tmp_path)) == "0:3"
+
+    def test_the_rate_source_counts_in_its_own_way(self, spark: SparkSession, tmp_path: Path) -> None:
+        frame = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
+        checkpoint = tmp_path / "checkpoint"
+        query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+        log = Checkpoint(Storage.at(checkpoint))
+        try:
+            while len(log.commits()) < 3:
+                assert query.isActive
+                query.awaitTermination(0.2)
+        finally:
+            query.stop()
+        first, last = (log.plan(log.commits()[at]).position for at in (0, -1))
+        assert last["offset"] > first["offset"]
+        assert last.covers(first)

@@ -1,0 +1,41 @@
+"""A driver of its own, for tests that need Spark with the Kafka connector: `kafka_driver.py ADDRESS TOPIC FOLDER`.
+
+The session that all other tests share is started without the connector, so that they need no network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import stateside
+from stateside.layout import Layout
+from stateside.pipeline.runner import Runner, RunSettings
+from stateside.pipeline.sources import kafka, with_jars
+
+
+def application(address: str, topic: str) -> stateside.App:
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "3", "kafka.client.id": "env:CLIENT_ID"}
+    source = kafka(address, topic, fields="customer string, amount long", options=options)
+    app = stateside.App("shop", source=source)
+
+    @app.view(key=["customer", "_malformed"])
+    def spending(messages: DataFrame) -> DataFrame:
+        totals = (F.sum("amount").alias("total"), F.count("*").alias("messages"))
+        return messages.groupBy("customer", "_malformed").agg(*totals)
+
+    return app
+
+
+def main(address: str, topic: str, folder: str) -> None:
+    app = application(address, topic)
+    settings = RunSettings(spark=with_jars({}, [app.source]))
+    with Runner(app, Layout(Path(folder)), settings) as runner:
+        runner.run_to_end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
