@@ -43,6 +43,7 @@ def state(put: Put) -> Storage:
 def view(family: str, *key: KeyColumn) -> Catalogue:
     return Catalogue("shop", "spending", 0, key or (REGION, USER), (), kind="state-variable", family=family)
 
+
 @pytest.mark.parametrize(
     ("family", "key", "columns"),
     [

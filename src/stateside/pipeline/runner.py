@@ -32,6 +32,7 @@ from stateside.pipeline.query import ViewQuery
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.source import ENVELOPE_NAMES
+from stateside.pipeline.sources import with_jars
 from stateside.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Runner:
             self._app.name,
             self._layout.spark,
             master=self._settings.master,
-            conf=self._settings.spark_conf(),
+            conf=with_jars(self._settings.spark_conf(), map(self._app.source_of, self._app.views.values())),
             lease=lease_handle,
         )
         stack.callback(stop_session, session)
