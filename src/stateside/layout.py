@@ -7,7 +7,10 @@ FOLDER/
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/replica/         the LMDB copy that readers ask
+  views/VIEW/marks/           which table or folder the view's sink has filled, so that it is never made anew
+  views/VIEW/begun.json       the batch that a sink at most once was last given
   tables/NAME/                Delta tables: the archive
+  files/PATH/                 what sinks write as files, one a batch
   spark/                      Spark's scratch files
 """
 
@@ -48,6 +51,15 @@ class ViewLayout:
         """The replica's LMDB environment."""
         return self.root / "replica"
 
+    @property
+    def begun(self) -> Path:
+        """The note of the batch that was last begun, of a sink at most once."""
+        return self.root / "begun.json"
+
+    def mark(self, name: str) -> Path:
+        """The mark of the table or folder of this name that the view's sink fills."""
+        return self.root / "marks" / f"{name}.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -81,3 +93,7 @@ class Layout:
     def table(self, name: str) -> Path:
         """The Delta table of this name."""
         return self.root / "tables" / name
+
+    def files(self, path: str) -> Path:
+        """The folder that a sink writes files to: a relative path lies in the application's folder."""
+        return self.root / "files" / path

@@ -2,4 +2,14 @@
 
 `sink` is the contract, `guarantee` what holds when a batch comes a second time; each other module is one kind of sink,
 with its protocol numbered in its docstring.
+
+    @app.reaction(sink=sinks.files("large_orders", format="jsonl"))
+
+Each function here makes what `sink=` takes; nothing is opened, and no heavy library imported, before a run.
 """
+
+from stateside.pipeline.sinks.delta import delta
+from stateside.pipeline.sinks.files import files
+from stateside.pipeline.sinks.http import http
+
+__all__ = ["delta", "files", "http"]

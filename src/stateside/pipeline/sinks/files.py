@@ -1,0 +1,196 @@
+"""Files: one a batch, whole or not there.
+
+How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+
+1. The folder is looked at. If it is missing, or another one than before (an empty mount point, say), the batch is held:
+   a second folder is never begun.
+2. What a crashed attempt left under the temporary name is removed.
+3. If there is a file of this batch's name, BATCH-QUERY.FORMAT: done. The name is the guard.
+4. The rows are written under the temporary name, which begins with a dot and which no reader takes for data, and made
+   durable.
+5. The file gets the batch's name, in one atomic step, and the name is made durable.
+6. The caller lets Spark commit the batch. A crash before that repeats the batch, which then ends at step 3.
+
+A batch without rows makes no file. A folder belongs to one view.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePath
+from typing import IO, Literal, get_args
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from stateside.errors import ArchiveInvalid, SinkAway, ViewInvalid
+from stateside.layout import ViewLayout
+from stateside.pipeline.sinks.json_rows import check_json, json_texts
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.storage import sync_directory, write_atomically
+
+Format = Literal["parquet", "jsonl", "csv"]
+
+ID_NAME = ".stateside.json"
+TEMPORARY_NAME = ".unfinished"
+
+
+def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_step) -> SinkFactory:
+    """A sink that writes each batch as one file into a folder; a relative path lies in the application's `files/`."""
+    if format not in get_args(Format):
+        raise ViewInvalid(
+            f"A files sink has format={format!r}", next_step=f"Choose one of {', '.join(get_args(Format))}"
+        )
+    if not path or ".." in PurePath(path).parts:
+        raise ViewInvalid(f"{path!r} is no folder for a files sink", next_step="Give a relative path, or a whole one")
+    return lambda context: _open(context, path, format, on_step)
+
+
+def _open(context: SinkContext, path: str, format: Format, on_step: OnStep) -> FilesSink:
+    _check_format(context.schema, format)
+    folder = Folder.open(context.layout.files(path), context.layout.view(context.view))
+    return FilesSink(folder, format, on_step)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSink:
+    """Writes batches into a folder, by the steps above."""
+
+    folder: Folder
+    format: Format
+    on_step: OnStep = ignore_step
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        """Store the rows as the batch's file, unless it is there."""
+        if not rows.num_rows:
+            return
+        try:
+            self._write(rows, self.folder.path / _name(batch, self.format))
+        except OSError as error:
+            raise SinkAway(
+                f"The batch's file cannot be written: {error}",
+                where=str(self.folder.path),
+                next_step="Mend the disk or the folder: the batch is held until then",
+            ) from error
+
+    def _write(self, rows: pa.Table, path: Path) -> None:
+        temporary = self.folder.path / TEMPORARY_NAME
+        self.on_step(1)
+        self.folder.check()
+        self.on_step(2)
+        temporary.unlink(missing_ok=True)
+        self.on_step(3)
+        if path.exists():
+            return
+        self.on_step(4)
+        _write_durably(rows, temporary, self.format)
+        self.on_step(5)
+        temporary.rename(path)
+        sync_directory(path.parent)
+        self.on_step(6)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder with an id in it, and the mark, kept elsewhere, of which folder it is: it is created only once."""
+
+    path: Path
+    mark: Path
+
+    @classmethod
+    def open(cls, path: Path, view: ViewLayout) -> Folder:
+        """The folder at this path, created if this view has never had it.
+
+        ArchiveInvalid if it has files, but the mark or the checkpoint of the query that wrote them is gone: a new query
+        would write them all a second time.
+        """
+        folder = cls(path, view.mark(f"files-{sha256(str(path).encode()).hexdigest()[:16]}"))
+        begun = folder.mark.exists() and (view.checkpoint / "metadata").exists()
+        if not begun and folder.has_files():
+            raise folder._filled(view)
+        if not folder.mark.exists():
+            folder.create()
+        return folder
+
+    def create(self) -> None:
+        """Make the folder, its id, its mark, in this order; after a crash in between the rest is made good."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / ID_NAME).exists():
+            write_atomically(self.path / ID_NAME, json.dumps({"folder": secrets.token_hex(16)}).encode())
+        write_atomically(self.mark, (self.path / ID_NAME).read_bytes())
+
+    def check(self) -> None:
+        """SinkAway unless the folder is the one that was created."""
+        expected = self.mark.read_bytes()
+        try:
+            reason = None if (self.path / ID_NAME).read_bytes() == expected else "is another one than before"
+        except FileNotFoundError:
+            reason = "is missing" if not self.path.exists() else f"is empty, without its {ID_NAME}"
+        if reason is not None:
+            raise SinkAway(
+                f"The folder {reason}", where=str(self.path), next_step="Bring it back: the batch is held until then"
+            )
+
+    def has_files(self) -> bool:
+        """Whether there is anything in it that a reader would see."""
+        return self.path.exists() and any(not path.name.startswith(".") for path in self.path.iterdir())
+
+    def _filled(self, view: ViewLayout) -> ArchiveInvalid:
+        return ArchiveInvalid(
+            f"The folder has files already, and they are not of the checkpoint of the view {view.name!r}: "
+            "to go on would write the same rows a second time",
+            where=str(self.path),
+            next_step=f"Nothing was written. Bring the folder {view.root} back, or give the sink a folder of its own",
+        )
+
+
+def _name(batch: BatchId, format: Format) -> str:
+    """The batch's file: names sort as the batches came."""
+    return f"{batch.batch:012d}-{quote(batch.query, safe='')}.{format}"
+
+
+def _write_durably(rows: pa.Table, path: Path, format: Format) -> None:
+    with path.open("xb") as file:
+        _WRITERS[format](rows, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_parquet(rows: pa.Table, file: IO[bytes]) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, file)
+
+
+def _write_csv(rows: pa.Table, file: IO[bytes]) -> None:
+    from pyarrow import csv
+
+    csv.write_csv(rows, file)
+
+
+def _write_jsonl(rows: pa.Table, file: IO[bytes]) -> None:
+    file.writelines(f"{text}\n".encode() for text in json_texts(rows))
+
+
+_WRITERS: dict[Format, Callable[[pa.Table, IO[bytes]], None]] = {
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+    "jsonl": _write_jsonl,
+}
+
+
+def _check_format(schema: pa.Schema, format: Format) -> None:
+    """ViewInvalid for columns that the format cannot hold."""
+    if format == "jsonl":
+        check_json(schema)
+    nested = [field.name for field in schema if pt.is_nested(field.type) or pt.is_binary(field.type)]
+    if format == "csv" and nested:
+        raise ViewInvalid(
+            f"The column {nested[0]!r} is of a type that CSV cannot hold", next_step="Use format='jsonl' or 'parquet'"
+        )

@@ -1,0 +1,224 @@
+"""An HTTP endpoint: a batch is one or more POST requests, each with a key by which the endpoint knows it again.
+
+How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+
+1. The rows are put in order by their JSON text (`json_rows`) and cut into parts. The order in which Spark gave them
+   makes no difference, so a repeated batch makes the same requests, byte for byte.
+2. Each part is sent, with `Idempotency-Key`: the SHA-256 of query, batch and the part's number, as hex digits.
+3. The endpoint stores the part together with its key, in one transaction, and answers 2xx; a part whose key it has
+   stored before it answers with 2xx and leaves alone.
+4. When the last part is answered, the caller lets Spark commit the batch. A crash before that repeats all parts, and
+   the endpoint recognises those that it has.
+
+What the endpoint must do for exactly once is step 3: remember every key for as long as a batch may be repeated, that is
+until the query's next batch comes. An endpoint that remembers no keys gets rows at least once.
+
+A request's body: {"view": …, "query": …, "batch": …, "part": …, "parts": …, "rows": [{…}, …]}. Answers: 2xx means
+stored; no connection, a timeout, 408, 429 and 5xx mean away (held, sent again, not before `Retry-After` up to a limit);
+anything else means refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+
+from stateside.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.pipeline.sinks.cut import Cut
+from stateside.pipeline.sinks.json_rows import check_json, json_texts
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+
+if TYPE_CHECKING:
+    import httpx
+
+ROWS_PER_REQUEST_MAX = 500
+TIMEOUT_S = 10.0
+RETRY_AFTER_S_MAX = 300.0  # an endpoint that asks for a longer pause is asked again after this one
+BODY_CHARS_SHOWN_MAX = 200
+
+_AWAY = {408, 429}
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+def http(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    rows_per_request_max: int = ROWS_PER_REQUEST_MAX,
+    timeout_s: float = TIMEOUT_S,
+    on_step: OnStep = ignore_step,
+) -> SinkFactory:
+    """A sink that posts rows as JSON to an endpoint, with an idempotency key for each request (see above).
+
+    A header's value may be `env:NAME`: it is then read from the environment when a run starts, and is never shown.
+    """
+    _check_url(url)
+    if rows_per_request_max < 1:
+        raise ViewInvalid("An HTTP sink has rows_per_request_max < 1", next_step="Give it 1 or more")
+    given = dict(headers or {})
+
+    def open_sink(context: SinkContext) -> HttpSink:
+        check_json(context.schema)
+        cut = Cut.open(context.layout.view(context.view).mark("http"), rows_per_request_max)
+        return HttpSink(Endpoint(url, _resolved(given), timeout_s), context.view, cut, on_step)
+
+    return open_sink
+
+
+class HttpSink:
+    """Sends batches to an endpoint, part by part, by the steps above."""
+
+    def __init__(self, endpoint: Endpoint, view: str, cut: Cut, on_step: OnStep = ignore_step) -> None:
+        self._endpoint = endpoint
+        self._view = view
+        self._cut = cut
+        self._on_step = on_step
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        """Send the rows; SinkAway or SinkRefused at the first part that is not taken."""
+        if not rows.num_rows:
+            return
+        self._on_step(1)
+        for part, body in enumerate(self._bodies(rows, batch)):
+            self._on_step(2)
+            self._endpoint.post(body, idempotency_key(batch, part))
+            self._on_step(3)
+        self._on_step(4)
+
+    def _bodies(self, rows: pa.Table, batch: BatchId) -> Iterator[bytes]:
+        texts = sorted(json_texts(rows))
+        size = self._cut.rows_max(batch)
+        parts = -(-len(texts) // size)
+        for part in range(parts):
+            name = {"view": self._view, "query": batch.query, "batch": batch.batch, "part": part, "parts": parts}
+            yield _body(name, texts[part * size : (part + 1) * size])
+
+
+class Endpoint:
+    """The other side: takes a body and its key, or says why not. Shows neither headers nor the URL's query."""
+
+    def __init__(
+        self, url: str, headers: Mapping[str, str], timeout_s: float, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        import httpx
+
+        try:
+            self._url = str(httpx.URL(url))
+        except httpx.InvalidURL as error:
+            raise _invalid_url(str(error)) from error
+        self._client = httpx.Client(headers=dict(headers), timeout=timeout_s)
+        self._now_s = now_s
+        self._not_before_s = now_s()
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.where!r})"
+
+    @property
+    def where(self) -> str:
+        """The URL without its query, which may hold a secret."""
+        return urlunsplit(urlsplit(self._url)._replace(query="", fragment=""))
+
+    def post(self, body: bytes, key: str) -> None:
+        """Send it, once."""
+        import httpx
+
+        wait_s = self._not_before_s - self._now_s()
+        if wait_s > 0:
+            raise self._away(f"asked for a pause, of which {wait_s:.0f} s are left")
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        try:
+            response = self._client.post(self._url, content=body, headers=headers)
+        except httpx.RequestError as error:
+            raise self._away(f"does not answer: {type(error).__name__}: {error}") from error
+        if not response.is_success:
+            self._fail(response)
+
+    def _fail(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status in _AWAY or status >= 500:
+            self._not_before_s = self._now_s() + _retry_after_s(response.headers.get("Retry-After"))
+            raise self._away(f"answered {status}")
+        raise SinkRefused(
+            f"The endpoint refused the rows with {status}: {response.text[:BODY_CHARS_SHOWN_MAX]!r}",
+            where=self.where,
+            next_step="Mend the endpoint, the sink's headers or the view, then run again: the batch is repeated",
+        )
+
+    def _away(self, reason: str) -> SinkAway:
+        return SinkAway(
+            f"The endpoint {reason}", where=self.where, next_step="Bring it back: the batch is held and sent again"
+        )
+
+
+def idempotency_key(batch: BatchId, part: int) -> str:
+    """By what an endpoint knows a part again."""
+    return sha256(json.dumps([batch.query, batch.batch, part]).encode()).hexdigest()
+
+
+def _body(name: Mapping[str, object], texts: Sequence[str]) -> bytes:
+    head = json.dumps(name, separators=(",", ":"))
+    return f'{head[:-1]},"rows":[{",".join(texts)}]}}'.encode()
+
+
+def _retry_after_s(header: str | None) -> float:
+    """How long to wait: seconds or a date, at most the limit; nothing if it is neither."""
+    if header is None:
+        return 0.0
+    try:
+        wait_s = float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time.time()
+    except ValueError:
+        return 0.0
+    return min(max(wait_s, 0.0), RETRY_AFTER_S_MAX)
+
+
+def _resolved(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers with their secrets. Checked here, because the HTTP library's errors would show a bad value."""
+    resolved = {name: _from_environment(name, value) for name, value in headers.items()}
+    for name, value in resolved.items():
+        if not _HEADER_VALUE.fullmatch(value):
+            raise SetupError(
+                f"The value of the header {name!r} is empty, or has spaces around it, line ends or other characters "
+                "that a header cannot have",
+                next_step="Mend it (a secret read from a file often ends with a line end), then run again",
+            )
+    return resolved
+
+
+def _from_environment(header: str, value: str) -> str:
+    if not value.startswith("env:"):
+        return value
+    variable = value.removeprefix("env:")
+    try:
+        return os.environ[variable]
+    except KeyError:
+        raise SetupError(
+            f"The header {header!r} comes from the environment variable {variable!r}, which is not set",
+            next_step="Set it, then run again",
+        ) from None
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _invalid_url(str(error)) from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise _invalid_url("it needs http or https, and a host")
+    if parts.username is not None or parts.password is not None:
+        raise ViewInvalid(
+            f"The URL of an HTTP sink has a user or password in it (host {parts.hostname})",
+            next_step="Give them as a header from the environment: headers={'Authorization': 'env:NAME'}",
+        )
+
+
+def _invalid_url(reason: str) -> ViewInvalid:
+    return ViewInvalid(f"The URL of an HTTP sink is none: {reason}", next_step="Write it like https://host/path")
