@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stateside import __version__
-from stateside.errors import InputError, RequestInvalid, SetupError, StatesideError
+from stateside.errors import InputError, RequestInvalid, SettingInvalid, SetupError, StatesideError
 from stateside.processes import EXIT_FINAL
 
 PORT = 8471
@@ -101,32 +101,62 @@ def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_fi
     sys.exit(0 if report.ok else 1)
 
 
+def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting of the table in `pipeline.settings`."""
+    from stateside.pipeline.settings import flag, table
+
+    for entry in reversed(list(table())):
+        if entry.name == "spark":
+            command = click.option("--spark", multiple=True, metavar="NAME=VALUE", help=entry.metadata["help"])(command)
+        elif isinstance(entry.default, bool):
+            command = click.option(flag(entry), is_flag=True, default=None, help=entry.metadata["help"])(command)
+        else:
+            kind = click.Choice(entry.metadata["choices"]) if entry.metadata["choices"] else type(entry.default)
+            shown = f"{entry.metadata['help']}  [default: {entry.default}]"
+            command = click.option(flag(entry), type=kind, help=shown)(command)
+    return command
+
+
 @main.command()
 @click.argument("target")
 @click.option("--dir", "folder", required=True, type=_FOLDER, help="The application's folder.")
-@click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
-@click.option("--events-per-batch", type=click.IntRange(1), help="Take in at most so many events a batch.")
-def run(target: str, folder: Path, master: str, events_per_batch: int | None) -> None:
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings: this file, not stateside.toml."
+)
+@click.option("--json", "as_json", is_flag=True, help="A JSON line on stdout for each batch and change of state.")
+@_setting_flags
+def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tuple[str, ...], **flags: Any) -> None:
     """Run an application's views on Spark, until Ctrl-C or SIGTERM.
 
-    TARGET names the application like `shop:app`. It resumes at its last committed batch. The exit code is 3 if it would
-    fail again in the same way: the application, or this machine, needs to be mended first.
+    TARGET names the application like `shop:app`. It resumes at its last committed batch, and stops after the one that
+    is running. Settings come from the application, then from stateside.toml, then from flags; docs/settings.md has
+    them all. The exit code is 3 if it would fail again in the same way: something needs to be mended first.
     """
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
-    from stateside.layout import Layout
+    from rich.console import Console
+
+    from stateside.pipeline import foreground
     from stateside.pipeline.app import load
-    from stateside.pipeline.runner import Runner, RunSettings
-    from stateside.pipeline.source import EVENTS_PER_BATCH_MAX
 
     sys.path.insert(0, "")
     app = load(target)
-    signals: list[int] = []  # no Event: a second signal while the first one sets it would wait for its lock for ever
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda came, _: signals.append(came))
-    settings = RunSettings(master=master, events_per_batch_max=events_per_batch or EVENTS_PER_BATCH_MAX)
-    with Runner(app, Layout(folder.absolute()), settings) as runner:
-        click.echo(f"Running {', '.join(app.views)} in {folder}", err=True)
-        runner.wait(lambda: bool(signals))
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = foreground.gather_settings(app, config, given | ({"spark": _pairs(spark)} if spark else {}))
+    console = Console(stderr=True)
+    if as_json:
+        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForMachines(sys.stdout))
+    elif console.is_terminal:
+        with foreground.LiveTable(console, f"{app.name} in {folder}; Ctrl-C stops it").shown() as live:
+            foreground.run_application(app, folder.absolute(), settings, live)
+    else:
+        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForPeople(sys.stderr))
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise SettingInvalid(f"{text!r} is no setting of Spark's", next_step="Write --spark spark.name=value")
+    return dict(text.split("=", 1) for text in texts)
 
 
 @main.command()

@@ -5,6 +5,7 @@
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
     │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
     │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
+    │   ├── SettingInvalid          setting-invalid         400    a setting that does not exist or cannot be
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
@@ -98,6 +99,12 @@ class ViewInvalid(InputError):
     """A view that cannot be run or served as it is declared; refused rather than served wrongly."""
 
     code = "view-invalid"
+
+
+class SettingInvalid(InputError):
+    """A setting, in code, in a file or by a flag, that does not exist or has an impossible value."""
+
+    code = "setting-invalid"
 
 
 class ViewUnknown(InputError):

@@ -3,9 +3,12 @@
 FOLDER/
   journal/                    the embedded journal: segments, end mark, lock, and what crashes tore (.torn-)
   driver.lock                 held by the one Spark driver that may run here
+  pause                       while it is there no new batch is begun: the driver is about to stop
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
+  views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
+  views/VIEW/progress.jsonl   what Spark reported of the newest batches
   views/VIEW/replica/         the LMDB copy that readers ask
   views/VIEW/marks/           which table or folder the view's sink has filled, so that it is never made anew
   views/VIEW/begun.json       the batch that a sink at most once was last given
@@ -42,6 +45,16 @@ class ViewLayout:
         return self.root / "catalogue.json"
 
     @property
+    def plan(self) -> Path:
+        """The query's plan as text."""
+        return self.root / "plan.txt"
+
+    @property
+    def progress(self) -> Path:
+        """The newest batches' progress."""
+        return self.root / "progress.jsonl"
+
+    @property
     def heartbeat(self) -> Path:
         """The heartbeat, beside the checkpoint."""
         return self.root / "heartbeat.json"
@@ -76,6 +89,11 @@ class Layout:
     def driver_lock(self) -> Path:
         """The lock of the one driver."""
         return self.root / "driver.lock"
+
+    @property
+    def pause(self) -> Path:
+        """While this file exists no new batch is begun."""
+        return self.root / "pause"
 
     @property
     def spark(self) -> Path:

@@ -28,7 +28,8 @@ from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.pipeline.app import App
 from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
-from stateside.pipeline.runner import Runner, RunSettings
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.positions import Position
 from stateside.replica.tail import Tail
@@ -80,9 +81,8 @@ def run_to(
     """
     session.dataSource.register(CrashingSource)
     stop_at = position or Journal(layout.journal).end()
-    with Runner(
-        app, layout, RunSettings(events_per_batch_max=events_per_batch, stop_at=stop_at), session=session
-    ) as runner:
+    settings = RunSettings(events_per_batch_max=events_per_batch, stop_at=stop_at, restarts_max=0, hold_s_max=0)
+    with Runner(app, layout, settings, session=session) as runner:
         runner.run_to_end()
 
 

@@ -19,7 +19,8 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline import lease
 from stateside.pipeline.app import load
-from stateside.pipeline.runner import Runner, RunSettings
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.settings import RunSettings
 from stateside.testing import answer, append, crash_marker, rows, run_to
 
 pytestmark = pytest.mark.spark
@@ -119,7 +120,7 @@ REFUSALS: dict[str, tuple[str, list[str], Callable[[DataFrame], DataFrame]]] = {
         lambda e: e.groupBy("entity").agg(F.sum("amuont")),
     ),
     "a function that raises": ("fails: ZeroDivisionError", ["entity"], lambda e: 1 / 0),
-    "a function that returns nothing": ("fails: AttributeError", ["entity"], lambda e: None),
+    "a function that returns nothing": ("returns NoneType, not a streaming DataFrame", ["entity"], lambda e: None),
     "an average": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.avg("amount"))),
     "a sum of doubles": ("cannot be served", ["entity"], lambda e: e.groupBy("entity").agg(F.expr("sum(amount / 2)"))),
     "a sum with a filter": (
@@ -165,8 +166,10 @@ def test_a_changed_view_on_an_old_checkpoint_is_refused(spark: SparkSession, lay
     def spending(events: DataFrame) -> DataFrame:
         return events.groupBy("entity").agg(F.sum("amount").alias("total"))
 
-    with pytest.raises(ViewInvalid, match="was changed"):
+    with pytest.raises(ViewInvalid, match=r"its key was \['customer', 'country'\] and is \['entity'\]") as refused:
         run_to(changed, layout, spark)
+    assert "its column 'orders' is gone" in refused.value.what
+    assert "new --dir" in str(refused.value.next_step)
 
 
 def test_a_count_does_not_go_on_where_a_sum_left_off(spark: SparkSession, layout: Layout) -> None:
@@ -182,7 +185,7 @@ def test_a_count_does_not_go_on_where_a_sum_left_off(spark: SparkSession, layout
         if function == "sum(amount)":
             run_to(app, layout, spark)
         else:
-            with pytest.raises(ViewInvalid, match="was changed"):
+            with pytest.raises(ViewInvalid, match=r"'total' was sum\(amount\) long and is count\(amount\) long"):
                 run_to(app, layout, spark)
 
 
@@ -251,7 +254,7 @@ def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layo
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(PipelineRunning, match=str(holder.pid)),
-            Runner(shop(), layout, RunSettings(lease_wait_s=0.2), session=spark),
+            Runner(shop(), layout, RunSettings(lease_s_max=0.2), session=spark),
         ):
             raise AssertionError("two drivers run")
         holder.kill()

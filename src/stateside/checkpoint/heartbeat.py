@@ -1,31 +1,43 @@
 """The heartbeat of a running view: it tells an idle job, whose last batch is still fresh, from a dead one.
 
 The runner writes it beside the checkpoint a few times a second; readers take it as it is, and its absence as silence.
+
+    running   a batch is being worked on
+    idle      nothing waits: the last batch is up to date
+    holding   the view waits, and `why` says for what: a sink that is away, the pause before a restart
+    stopped   the runner was told to stop
+    failed    the view has ended, and `why` says by what
+
+Whoever was killed wrote none of the last two: a heartbeat that is older than `SILENCE_S` means that the job is *down*.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from stateside.positions import Position
 
-State = Literal["running", "stopped", "failed"]
+State = Literal["running", "idle", "holding", "stopped", "failed"]
+SILENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At `time_us` the runner was in this state, and the journal ended at `journal_end`."""
+    """At `time_us` the view was in this state at this batch, and its source ended at `source_end`, if that is known."""
 
     time_us: int
-    journal_end: Position
+    source_end: Position | None
     state: State
+    batch: int | None = None
+    why: str | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""
-        return json.dumps({"time_us": self.time_us, "journal_end": str(self.journal_end), "state": self.state}).encode()
+        end = None if self.source_end is None else str(self.source_end)
+        return json.dumps(asdict(self) | {"source_end": end}).encode()
 
     @classmethod
     def load(cls, path: Path) -> Heartbeat | None:
@@ -34,4 +46,10 @@ class Heartbeat:
             document = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        return cls(document["time_us"], Position.parse(document["journal_end"]), document["state"])
+        end = document.get("source_end")
+        return cls(**document | {"source_end": None if end is None else Position.parse(end)})
+
+    def state_at(self, now_us: int) -> State | Literal["down"]:
+        """The state as a reader sees it at this time: `down` if the runner ended without a word."""
+        silent = now_us - self.time_us > SILENCE_S * 1_000_000
+        return "down" if silent and self.state not in ("stopped", "failed") else self.state

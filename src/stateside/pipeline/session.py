@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from stateside.errors import PipelineFailed
 from stateside.pipeline.java import java_environment
 from stateside.pipeline.lease import note_holder
+from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.source import JournalSource
 
 log = logging.getLogger(__name__)
@@ -31,15 +32,11 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
     # The state as DESIGN section 5 measured it: RocksDB, changelogs, files with unique ids.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STATE}.checkpointFormatVersion": "2",
-    # A replica that was away for a while still finds its files: about half an hour at the shortest batches.
-    "spark.sql.streaming.minBatchesToRetain": "7200",
     # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -47,6 +44,7 @@ _DEFAULTS = {
 }
 
 _FIXED = {
+    "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text: all of it
     "spark.sql.session.timeZone": "UTC",  # periods are computed with functions that are right in UTC only
 }
 
@@ -62,7 +60,9 @@ def start_session(
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
-    settings.setAll(list((_DEFAULTS | folders | (conf or {}) | _FIXED).items()))
+    settings.setAll(
+        list((_DEFAULTS | folders | (RunSettings().spark_conf() if conf is None else conf) | _FIXED).items())
+    )
     with _environment(java_environment()):
         context = _start_context(settings, scratch / DRIVER_LOG, lease)
     session = SparkSession(context)

@@ -146,19 +146,25 @@ class Tail:
 
     def _hear(self) -> None:
         heartbeat = Heartbeat.load(self._layout.heartbeat)
-        if heartbeat and (not self._heartbeats or self._heartbeats[-1] != heartbeat):
+        if heartbeat is None or heartbeat.source_end is None:
+            return
+        if not self._heartbeats or self._heartbeats[-1] != heartbeat:
             self._heartbeats.append(heartbeat)
             self._freshen()
 
     def _freshen(self) -> None:
-        """The newest heartbeat whose journal end the batch covers tells until when the batch was up to date."""
+        """The newest heartbeat whose source's end the batch covers tells until when the batch was up to date."""
         applied = self._writer.batch()
         covered = None
-        while applied and self._heartbeats and applied.position.covers(self._heartbeats[0].journal_end):
+        while applied and self._heartbeats and _covered(applied, self._heartbeats[0]):
             covered = self._heartbeats.popleft()
         if covered:
             self._heartbeats.appendleft(covered)
             self._writer.freshen(covered.time_us)
+
+
+def _covered(applied: AppliedBatch, heartbeat: Heartbeat) -> bool:
+    return heartbeat.source_end is not None and applied.position.covers(heartbeat.source_end)
 
 
 class _Translator:

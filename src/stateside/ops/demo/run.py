@@ -257,7 +257,7 @@ class Demo:
 
 def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
     """Whether a pipeline runs, by its heartbeat; `before` is the last one of an earlier run, perhaps a killed one."""
-    return heartbeat is not None and heartbeat.state == "running" and heartbeat != before
+    return heartbeat is not None and heartbeat.state in ("running", "idle") and heartbeat != before
 
 
 def _months_before(watermark_us: int) -> list[str]:

@@ -1,0 +1,97 @@
+"""What a view was declared as, kept beside its checkpoint: a changed query on old state is refused with the difference.
+
+    catalogue.json   the view's key and columns. Another one cannot go on with the same state.
+    plan.txt         the whole plan. If only this changed, a filter for example, the state fits; but it was folded with
+                     the old query, and only the user can say whether that is right (`--accept-changes`).
+
+What Spark does not show in a plan, the code inside a Python function, is not compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.log import Checkpoint
+from stateside.errors import ViewInvalid
+from stateside.layout import ViewLayout
+from stateside.pipeline.sources import Source, Stream
+from stateside.storage import Storage, write_atomically
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NUMBERS = re.compile(r"#\d+L?|@[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_DIFFERENCES_MAX = 6
+_NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the journal"
+
+
+def plan_text(frame: DataFrame, source: Source) -> str:
+    """The query's plan without what differs from run to run; of the source only what it was declared with."""
+    lines = _NUMBERS.sub("", frame._jdf.queryExecution().analyzed().toString()).splitlines()
+    ours = [line.rstrip() for line in lines if "StreamingRelation" not in line]
+    return "\n".join([*ours, "source" if isinstance(source, Stream) else repr(source)]) + "\n"
+
+
+def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
+    """Write both files; ViewInvalid, with the difference, for a change on a checkpoint that has batches already."""
+    if Checkpoint(Storage.at(places.checkpoint)).commits():
+        _check_catalogue(catalogue, places)
+        if not accept_changes:
+            _check_plan(plan, places)
+    if catalogue is not None:
+        write_atomically(places.catalogue, catalogue.as_json())
+    write_atomically(places.plan, plan.encode())
+
+
+def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
+    before = Catalogue.load(places.catalogue) if places.catalogue.exists() else None
+    if before is None and catalogue is None:
+        return
+    if before is None or catalogue is None:
+        kinds = ("a view", "a reaction") if catalogue is None else ("a reaction", "a view")
+        raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
+    if before != catalogue:
+        raise _changed(places, "; ".join(_differences(before, catalogue)), _NEW_FOLDER)
+
+
+def _check_plan(plan: str, places: ViewLayout) -> None:
+    before = places.plan.read_text() if places.plan.exists() else plan
+    if before == plan:
+        return
+    lines = difflib.unified_diff(before.splitlines(), plan.splitlines(), lineterm="", n=0)
+    changes = [_shortened(line) for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    shown = "; ".join(changes[:_DIFFERENCES_MAX]) + ("; …" if len(changes) > _DIFFERENCES_MAX else "")
+    raise _changed(
+        places, shown, f"{_NEW_FOLDER}, or go on with the state as it is, folded by the old query: --accept-changes"
+    )
+
+
+def _differences(before: Catalogue, after: Catalogue) -> Iterator[str]:
+    if [column.name for column in before.key] != [column.name for column in after.key]:
+        yield f"its key was {[c.name for c in before.key]} and is {[c.name for c in after.key]}"
+    old, new = ({column.name: column for column in catalogue.columns} for catalogue in (before, after))
+    yield from (f"its column {name!r} is gone" for name in old if name not in new)
+    yield from (f"its column {name!r} is new" for name in new if name not in old)
+    for name in sorted(old.keys() & new.keys()):
+        a, b = old[name], new[name]
+        if (a.expression, a.type) != (b.expression, b.type):
+            yield f"its column {name!r} was {a.expression} {a.type} and is {b.expression} {b.type}"
+    if old.keys() == new.keys() and list(old) != list(new):
+        yield f"its columns were {list(old)} and are {list(new)}"
+
+
+def _shortened(line: str) -> str:
+    text = line[1:].lstrip(" +-:~")
+    return f"{'now' if line[0] == '+' else 'before'}: {text[:160]}"
+
+
+def _changed(places: ViewLayout, difference: str, next_step: str) -> ViewInvalid:
+    return ViewInvalid(
+        f"The view {places.name!r} is not the one that its state was built with: {difference}",
+        where=str(places.root),
+        next_step=next_step,
+    )

@@ -1,0 +1,155 @@
+"""An application in the foreground: runs until a signal comes, and tells people or machines how it goes.
+
+on a terminal        a table that lives: a row a view
+into a file or pipe  a line whenever a view changes its state
+--json               a JSON line on stdout for each batch, and for each change of state
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.layout import Layout
+from stateside.pipeline.app import App
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
+
+_COLOURS = {"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"}
+_REFRESHES_PER_S = 4
+
+
+class Teller(Protocol):
+    """Is told of every heartbeat."""
+
+    def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        """Called by the runner's heart for each view, with the batches that it finished since the last time."""
+
+
+def run_application(app: App, folder: Path, settings: RunSettings, teller: Teller) -> None:
+    """Run it until SIGINT or SIGTERM; PipelineFailed if a view fails for good."""
+    with _signals() as signals, Runner(app, Layout(folder), settings, on_beat=teller.tell) as runner:
+        runner.wait(lambda: bool(signals))
+
+
+def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> RunSettings:
+    """The settings from code, then from the file (`stateside.toml` here, if there is one), then from flags."""
+    default = Path(FILE_NAME)
+    path = file or (default if default.exists() else None)
+    in_file = [] if path is None else [(f"in {path}", read_file(path))]
+    return RunSettings.of(("in the application", app.settings), *in_file, ("as a flag", flags))
+
+
+@dataclass(slots=True)
+class LinesForPeople:
+    """A line whenever a view changes its state or its reason."""
+
+    output: TextIO
+    told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        """Tell a change; running and idle take turns all the time, and count as one."""
+        state = "running" if heartbeat.state == "idle" else heartbeat.state
+        if self.told.get(view) != (state, heartbeat.why):
+            self.told[view] = (state, heartbeat.why)
+            print(f"{view}: {state}{f': {heartbeat.why}' if heartbeat.why else ''}", file=self.output, flush=True)
+
+
+@dataclass(slots=True)
+class LinesForMachines:
+    """A JSON line for each batch, and for each change of state."""
+
+    output: TextIO
+    told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        """Tell the batches, then the state if it is another one than before."""
+        for progress in finished:
+            self._print({"view": view, **summary(progress)})
+        if self.told.get(view) != (heartbeat.state, heartbeat.why):
+            self.told[view] = (heartbeat.state, heartbeat.why)
+            self._print({"view": view, "state": heartbeat.state, "why": heartbeat.why, "time_us": heartbeat.time_us})
+
+    def _print(self, document: dict[str, Any]) -> None:
+        print(json.dumps(document), file=self.output, flush=True)
+
+
+class LiveTable:
+    """A table that lives, on a terminal."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console, self._title = console, title
+        self._rows: dict[str, tuple[Heartbeat, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def shown(self) -> Iterator[LiveTable]:
+        """Shown until the `with` ends."""
+        with Live(get_renderable=self._table, console=self._console, refresh_per_second=_REFRESHES_PER_S):
+            yield self
+
+    def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        """Take it into the next picture."""
+        with self._lock:
+            last = self._rows.get(view, (None, {}))[1]
+            self._rows[view] = (heartbeat, summary(finished[-1]) if finished else last)
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left", expand=False)
+        for name, justify in _COLUMNS:
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        with self._lock:
+            for view, (heartbeat, batch) in self._rows.items():
+                table.add_row(*_cells(view, heartbeat, batch))
+        return table
+
+
+_COLUMNS = [
+    *(("view", "left"), ("state", "left"), ("batch", "right"), ("events", "right"), ("events/s", "right")),
+    *(("ms", "right"), ("watermark", "left"), ("why", "left")),
+]
+
+
+def _cells(view: str, heartbeat: Heartbeat, batch: dict[str, Any]) -> list[str | Text]:
+    number = "" if heartbeat.batch is None else str(heartbeat.batch)
+    figures = [f"{batch[name]:,.0f}" if name in batch else "" for name in ("events", "events_per_s", "duration_ms")]
+    state = Text(heartbeat.state, style=_COLOURS[heartbeat.state])
+    return [view, state, number, *figures, batch.get("watermark") or "", heartbeat.why or ""]
+
+
+def summary(progress: dict[str, Any]) -> dict[str, Any]:
+    """What people want to know of a batch, from Spark's own report of it."""
+    return {
+        "batch": progress["batchId"],
+        "began": progress["timestamp"],
+        "events": progress["numInputRows"],
+        "events_per_s": progress.get("processedRowsPerSecond") or 0.0,
+        "duration_ms": progress["durationMs"].get("triggerExecution", 0),
+        "watermark": progress.get("eventTime", {}).get("watermark"),
+        "state_rows": sum(operator.get("numRowsTotal", 0) for operator in progress.get("stateOperators", [])),
+    }
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that came. No Event: a second signal while the first one sets it would wait for its lock for ever."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        yield came
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,298 @@
+"""One view's streaming query, through its restarts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.heartbeat import Heartbeat, State
+from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.schema import read_schema
+from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
+from stateside.layout import Layout
+from stateside.pipeline import declaration
+from stateside.pipeline.app import App, View
+from stateside.pipeline.delivery import Delivery
+from stateside.pipeline.derive import derive_catalogue
+from stateside.pipeline.failures import Failure, judge, reason
+from stateside.pipeline.progress import ProgressFile
+from stateside.pipeline.session import DRIVER_LOG
+from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.sinks.sink import Sink, SinkContext
+from stateside.pipeline.sources import JournalEvents, Reading
+from stateside.positions import Position
+from stateside.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+RESTART_PAUSE_S_MAX = 60.0
+_WAITING_FOR_DATA = "Waiting for data to arrive"
+_WAITING_FOR_TRIGGER = "Waiting for next trigger"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Failures in a row, the last one's reason, and when the next start is due."""
+
+    count: int = 0
+    why: str | None = None
+    due: float = 0.0
+    batch: int | None = None  # the newest batch at the last failure: a newer one ends the row
+
+
+@dataclass(slots=True)
+class _Status:
+    """What Spark says of a query: whether it waits for data, and the last batch that it finished in this run."""
+
+    waiting: bool = False
+    batch: int | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+class ViewQuery:
+    """Starts a view's query, watches it, starts it again after a failure that is worth it, and stops it.
+
+    Two threads use it: the runner's main one starts, tends and stops; the heart looks (`heartbeat`, `observe`).
+    """
+
+    def __init__(self, app: App, view: View, layout: Layout, session: SparkSession, settings: RunSettings) -> None:
+        self.view = view
+        self._app, self._layout, self._session, self._settings = app, layout, session, settings
+        self._places = layout.view(view.name)
+        self._checkpoint = Checkpoint(Storage.at(self._places.checkpoint))
+        self._source = app.source_of(view)
+        self._query: StreamingQuery | None = None
+        self._delivery: Delivery | None = None
+        self._trouble = _Trouble()
+        self._status = _Status()
+        self._verified = view.key is None
+        self._failed: str | None = None
+
+    def start(self) -> None:
+        """Plan the query, keep its declaration, and start it; ViewInvalid if it cannot be run as declared."""
+        frame = self._plan()
+        sink = self._open_sink(frame)
+        writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))
+        if self._settings.batch_interval_ms:
+            writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
+        if sink is None:
+            writer = writer.outputMode("update").format("noop")
+        else:
+            self._delivery = Delivery(sink, self._checkpoint, self._settings.hold_s_max)
+            writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
+        self._progress_file = ProgressFile(self._places.progress)
+        try:
+            self._query = writer.start()
+        except AnalysisException as error:
+            raise ViewInvalid(
+                f"The view {self.view.name!r} cannot be run: {reason(error)}",
+                next_step="Mend its function, then run again",
+            ) from error
+        except Exception as error:
+            raise PipelineFailed(
+                f"The view {self.view.name!r} did not start: {reason(error)}", where=str(self._places.checkpoint)
+            ) from error
+
+    def tend(self) -> None:
+        """Start the query again if it failed and it is time to; PipelineFailed if that is no use any more."""
+        if self._query is None:
+            if time.monotonic() >= self._trouble.due:
+                self.start()
+            return
+        failure = self._failure()
+        if failure is not None:
+            self._fail(failure)
+        elif not self._verified:
+            self._verify()
+
+    def run_to_end(self) -> None:
+        """Until all that its source holds now is processed, and the batch without data after it."""
+        while True:
+            try:
+                if self._query is not None:
+                    return self._query.processAllAvailable()
+                time.sleep(0.05)
+            except Exception as error:
+                if self._failure() is None:
+                    raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
+            self.tend()
+
+    def quiet(self) -> bool:
+        """Whether no batch is running: it waits for data, or has ended."""
+        try:
+            return self._query is None or not self._query.isActive or _waits(self._query)
+        except (Py4JError, OSError):
+            return True
+
+    def hold_no_longer(self) -> None:
+        """Before a stop: a batch that is held for its sink is given up, uncommitted."""
+        if self._delivery is not None:
+            self._delivery.stop()
+
+    def stop(self) -> None:
+        """Stop the query, in the middle of a batch if there is one: it is repeated by the next run."""
+        if self._query is not None:
+            with suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
+                self._query.stop()
+
+    def heartbeat(self, time_us: int, journal_end: Position) -> Heartbeat:
+        """The sign of life; `journal_end` was read after `time_us`."""
+        state, why = self.state()
+        end = journal_end if isinstance(self._source, JournalEvents) else self._caught_up(state)
+        return Heartbeat(time_us, end, state, self._status.batch, why)
+
+    def state(self) -> tuple[State, str | None]:
+        """In which state the view is, and why if it waits or has failed."""
+        if self._failed is not None:
+            return "failed", self._failed
+        if self._delivery is not None and self._delivery.holding is not None:
+            return "holding", self._delivery.holding
+        if self._query is None:
+            return "holding", self._trouble.why or "it is starting"
+        return ("idle" if self._status.waiting else "running"), None
+
+    def observe(self) -> list[dict[str, Any]]:
+        """Look at the query, keep the progress of batches that it finished since, and return them."""
+        query = self._query
+        if query is None or not query.isActive:
+            self._status.waiting = False
+            return []
+        waited, batch = self._status.waiting, self._status.batch
+        finished = _finished_since(query, batch)
+        for progress in finished:
+            self._progress_file.append(progress)
+            self._status.batch, self._status.progress = int(progress["batchId"]), progress
+        self._status.waiting = _waits(query)
+        self._quiet_beats = waited and self._status.waiting and not finished
+        return finished
+
+    _quiet_beats = False  # whether it waited for data at the last two looks, with no batch in between
+
+    def _plan(self) -> DataFrame:
+        try:
+            frame = self.view.function(self._source.load(self._session, self._reading()))
+            self._check_streaming(frame)
+            catalogue = derive_catalogue(self._app.name, self.view, frame) if self.view.key else None
+            plan = declaration.plan_text(frame, self._source)
+        except StatesideError:
+            raise
+        except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
+            raise ViewInvalid(
+                f"The view {self.view.name!r} fails: {type(error).__name__}: {reason(error)}",
+                next_step="Mend its function or the application's fields, then run again",
+            ) from error
+        declaration.keep(catalogue, plan, self._places, accept_changes=self._settings.accept_changes)
+        return frame
+
+    def _check_streaming(self, frame: object) -> None:
+        if not getattr(frame, "isStreaming", False):
+            found = "a DataFrame that is not streaming" if hasattr(frame, "isStreaming") else f"{type(frame).__name__}"
+            raise ViewInvalid(
+                f"The function of the view {self.view.name!r} returns {found}, not a streaming DataFrame",
+                next_step="Let it transform the events that it is given, and return the result",
+            )
+
+    def _reading(self) -> Reading:
+        return Reading(
+            self._layout.journal,
+            self._app.fields,
+            events_per_batch_max=self._settings.events_per_batch_max,
+            stop_at=self._settings.stop_at,
+            pause_file=self._layout.pause,
+        )
+
+    def _open_sink(self, frame: DataFrame) -> Sink | None:
+        factory = self.view.sink
+        if factory is None:
+            return None
+        return factory(SinkContext(self._layout, self.view.name, to_arrow_schema(frame.schema, timezone="UTC")))
+
+    def _failure(self) -> Failure | None:
+        """Why the query has ended; None while it runs."""
+        assert self._query is not None
+        delivered = self._delivery.error if self._delivery is not None else None
+        try:
+            return None if self._query.isActive else judge(self._query.exception(), delivered)
+        except (Py4JError, OSError) as error:
+            return judge(error)
+
+    def _fail(self, failure: Failure) -> None:
+        """Plan the next start, with a longer pause each time; or give up."""
+        trouble = self._trouble
+        if trouble.batch != self._status.batch:
+            trouble.count, trouble.batch = 0, self._status.batch
+        trouble.count += 1
+        if not failure.worth_retrying or trouble.count > self._settings.restarts_max:
+            self._failed = failure.why
+            raise self._given_up(failure)
+        pause_s = min(self._settings.restart_pause_s * 2 ** (trouble.count - 1), RESTART_PAUSE_S_MAX)
+        trouble.due = time.monotonic() + pause_s
+        trouble.why = f"{failure.why} Restart {trouble.count} of {self._settings.restarts_max} in {pause_s:g} s"
+        log.warning("view %s failed: %s", self.view.name, trouble.why)
+        self._query = None
+
+    def _given_up(self, failure: Failure) -> PipelineFailed:
+        times = f", {self._trouble.count} times in a row" if self._trouble.count > 1 else ""
+        return PipelineFailed(
+            f"The view {self.view.name!r} stopped{times}: {failure.why}",
+            where=str(self._layout.spark / DRIVER_LOG),
+            next_step="Mend the cause and run again: it resumes at its last committed batch",
+        )
+
+    def _verify(self) -> None:
+        """Once, as soon as Spark has written the state's schema: the catalogue must fit it."""
+        catalogue = Catalogue.load(self._places.catalogue)
+        try:
+            schema = read_schema(self._checkpoint.storage, catalogue.operator)
+        except FileNotFoundError:
+            return
+        catalogue.check(schema)
+        self._verified = True
+
+    def _caught_up(self, state: State) -> Position | None:
+        """Where a source ends whose end only Spark can tell: at the last batch, if nothing came for two looks."""
+        if state != "idle" or not self._quiet_beats or self._status.batch is None:
+            return None
+        try:
+            return self._checkpoint.plan(self._status.batch).position
+        except (FileNotFoundError, StatesideError):
+            return None
+
+
+_OUTPUT_MODES = {"closed": "append", "changed": "update"}
+
+
+def _waits(query: StreamingQuery) -> bool:
+    status = json.loads(query._jsq.status().json())
+    message = status["message"]
+    return message == _WAITING_FOR_DATA or (message == _WAITING_FOR_TRIGGER and not status["isDataAvailable"])
+
+
+def _finished_since(query: StreamingQuery, batch: int | None) -> list[dict[str, Any]]:
+    """The progress of the batches that were finished after this one, oldest first."""
+    last = query._jsq.lastProgress()
+    if last is None:
+        return []
+    newest = json.loads(last.json())
+    if newest["batchId"] == batch:
+        return []
+    reports = [json.loads(report.json()) for report in query._jsq.recentProgress()]
+    return [report for report in reports if _is_batch(report) and (batch is None or report["batchId"] > batch)]
+
+
+def _is_batch(report: dict[str, Any]) -> bool:
+    """Whether a batch was run; Spark also reports, now and then, that there was nothing to do."""
+    return "addBatch" in report["durationMs"]

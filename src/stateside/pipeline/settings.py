@@ -1,0 +1,166 @@
+"""How an application runs: one table of settings, filled in from code, then from a file, then from flags.
+
+    App("shop", settings={"profile": "throughput"})          in code
+    profile = "throughput"                                   in stateside.toml
+    stateside run shop:app --profile throughput              as a flag, which wins
+
+The fields of `RunSettings` are the table: `docs/settings.md`, the flags of `stateside run` and the check of the file
+are all made from it. A *profile* sets other defaults for some of them; what is given explicitly wins over it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from stateside.errors import SettingInvalid
+from stateside.positions import Position
+
+FILE_NAME = "stateside.toml"
+_ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
+
+
+def _setting(default: Any, help: str, *, least: float | None = None, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "least": least, "choices": choices})
+
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "low-latency": {},
+    "throughput": {
+        "events_per_batch_max": 5_000_000,
+        "batch_interval_ms": 2_000,
+        "driver_memory": "2g",
+    },
+    "large-state": {
+        "driver_memory": "4g",
+        "spark": {
+            f"{_ROCKSDB}.blockCacheSizeMB": "512",
+            f"{_ROCKSDB}.boundedMemoryUsage": "true",
+            f"{_ROCKSDB}.maxMemoryUsageMB": "2048",
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings of a run. `stop_at` is not for files: a run that ends at a position is for tests and tools."""
+
+    profile: str = _setting("low-latency", "Sets other defaults for the settings below.", choices=tuple(PROFILES))
+    master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster's address.")
+    driver_memory: str = _setting("1g", "The heap of Spark's driver.")
+    partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
+    events_per_batch_max: int = _setting(1_000_000, "A batch takes in at most so many events.", least=1)
+    batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
+    batches_kept: int = _setting(7_200, "For so many batches a replica that was away finds what it missed.", least=2)
+    restarts_max: int = _setting(5, "A view that fails is started again so often before the run ends.", least=0)
+    restart_pause_s: float = _setting(1.0, "The pause before the first restart; each further one doubles it.", least=0)
+    hold_s_max: float = _setting(float("inf"), "For so long a batch is held while its sink is away.", least=0)
+    stop_s_max: float = _setting(10.0, "A stop waits at most so long for the batch that is running.", least=0)
+    lease_s_max: float = _setting(30.0, "A start waits at most so long for the last driver to end.", least=0)
+    accept_changes: bool = _setting(False, "Go on with a changed query whose state has the same columns.")
+    spark: dict[str, str] = field(default_factory=dict, metadata={"help": "Further settings, by Spark's own names."})
+    stop_at: Position | None = None
+
+    @classmethod
+    def of(cls, *layers: tuple[str, Mapping[str, Any]]) -> RunSettings:
+        """The settings that these layers give, the last one winning; each comes with its name, for messages.
+
+        SettingInvalid names the first entry that does not exist or has an impossible value.
+        """
+        values: dict[str, Any] = {}
+        for where, layer in layers:
+            checked = {name: _checked(name, value, where) for name, value in layer.items()}
+            values = _merged(values, checked)
+        return cls(**_merged(PROFILES[values.get("profile", cls.profile_default())], values))
+
+    @classmethod
+    def profile_default(cls) -> str:
+        """The profile where none is named."""
+        return next(iter(PROFILES))
+
+    def spark_conf(self) -> dict[str, str]:
+        """What Spark is told."""
+        return {
+            "spark.driver.memory": self.driver_memory,
+            "spark.sql.shuffle.partitions": str(self.partitions),
+            "spark.sql.streaming.minBatchesToRetain": str(self.batches_kept),
+            **self.spark,
+        }
+
+
+def table() -> Iterator[Field[Any]]:
+    """The settings that code, file and flags may give."""
+    return (entry for entry in fields(RunSettings) if entry.metadata)
+
+
+def flag(entry: Field[Any]) -> str:
+    """The flag of a setting."""
+    return "--" + entry.name.replace("_", "-")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise SettingInvalid(f"There is no file {path}", next_step="Name the settings' file with --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingInvalid(f"{path} is no TOML: {error}", next_step="Mend that line, then run again") from error
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    spark = {**below.get("spark", {}), **above.get("spark", {})}
+    return {**below, **above} | ({"spark": spark} if spark else {})
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    entry = next((entry for entry in table() if entry.name == name), None)
+    if entry is None:
+        raise _unknown(name, where)
+    if name == "spark":
+        return _checked_spark(value, where)
+    kind = type(entry.default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    least, choices = entry.metadata["least"], entry.metadata["choices"]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _impossible(name, value, where, f"a {_KINDS[kind]}")
+    if choices and value not in choices:
+        raise _impossible(name, value, where, f"one of {', '.join(choices)}")
+    if least is not None and not value >= least:
+        raise _impossible(name, value, where, f"{least} or more")
+    return value
+
+
+def _checked_spark(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _impossible("spark", value, where, "a table of Spark's settings")
+    for name, given in value.items():
+        if not str(name).startswith("spark."):
+            raise SettingInvalid(f"{name!r} {where} is no setting of Spark's", next_step="They begin with `spark.`")
+        if not isinstance(given, (str, int, float, bool)):
+            raise _impossible(str(name), given, where, "a text or a number")
+    return {str(name): _spark_text(given) for name, given in value.items()}
+
+
+def _spark_text(value: str | int | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown(name: str, where: str) -> SettingInvalid:
+    names = [entry.name for entry in table()]
+    near = difflib.get_close_matches(name, names, 1)
+    advice = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}"
+    return SettingInvalid(f"There is no setting {name!r}, which stands {where}", next_step=advice)
+
+
+def _impossible(name: str, value: Any, where: str, expected: str) -> SettingInvalid:
+    return SettingInvalid(f"The setting {name} is {value!r} {where}", next_step=f"It must be {expected}")
+
+
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
