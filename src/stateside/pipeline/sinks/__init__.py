@@ -11,5 +11,6 @@ Each function here makes what `sink=` takes; nothing is opened, and no heavy lib
 from stateside.pipeline.sinks.delta import delta
 from stateside.pipeline.sinks.files import files
 from stateside.pipeline.sinks.http import http
+from stateside.pipeline.sinks.journal import journal
 
-__all__ = ["delta", "files", "http"]
+__all__ = ["delta", "files", "http", "journal"]
