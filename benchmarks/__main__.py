@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks import journal, replica
+from benchmarks import app, journal, replica
 
-BENCHMARKS = {"journal": journal.run, "replica": replica.run}
+BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
 
 
 @click.command()

@@ -41,7 +41,7 @@ class Result:
         lines = [f"{self.name}: {self.ratio:.2f}x of {self.peer_name}"]
         for name, values in ((self.ours_name, self.ours), (self.peer_name, self.peer)):
             s = _summary(values)
-            lines.append(f"    {name:<28} {s['median']:>12,.0f} {self.unit}  ({s['low']:,.0f} to {s['high']:,.0f})")
+            lines.append(f"    {name:<28} {_figures(s, self.unit)}")
         return "\n".join(lines)
 
 
@@ -60,6 +60,14 @@ def _speed(work: Callable[[], int]) -> float:
     began = time.perf_counter()
     units = work()
     return units / (time.perf_counter() - began)
+
+
+def _figures(summary: dict[str, float], unit: str) -> str:
+    """The speed; of what is done fewer than a hundred times a second, the milliseconds that each takes."""
+    if summary["median"] >= 100:
+        return f"{summary['median']:>12,.0f} {unit}  ({summary['low']:,.0f} to {summary['high']:,.0f})"
+    median, low, high = (1_000 / summary[name] for name in ("median", "high", "low"))
+    return f"{median:>12,.0f} ms each  ({low:,.0f} to {high:,.0f})"
 
 
 def _summary(values: list[float]) -> dict[str, float]:

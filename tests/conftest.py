@@ -21,11 +21,10 @@ settings.load_profile("stateside")
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one real Spark session, as the runner starts it."""
-    from stateside.pipeline.session import start_session, stop_session
+    from stateside.testing import session
 
-    session = start_session("tests", tmp_path_factory.mktemp("spark"))
-    yield session
-    stop_session(session)
+    with session(tmp_path_factory.mktemp("spark")) as started:
+        yield started
 
 
 @pytest.fixture

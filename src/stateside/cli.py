@@ -197,6 +197,19 @@ def get(path: str, url: str) -> None:
 
 
 @main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Make a small project to begin with: a view, a test that passes, sample events, settings and a README.
+
+    NAME is the folder's and the module's name.
+    """
+    from stateside.ops.project import make_project
+
+    folder = make_project(name, Path.cwd())
+    click.echo(f"Made {folder.relative_to(Path.cwd())}/. Its README.md says how to test, run and ask it.")
+
+
+@main.command()
 @click.option("--dir", "folder", default=".", type=_FOLDER, help="The folder that you mean to work in.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def doctor(folder: Path, as_json: bool) -> None:

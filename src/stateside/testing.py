@@ -8,7 +8,7 @@
         run_to(app, folder, spark, receipt)
         assert rows(folder, "spending", "emma") == [{"customer": "emma", "total": 5}]
 
-The session is any that `stateside.pipeline.session.start_session` made; one serves many tests.
+One session serves many tests: `with session(folder) as spark:`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,18 @@ class Crash(OperatingError):
     """The error that crash markers and crashing sinks raise."""
 
     code = "testing-crash"
+
+
+@contextmanager
+def session(scratch: Path) -> Iterator[SparkSession]:
+    """A Spark session as the runner starts it, stopped afterwards. Starting takes seconds: one is enough for a run."""
+    from stateside.pipeline.session import start_session, stop_session
+
+    started = start_session("tests", scratch)
+    try:
+        yield started
+    finally:
+        stop_session(started)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -25,6 +26,11 @@ class CrashingReader(JournalStreamReader):
             for marker in batch.filter(marked).column("id").to_pylist():
                 self._crash_once(marker)
             yield batch.filter(pc.invert(marked))
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Whatever types and tags are read, markers are."""
+        wanted = super()._wanted(batch)
+        return None if wanted is None else pc.or_(wanted, pc.equal(batch.column("type"), CRASH_TYPE))
 
     def _crash_once(self, marker: str) -> None:
         remembered = self._journal.directory / f"{marker}.crashed"

@@ -1,0 +1,33 @@
+"""`stateside new`: a small project to begin with, a view, a test and a README, made from the templates in this folder.
+
+A template is a file as it will be, with `NAME` where the project's name goes; `dot-` in a file's name becomes `.`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from stateside.errors import RequestInvalid
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def make_project(name: str, parent: Path) -> Path:
+    """Make the folder of this name with the project in it; refuses a name that is no module's, or a folder in use."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in sys.stdlib_module_names or name == "stateside":
+        raise RequestInvalid(
+            f"{name!r} cannot be the name of a project",
+            next_step="Use a to z, 0 to 9 and _, up to 31 of them, and no name that Python itself uses",
+        )
+    folder = parent / name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestInvalid(f"{folder} is there already", next_step="Choose another name, or move it away")
+    folder.mkdir(parents=True, exist_ok=True)
+    for template in sorted(_TEMPLATES.iterdir()):
+        target = template.name.removesuffix(".template").replace("NAME", name).replace("dot-", ".")
+        (folder / target).write_text(template.read_text().replace("NAME", name))
+    return folder
