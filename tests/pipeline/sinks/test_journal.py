@@ -149,16 +149,16 @@ def test_only_a_batch_that_may_be_a_rerun_is_looked_up(layout: Layout, monkeypat
     assert len(emitted(layout)) == 5
 
 
-def test_the_floor_moves_on_with_new_batches_and_a_rerun_is_looked_up_behind_it(
+def test_where_to_look_from_moves_on_with_new_batches_and_reruns_are_still_found(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "FLOOR_EVENTS_MAX", 3)
+    monkeypatch.setattr(MODULE, "LOOK_EVENTS_MAX", 3)
     sink = open_sink(layout)
-    floors = []
+    sinces = []
     for batch in range(8):
         sink.write(table(batch), BatchId("query", batch))
-        floors.append(json.loads(layout.view(VIEW).mark("journal").read_bytes())["floor"])
-    assert floors == [0, 0, 0, 3, 3, 3, 6, 6]
+        sinces.append(json.loads(layout.view(VIEW).mark("journal").read_bytes())["since"])
+    assert sinces == [0, 0, 0, 3, 3, 3, 6, 6]
     for _ in range(2):
         open_sink(layout).write(table(7), BatchId("query", 7))
     again = open_sink(layout)
@@ -171,7 +171,7 @@ def test_a_new_query_on_an_old_journal_begins_to_look_at_its_end(layout: Layout)
     with JournalWriter(layout.journal) as producer:
         producer.append([Event(f"p{n}", "producer", "other", 0, {}) for n in range(5)])
     open_sink(layout)
-    assert json.loads(layout.view(VIEW).mark("journal").read_bytes())["floor"] == 5
+    assert json.loads(layout.view(VIEW).mark("journal").read_bytes())["since"] == 5
 
 
 def test_without_a_mark_the_whole_journal_is_looked_up(layout: Layout) -> None:

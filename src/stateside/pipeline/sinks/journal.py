@@ -6,16 +6,16 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
    cannot be an event refuses the batch, before anything of it is stored.
 2. The journal is opened, which settles what a crash left, and the first time it is asked for the highest batch of this
    query that it has events of. A batch with a higher number is new; any other one may be a rerun.
-3. The mark beside the checkpoint must say whose events these are, and from which position on they may be found: the
-   *floor*, some journal end from before this batch's first append. It is written before the first append of a query,
-   and now and then moved on, before the first append of a new batch.
+3. The mark beside the checkpoint must say whose events these are, and from which position on they may be found: some
+   journal end from before this batch's first append. It is written before the first append of a query, and now and
+   then moved on, before the first append of a new batch.
 4. The events are appended, in groups that fit into a frame each. If the batch may be a rerun, then in the same turn in
-   which a group is appended the journal is read from the floor on, and events whose ids it has are left out.
+   which a group is appended the journal is read from there on, and events whose ids it has are left out.
 5. The caller lets Spark commit the batch. A crash before that repeats the batch, which then finds all its ids.
 
-The steady state is step 4 alone, without a look: a batch is known to be new by its number. An old floor is never wrong,
-only slower: all of a batch's events lie behind every journal end from before its first append. So nothing depends on
-what the query reads. That one process at a time emits for a query is the driver's lease.
+The steady state is step 4 alone, without a look: a batch is known to be new by its number. An old position in
+the mark is never wrong, only slower: all of a batch's events lie behind every journal end from before its first append.
+So nothing depends on what the query reads. That one process at a time emits for a query is the driver's lease.
 
 Readers see a batch's events group by group. A query that reads the types which it emits feeds itself, for ever: emit
 another type than those that are read.
@@ -43,7 +43,7 @@ from stateside.positions import Position
 from stateside.storage import Storage, write_atomically
 
 EVENTS_PER_APPEND_MAX = 2_000  # so that even the largest events fit into one frame
-FLOOR_EVENTS_MAX = 100_000  # behind the journal's end, before the floor is moved on
+LOOK_EVENTS_MAX = 100_000  # how far behind the journal's end to look from, before that is moved on
 
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
@@ -61,11 +61,11 @@ def _open(context: SinkContext, on_step: OnStep) -> JournalSink:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Whose events were emitted (None: nobody's yet), into which journal, the floor, and the first batch behind it."""
+    """Whose events were emitted (None: nobody's yet), into which journal, from where on, from which batch on."""
 
     query: str | None = None
     journal: str | None = None
-    floor: int = 0
+    since: int = 0
     batch: int = 0
 
 
@@ -78,7 +78,7 @@ class MarkFile:
     journal: Journal
 
     def begin(self) -> None:
-        """A query that has not begun yet has emitted nothing: the floor is the journal's end.
+        """A query that has not begun yet has emitted nothing: the place to look from is the journal's end.
 
         ArchiveInvalid if another query has emitted before: this one would emit everything a second time.
         """
@@ -91,30 +91,30 @@ class MarkFile:
                 next_step=f"Nothing was emitted. Bring the checkpoint back, or delete {self.path} to emit all anew",
             )
         if query is None:
-            self.write(Mark(floor=self.journal.end()[PARTITION], journal=self.journal.id()))
+            self.write(Mark(since=self.journal.end()[PARTITION], journal=self.journal.id()))
 
     def write(self, mark: Mark) -> None:
         """Note this, durably."""
         write_atomically(self.path, json.dumps(asdict(mark)).encode())
 
     def read(self) -> Mark:
-        """What was noted; without a note, the journal's start is the floor."""
+        """What was noted; without a note, all of the journal is looked at."""
         try:
             return Mark(**json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return Mark()
 
-    def floor(self, batch: int) -> Position:
+    def since(self, batch: int) -> Position:
         """The position behind which a batch's events lie: the noted one, if it is one of this journal and for it."""
         mark = self.read()
-        known = mark.journal == self.journal.id() and mark.floor <= self.journal.end()[PARTITION]
-        return Position.of({PARTITION: mark.floor if known and batch >= mark.batch else 0})
+        known = mark.journal == self.journal.id() and mark.since <= self.journal.end()[PARTITION]
+        return Position.of({PARTITION: mark.since if known and batch >= mark.batch else 0})
 
     def highest(self, query: str) -> int:
         """The highest batch of a query that the journal may have events of."""
         mark, end = self.read(), self.journal.end()[PARTITION]
         found = mark.batch
-        for _, events in self.journal.batches(self.floor(mark.batch)[PARTITION], end):
+        for _, events in self.journal.batches(self.since(mark.batch)[PARTITION], end):
             ids = events.column("id")
             for id_ in ids.filter(pc.starts_with(ids, f"{query}/")).to_pylist():
                 found = max(found, batch_of(id_))
@@ -147,10 +147,10 @@ class JournalSink:
             new = self._begin(batch)
             self._on_step(3)
             self._note(batch.batch, writer, new)
-            floor = None if new else self._mark.floor(batch.batch)
+            since = None if new else self._mark.since(batch.batch)
             for first in range(0, len(events), EVENTS_PER_APPEND_MAX):
                 self._on_step(4)
-                _append(writer, events[first : first + EVENTS_PER_APPEND_MAX], floor)
+                _append(writer, events[first : first + EVENTS_PER_APPEND_MAX], since)
             self._on_step(5)
 
     def _begin(self, batch: BatchId) -> bool:
@@ -166,9 +166,9 @@ class JournalSink:
         """Step 3."""
         mark = self._mark.read()
         if mark.query is None:
-            floor = self._mark.floor(batch)[PARTITION]
-            self._mark.write(Mark(self._mark.checkpoint.query_id(), self._mark.journal.id(), floor, mark.batch))
-        elif new and writer.end[PARTITION] - mark.floor >= FLOOR_EVENTS_MAX:
+            since = self._mark.since(batch)[PARTITION]
+            self._mark.write(Mark(self._mark.checkpoint.query_id(), self._mark.journal.id(), since, mark.batch))
+        elif new and writer.end[PARTITION] - mark.since >= LOOK_EVENTS_MAX:
             self._mark.write(Mark(mark.query, self._mark.journal.id(), writer.end[PARTITION], batch))
 
     @contextmanager
@@ -190,9 +190,9 @@ class JournalSink:
             writer.close()
 
 
-def _append(writer: JournalWriter, events: list[Event], floor: Position | None) -> None:
-    """Step 4, for one group; a floor means that some of it may be stored."""
-    if floor is None:
+def _append(writer: JournalWriter, events: list[Event], since: Position | None) -> None:
+    """Step 4, for one group; with `since`, some of it may be stored."""
+    if since is None:
         writer.append(events)
     else:
-        writer.append_unstored(events, since=floor)
+        writer.append_unstored(events, since=since)
