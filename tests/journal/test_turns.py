@@ -275,7 +275,7 @@ def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_a
     with ExitStack() as running:
         for kill in range(6):
             name = f"p{kill % producers}-{kill}"
-            child = running.enter_context(process(PRODUCER, tmp_path, name, 0, 20_000 + 20_000 * (kill % 2)))
+            child = running.enter_context(process(PRODUCER, tmp_path, name, 0, 3_000 + 3_000 * (kill % 2)))
             acknowledged[name] = int(child.stdout.readline().split()[0])
             time.sleep(moments.uniform(0.01, 0.15))
             if kill >= producers - 1:

@@ -113,7 +113,7 @@ import sys, types
 sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
 from stateside.journal import Event, JournalWriter
-with JournalWriter(Path(sys.argv[1]), segment_bytes_max=30_000) as writer:
+with JournalWriter(Path(sys.argv[1]), segment_bytes_max=3_000) as writer:
     while True:
         first = writer.end["0"]
         numbers = range(first, first + 1 + first % 4)
