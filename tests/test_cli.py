@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stateside.journal import Event, Journal
 from stateside.processes import EXIT_FINAL, Child, free_port
 
 WAIT_S_MAX = 30.0
@@ -98,6 +100,83 @@ class TestServe:
             assert served.returncode() is None, served.tail()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+class TestAppend:
+    def append(self, folder: Path, lines: str | bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "stateside", "append", "--dir", str(folder), *options]
+        given = lines.encode() if isinstance(lines, str) else lines
+        return subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
+
+    def test_lines_become_events_and_the_receipt_is_printed(self, tmp_path: Path) -> None:
+        (tmp_path / "events.jsonl").write_text(
+            '{"id": "1", "entity": "emma", "type": "call", "time": "2026-01-31T13:00:00+01:00", "payload": {"s": 61}}\n'
+            "\n"
+            '{"entity": "ben", "type": "call", "tags": ["night"]}'
+        )
+        began_us = time.time_ns() // 1_000
+        done = stateside("append", "--dir", str(tmp_path / "shop"), str(tmp_path / "events.jsonl"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0:2\n", "2 events stored, 0 lines refused\n")
+        first, second = Journal(tmp_path / "shop" / "journal").events()
+        assert first == Event("1", "emma", "call", 1_769_860_800_000_000, {"s": 61})
+        assert (second.entity, second.payload, second.tags) == ("ben", {}, ("night",))
+        assert len(second.id) == 36
+        assert began_us <= second.time_us <= time.time_ns() // 1_000
+
+    def test_a_bad_line_stops_it_and_says_which_why_and_what_is_stored(self, tmp_path: Path) -> None:
+        good = '{"entity": "%s", "type": "t"}\n'
+        lines = good % "a" + good % "b" + '{"entity": "c"}\n' + good % "d"
+        done = self.append(tmp_path, lines)
+        assert done.returncode == 1
+        assert done.stdout == b""
+        assert done.stderr.decode().splitlines()[-1] == (
+            "Error: Line 3 is no event: it has no type. 2 events before it are stored, receipt 0:2. "
+            "Mend the line and append from it on, or collect such lines with --dead-letters."
+        )
+        assert [event.entity for event in Journal(tmp_path / "journal").events()] == ["a", "b"]
+
+    def test_dead_letters_take_the_bad_lines_with_their_reason_and_all_others_are_stored(self, tmp_path: Path) -> None:
+        letters = tmp_path / "letters.jsonl"
+        lines = b'{"entity": "a", "type": "t"}\nnonsense\n{"entity": "\xff"}\n{"entity": "b", "type": "t"}\n'
+        for _ in range(2):
+            done = self.append(tmp_path, lines, "--dead-letters", str(letters))
+            assert (done.returncode, done.stderr) == (0, b"2 events stored, 2 lines refused\n")
+        assert done.stdout == b"0:4\n"
+        found = [json.loads(line) for line in letters.read_text().splitlines()]
+        assert found[:2] == found[2:]
+        assert [(letter["line"], letter["text"]) for letter in found[:2]] == [
+            (2, "nonsense"),
+            (3, '{"entity": "\\xff"}'),
+        ]
+        assert "not JSON" in found[0]["reason"]
+        assert "not UTF-8" in found[1]["reason"]
+
+    def test_what_comes_through_a_pipe_is_stored_before_the_pipe_ends(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "stateside", "append", "--dir", str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdin is not None
+            for count in (1, 2):
+                child.stdin.write(b'{"entity": "emma", "type": "call"}\n')
+                child.stdin.flush()
+                deadline = time.monotonic() + WAIT_S_MAX
+                while Journal(tmp_path / "journal").end().events() < count:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+            assert child.communicate()[0] == b"0:2\n"
+
+    def test_nothing_at_all_is_no_error(self, tmp_path: Path) -> None:
+        assert self.append(tmp_path, "").stdout == b"start\n"
+
+    def test_a_file_that_does_not_exist_is_told(self, tmp_path: Path) -> None:
+        done = stateside("append", "--dir", str(tmp_path / "shop"), "nowhere.jsonl")
+        assert done.returncode == 2
+        assert "nowhere.jsonl" in done.stderr
+        assert not (tmp_path / "shop").exists()
+
+    def test_its_help_shows_a_line_to_begin_with(self, tmp_path: Path) -> None:
+        shown = stateside("append", "--help").stdout
+        (line,) = [line.strip() for line in shown.splitlines() if '"seconds": 61' in line]
+        assert self.append(tmp_path, line).stdout == b"0:1\n"
 
 
 class TestDemo:

@@ -19,6 +19,7 @@ from stateside.processes import EXIT_FINAL
 
 PORT = 8471
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 class _Group(click.Group):
@@ -191,6 +192,40 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+@main.command()
+@click.option("--dir", "folder", required=True, type=_FOLDER, help="The application's folder; made if there is none.")
+@click.option(
+    "--dead-letters", type=_FILE, help="Go on at lines that are no events, and add them here with the reason."
+)
+@click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
+def append(folder: Path, dead_letters: Path | None, lines: Any) -> None:
+    """Append events to an application's journal: JSON lines from FILE, or from standard input.
+
+    \b
+    {"entity": "emma", "type": "call", "payload": {"seconds": 61}}
+    {"id": "c-2", "entity": "ben", "type": "call", "time": "2026-01-31T12:00:00Z", "tags": ["night"]}
+
+    Needed are entity and type. Without an id an event gets a random one, without a time the present one, without a
+    payload an empty one. Lines are appended as they come in, in order, beside other producers and the running job.
+
+    Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
+    stops, and says which one, why, and what is stored. Appending the same lines again stores them again.
+    """
+    from stateside.journal import JournalWriter
+    from stateside.journal.lines import Intake
+    from stateside.layout import Layout
+
+    if lines.isatty():
+        click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
+    with JournalWriter(Layout(folder).journal) as writer:
+        intake = Intake(writer, dead_letters)
+        try:
+            intake.take(lines)
+        finally:
+            click.echo(f"{intake.stored:,} events stored, {intake.refused:,} lines refused", err=True)
+        click.echo(str(intake.receipt))
 
 
 @main.command()

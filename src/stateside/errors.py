@@ -13,7 +13,7 @@
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
-    │   ├── JournalLocked           journal-locked          409    another writer owns this journal
+    │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
@@ -154,7 +154,7 @@ class JournalCorrupt(StateError):
 
 
 class JournalLocked(StateError):
-    """Another writer has this journal open."""
+    """Another writer, which is paused perhaps, did not end its turn in time. Nothing was stored."""
 
     code = "journal-locked"
     status = 409

@@ -7,8 +7,8 @@
     journal.end().covers(receipt)            # True
     for event in journal.events(): ...
 
-`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `recovery` what
-becomes of a crash, `reader` the reads.
+`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `turns`
+how several writers go about it, `recovery` what becomes of a crash, `reader` the reads, `lines` events as JSON lines.
 """
 
 from stateside.journal.event import Event

@@ -70,19 +70,19 @@ def decode(batch: pa.RecordBatch) -> Iterator[Event]:
         yield Event(id_, entity, type_, time_us, json.loads(payload), tuple(tags), appended_us)
 
 
+def fault(event: Event) -> str | None:
+    """Why the journal would refuse this; None if it is an event."""
+    reason = _envelope_fault(event)
+    return reason or _payload(event)[1]
+
+
 def _checked_payload(index: int, event: Event) -> str:
     """The event's payload as JSON text, after every field was checked."""
-    reason = _fault(event)
+    reason = _envelope_fault(event)
     if reason is None:
-        try:
-            payload = json.dumps(event.payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-            size = len(payload.encode())
-        except (TypeError, ValueError, RecursionError) as error:
-            reason = f"its payload is no JSON object: {error}"
-        else:
-            if size <= PAYLOAD_BYTES_MAX:
-                return payload
-            reason = f"its payload has {size} bytes, {PAYLOAD_BYTES_MAX} are allowed"
+        payload, reason = _payload(event)
+    if reason is None:
+        return payload
     name = repr(getattr(event, "id", event))[:80]
     raise EventRefused(
         f"Event {index} of the batch, {name}, was refused: {reason}",
@@ -90,7 +90,19 @@ def _checked_payload(index: int, event: Event) -> str:
     )
 
 
-def _fault(event: Event) -> str | None:
+def _payload(event: Event) -> tuple[str, str | None]:
+    """The payload as JSON text, and what is wrong with it, if anything."""
+    try:
+        payload = json.dumps(event.payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        size = len(payload.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        return "", f"its payload is no JSON object: {error}"
+    if size > PAYLOAD_BYTES_MAX:
+        return "", f"its payload has {size} bytes, {PAYLOAD_BYTES_MAX} are allowed"
+    return payload, None
+
+
+def _envelope_fault(event: Event) -> str | None:
     """What is wrong with the event's envelope, if anything."""
     if not isinstance(event, Event):
         return f"it is a {type(event).__name__}, not an Event"

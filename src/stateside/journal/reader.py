@@ -1,4 +1,4 @@
-"""Reading a journal on files, from any process, while its owner goes on writing."""
+"""Reading a journal on files, from any process, while others go on writing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pyarrow as pa
 from stateside.errors import JournalCorrupt, PositionInvalid
 from stateside.journal import segment
 from stateside.journal.event import Event, decode
-from stateside.journal.segment import DurableEnd, Frame, Segment
-from stateside.journal.writer import PARTITION
+from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
 from stateside.positions import Position
 
 

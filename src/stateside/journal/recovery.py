@@ -1,6 +1,6 @@
-"""What a journal's new owner does about the end that the last one left: find it, and set a torn frame aside.
+"""What a writer does about the end that another one left: find it, and set a torn frame aside.
 
-The last owner may have been killed, or the power lost, at any moment. But it synced every frame before it wrote the
+The last writer may have been killed, or the power lost, at any moment. But it synced every frame before it wrote the
 next one, and every segment before it began the next one. So only the very last frame of a journal can be torn, and no
 whole frame ever follows a torn one. At the first damage in the last segment that decides:
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def recover(directory: Path, newborn: UUID) -> tuple[UUID, DurableEnd]:
-    """The journal's id and its end, behind which the owner may write; an empty folder becomes the journal `newborn`."""
+    """The journal's id and its end, behind which a writer may go on; an empty folder becomes the journal `newborn`."""
     offsets = segment.segment_offsets(directory)
     marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
     if not offsets:

@@ -43,6 +43,7 @@ import pyarrow as pa
 from stateside.errors import EventRefused, JournalCorrupt
 from stateside.storage import write_atomically
 
+PARTITION = "0"  # a journal on files has one
 VERSION = 1
 SUFFIX = ".segment"
 FRAME_BYTES_MAX = 256 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Appending to a journal on files: one owner, one frame an append, durable before it is acknowledged."""
+"""Appending to a journal on files: writers take turns, one frame an append, durable before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -12,68 +12,85 @@ from types import TracebackType
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import JournalLocked, OperatingError
+from stateside.errors import OperatingError
 from stateside.journal import segment
 from stateside.journal.event import SCHEMA, Event, encode
+from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
+from stateside.journal.segment import PARTITION as PARTITION
 from stateside.journal.segment import DurableEnd
+from stateside.journal.turns import WAIT_S_MAX, Turns
 from stateside.positions import Position
-from stateside.storage import try_lock, write_atomically
+from stateside.storage import write_atomically
 
-PARTITION = "0"
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 
-_OPEN_AGAIN = "Open the journal again; then Journal.unstored tells whether the last append must be repeated"
+_OPEN_AGAIN = "Open the journal again; then append_unstored repeats what of the last append is not stored"
+
+_CLOSED = -1
 
 log = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """The one owner of a journal's folder, by a lock that the operating system takes back when the process dies.
+    """One of a journal's writers. Any number of them, in any processes of one machine, append in turns.
 
     How an append becomes durable; a crash between any two steps loses no acknowledged event:
 
-    1. The events are checked and packed into one frame. A bad event refuses the whole append.
-    2. The frame is written behind the last one. A crash here leaves a torn frame, which the next owner sets aside.
-    3. `fdatasync`. From here on the events survive a loss of power.
-    4. The end mark is moved. From here on readers see the events.
-    5. The receipt is returned: the position just after the events.
+    1. The events are checked and packed into one record batch. A bad event refuses the whole append.
+    2. The writer takes its turn (`turns`): from here to step 7 no other one writes.
+    3. If another writer had a turn since, the end is looked up anew. If that writer left it unsettled, because it
+       crashed between steps 4 and 6, this one settles it as opening does (`recovery`): a torn frame is set aside, a
+       whole one is written and synced again and kept.
+    4. The frame is written behind the last one. A crash here leaves a torn frame.
+    5. `fdatasync`. From here on the events survive a loss of power.
+    6. The end mark is moved. From here on readers see the events. As it never goes back, an offset that a reader saw
+       keeps its event for good.
+    7. The turn is given back, and the receipt returned: the position just after the events.
 
-    A crash or an error between steps 2 and 5 may keep the events although their producer got no receipt. They are in
-    the journal once; but nothing here compares ids, so a producer that appends them again has them twice. It asks
-    first, by reading from its last receipt to the end:
+    A crash or an error between steps 4 and 7 may keep the events although their producer got no receipt. They are in
+    the journal once; but `append` compares no ids, so a producer that appends them again has them twice. Instead it
+    repeats them so, with the last receipt that it has:
 
-        with JournalWriter(folder) as writer:  # opening settles what the last owner left
-            writer.append(Journal(folder).unstored(events, since=last_receipt))
+        writer.append_unstored(events, since=last_receipt)
+
+    After a failed sync nobody knows what the disk holds: this writer then takes nothing more until it is opened again.
+    Others go on, as after a crash.
     """
 
     def __init__(
-        self, directory: Path, *, clock: Clock | None = None, segment_bytes_max: int = SEGMENT_BYTES_MAX
+        self,
+        directory: Path,
+        *,
+        clock: Clock | None = None,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        wait_s_max: float = WAIT_S_MAX,
     ) -> None:
+        """Opening settles what a crash left. `wait_s_max`: how long to wait for a turn before JournalLocked."""
         self._directory = directory
         self._clock = clock or SystemClock()
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
+        self._recovered = self._settled = False
+        self._file = self._mark = _CLOSED
+        self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         with _writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(directory)
+            self._turns = Turns(directory / "lock", wait_s_max)
             try:
-                self._id, self._end = recover(directory, newborn=uuid4())
-                self._file = self._open_segment(self._end)
-                os.fdatasync(self._file)  # its last frame may be one that a crash left written but not synced
-                self._mark = _open_mark(directory, self._end)
-                self._publish()
-                os.fdatasync(self._mark)
+                with self._turn():
+                    pass
             except BaseException:
-                os.close(self._lock)
+                self._close_all()
                 raise
 
     @property
     def end(self) -> Position:
-        """The position after the last durable event."""
+        """The position after the last durable event, as of this writer's last turn."""
         return Position.of({PARTITION: self._end.offset})
 
     def append(self, events: Sequence[Event]) -> Position:
@@ -83,23 +100,29 @@ class JournalWriter:
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch of the journal's schema."""
         assert batch.schema.equals(SCHEMA), "a batch must come from event.encode or have its schema"
-        with self._appending:
-            if self._broken:
-                raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
-            if self._end.segment_bytes >= self._segment_bytes_max:
-                self._roll()
-            self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
-            self._publish()
-            return self.end
+        with self._turn():
+            return self._append(batch)
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
+
+        For a producer that got no receipt for them: `since` is its last receipt. Looking and storing are one turn, so
+        two that repeat the same events at the same time store them once. The receipt covers all the events.
+        """
+        batch = encode(events, self._clock.now_us())
+        with self._turn():
+            unstored = {event.id for event in Journal(self._directory).unstored(events, since)}
+            wanted = pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string()))
+            return self._append(batch.filter(wanted)) if unstored else self.end
 
     def close(self) -> None:
-        """Give the journal back. Everything acknowledged is already durable; the end mark becomes so, if it can."""
-        try:
-            os.fdatasync(self._mark)
-        except OSError as error:
-            log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
-        for handle in (self._file, self._mark, self._lock):
-            os.close(handle)
+        """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can."""
+        with self._appending:
+            try:
+                os.fdatasync(self._mark)
+            except OSError as error:
+                log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
+            self._close_all()
 
     def __enter__(self) -> JournalWriter:
         return self
@@ -107,21 +130,70 @@ class JournalWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Steps 2 and 3, and back again. Whatever goes wrong in a turn, the next one looks the end up anew."""
+        with self._appending:
+            if self._broken:
+                raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
+            with _writing(self._directory), self._turns.take() as still_ours:
+                if not (still_ours and self._settled):
+                    self._settle()
+                self._settled = False
+                yield
+                self._settled = True
+
+    def _append(self, batch: pa.RecordBatch) -> Position:
+        """Steps 4 to 6, in this writer's turn."""
+        if self._end.segment_bytes >= self._segment_bytes_max:
+            self._roll()
+        self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
+        self._publish()
+        return self.end
+
+    def _settle(self) -> None:
+        """Step 3: know where the journal ends, and that nothing unsettled lies behind that."""
+        marked = DurableEnd.read(self._directory)
+        if marked is not None and self._is_settled(marked):
+            self._end = marked
+            self._open_mark()
+        else:
+            self._recovered = False
+            self._recover(marked or DurableEnd(0, 0, 0))
+            self._recovered = True
+
+    def _is_settled(self, marked: DurableEnd) -> bool:
+        """Whether the journal ends at this mark, in the segment that is open here, with nothing begun behind it."""
+        if not self._recovered or marked.segment_offset != self._end.segment_offset:
+            return False
+        found = os.fstat(self._file)
+        begun = marked.offset > marked.segment_offset and segment.segment_path(self._directory, marked.offset).exists()
+        return bool(found.st_nlink) and found.st_size == marked.segment_bytes and not begun
+
+    def _recover(self, marked: DurableEnd) -> None:
+        """As opening does: find the end, sync what leads there, and only then show it to readers."""
+        self._id, self._end = recover(self._directory, newborn=uuid4())
+        self._open_segment(self._end)
+        _write_again(self._file, marked, self._end)
+        os.fdatasync(self._file)
+        self._open_mark()
+        self._publish()
+        os.fdatasync(self._mark)
+
     def _write(self, parts: list[bytes | memoryview], rows: int) -> None:
-        """Steps 2 and 3. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
+        """Steps 4 and 5. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
         size = sum(len(part) for part in parts)
-        with _writing(self._directory):
-            try:
-                _write_all(self._file, parts, self._end.segment_bytes)
-            except OSError:
-                os.ftruncate(self._file, self._end.segment_bytes)
-                raise
+        try:
+            _write_all(self._file, parts, self._end.segment_bytes)
+        except OSError:
+            os.ftruncate(self._file, self._end.segment_bytes)
+            raise
         with self._breaking("The journal's disk failed to sync"):
             os.fdatasync(self._file)
         self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
 
     def _publish(self) -> None:
-        """Step 4. If it fails, the events are stored but not acknowledged: the next owner finds them, once."""
+        """Step 6. If it fails, the events are stored but not acknowledged: the next turn finds them, once."""
         with self._breaking("The journal's end mark cannot be written"):
             os.pwrite(self._mark, self._end.pack(), 0)
 
@@ -136,18 +208,32 @@ class JournalWriter:
 
     def _roll(self) -> None:
         """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
-        with _writing(self._directory):
-            path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
-            end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
-            file = self._open_segment(end)
-        os.close(self._file)
-        self._file, self._end = file, end
+        path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
+        end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
+        self._open_segment(end)
+        self._end = end
         self._publish()
         with self._breaking("The journal's end mark failed to sync"):
             os.fdatasync(self._mark)
 
-    def _open_segment(self, end: DurableEnd) -> int:
-        return os.open(segment.segment_path(self._directory, end.segment_offset), os.O_WRONLY)
+    def _open_segment(self, end: DurableEnd) -> None:
+        opened = os.open(segment.segment_path(self._directory, end.segment_offset), os.O_RDWR)
+        _close(self._file)
+        self._file = opened
+
+    def _open_mark(self) -> None:
+        """The file is born whole: a reader may look, or a crash come, at any moment."""
+        path = self._directory / segment.END_NAME
+        if not path.exists():
+            write_atomically(path, self._end.pack())
+        opened = os.open(path, os.O_RDWR)
+        _close(self._mark)
+        self._mark = opened
+
+    def _close_all(self) -> None:
+        _close(self._file)
+        _close(self._mark)
+        self._turns.close()
 
 
 @contextmanager
@@ -163,21 +249,20 @@ def _writing(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _lock(directory: Path) -> int:
-    handle = try_lock(directory / "lock")
-    if handle is None:
-        raise JournalLocked(
-            "Another writer owns this journal", where=str(directory), next_step="Stop it first, or append through it"
-        )
-    return handle
+def _close(handle: int) -> None:
+    if handle != _CLOSED:
+        os.close(handle)
 
 
-def _open_mark(directory: Path, end: DurableEnd) -> int:
-    """The end mark's handle. The file is born whole: a reader may look, or a crash come, at any moment."""
-    path = directory / segment.END_NAME
-    if not path.exists():
-        write_atomically(path, end.pack())
-    return os.open(path, os.O_RDWR)
+def _write_again(handle: int, marked: DurableEnd, end: DurableEnd) -> None:
+    """Write what lies between mark and end once more, as it is, so that the sync that follows means something.
+
+    A crash left it written but not synced, or its sync failed: then the system takes it for stored, and would not
+    write it again by itself.
+    """
+    at_byte = marked.segment_bytes if marked.segment_offset == end.segment_offset else 0
+    if at_byte < end.segment_bytes:
+        _write_all(handle, [os.pread(handle, end.segment_bytes - at_byte, at_byte)], at_byte)
 
 
 def _write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:

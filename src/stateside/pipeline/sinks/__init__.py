@@ -11,6 +11,7 @@ Each function here makes what `sink=` takes; nothing is opened, and no heavy lib
 from stateside.pipeline.sinks.delta import delta
 from stateside.pipeline.sinks.files import files
 from stateside.pipeline.sinks.http import http
+from stateside.pipeline.sinks.journal import journal
 from stateside.pipeline.sinks.kafka import kafka
 
-__all__ = ["delta", "files", "http", "kafka"]
+__all__ = ["delta", "files", "http", "journal", "kafka"]

@@ -1,0 +1,177 @@
+"""Events as lines of JSON, for files, pipes and people: one object a line.
+
+    {"entity": "emma", "type": "call", "time": "2026-01-31T12:00:00Z", "payload": {"seconds": 61}}
+
+field       what
+entity      who it is about; needed
+type        what happened; needed
+time        when: ISO 8601 with a time zone; the time of reading if it is not given
+time_us     the same in microseconds since 1970, instead of `time`
+payload     a JSON object; {} if it is not given
+tags        a list of texts; none if it is not given
+id          what the event is known by; a random UUID if it is not given
+
+Any other field is refused, so that no misspelt one gets lost. Blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import EventRefused
+from stateside.journal.event import Event, fault
+from stateside.journal.writer import JournalWriter
+
+LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
+CHUNK_BYTES = 1024 * 1024  # what comes in at once is appended at once
+
+_FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "tags")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Input(Protocol):
+    """A file or pipe in binary mode."""
+
+    def read1(self, size: int, /) -> bytes:
+        """What is there, waiting only if that is nothing; empty at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no event, and why."""
+
+    number: int
+    text: str
+    reason: str
+
+    def as_json(self) -> bytes:
+        """A dead letter: one line of JSON."""
+        letter = {"line": self.number, "reason": self.reason, "text": self.text}
+        return json.dumps(letter, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+class Intake:
+    """Appends lines to a journal as they come in, group by group, and knows how far it has come.
+
+    A bad line ends it: what stands before the line is stored, what stands behind it is not. With a file for dead
+    letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
+    """
+
+    def __init__(self, writer: JournalWriter, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
+        self._writer = writer
+        self._dead_letters = dead_letters
+        self._clock = clock or SystemClock()
+        self.receipt = writer.end
+        self.stored = 0
+        self.refused = 0
+
+    def take(self, lines: Input) -> None:
+        """Append all lines; EventRefused at a bad one."""
+        for group in _groups(lines):
+            parsed = [parse(number, text, self._clock.now_us()) for number, text in group]
+            bad = [line for line in parsed if isinstance(line, BadLine)]
+            if bad and self._dead_letters is None:
+                self._append([line for line in parsed[: parsed.index(bad[0])] if isinstance(line, Event)])
+                raise self._refusal(bad[0])
+            self._bury(bad)
+            self._append([line for line in parsed if isinstance(line, Event)])
+
+    def _append(self, events: list[Event]) -> None:
+        if events:
+            self.receipt = self._writer.append(events)
+            self.stored += len(events)
+
+    def _bury(self, bad: list[BadLine]) -> None:
+        if not bad:
+            return
+        assert self._dead_letters is not None
+        with self._dead_letters.open("ab") as letters:
+            letters.writelines(line.as_json() for line in bad)
+            letters.flush()
+            os.fsync(letters.fileno())
+        self.refused += len(bad)
+
+    def _refusal(self, line: BadLine) -> EventRefused:
+        stored = f"{self.stored:,} events before it are stored, receipt {self.receipt}" if self.stored else None
+        return EventRefused(
+            f"Line {line.number} is no event: {line.reason}",
+            next_step=f"{stored or 'Nothing is stored'}. Mend the line and append from it on, "
+            "or collect such lines with --dead-letters",
+        )
+
+
+def parse(number: int, line: bytes, now_us: int) -> Event | BadLine:
+    """The event that a line tells of, or what is wrong with the line."""
+    try:
+        if len(line) > LINE_BYTES_MAX:
+            raise ValueError(f"it is longer than {LINE_BYTES_MAX} bytes")
+        event = _event(_fields(line), now_us)
+        reason = fault(event)
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    return event if reason is None else BadLine(number, line.decode(errors="backslashreplace"), reason)
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8, at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} at character {error.pos + 1}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"it is a JSON {type(fields).__name__}, not an object")
+    unknown = [name for name in fields if name not in _FIELDS]
+    if unknown:
+        raise ValueError(f"it has a field {unknown[0]!r}; an event has {', '.join(_FIELDS)}")
+    return fields
+
+
+def _event(fields: dict[str, Any], now_us: int) -> Event:
+    for needed in ("entity", "type"):
+        if needed not in fields:
+            raise ValueError(f"it has no {needed}")
+    return Event(
+        id=fields.get("id", str(uuid4())),
+        entity=fields["entity"],
+        type=fields["type"],
+        time_us=_time_us(fields, now_us),
+        payload=fields.get("payload", {}),
+        tags=tuple(tags) if isinstance(tags := fields.get("tags", ()), list) else tags,
+    )
+
+
+def _time_us(fields: dict[str, Any], now_us: int) -> Any:
+    if "time" not in fields:
+        return fields.get("time_us", now_us)
+    if "time_us" in fields:
+        raise ValueError("it has both a time and a time_us")
+    try:
+        time = datetime.fromisoformat(fields["time"])
+        return (time - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError) as error:
+        shown = repr(fields["time"])[:40]
+        raise ValueError(f"its time is {shown}, not one like 2026-01-31T12:00:00Z") from error
+
+
+def _groups(lines: Input) -> Iterator[list[tuple[int, bytes]]]:
+    """The lines that came in at once, with their numbers; of a line that is too long only as much as shows that."""
+    number, rest = 1, b""
+    while chunk := lines.read1(CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield _numbered(number, whole)
+        number += len(whole)
+        rest = rest[: LINE_BYTES_MAX + 1]
+    yield _numbered(number, [rest])
+
+
+def _numbered(first: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
+    return [(number, line) for number, line in enumerate(lines, first) if line.strip()]

@@ -1,0 +1,103 @@
+"""Lines of JSON: each is an event, or says what is wrong with it; nothing is lost between the two."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateside.errors import EventRefused
+from stateside.journal import Event, Journal, JournalWriter, lines
+from stateside.journal.lines import BadLine, Intake, parse
+
+GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "not JSON: Expecting property name"),
+        (b"[]", "a JSON list, not an object"),
+        (b"7", "a JSON int, not an object"),
+        (b"\xff", "not UTF-8, at byte 0"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"type": "t"}', "no entity"),
+        (b'{"entity": "e"}', "no type"),
+        (b'{"entity": "e", "type": "t", "tiem": 1}', "a field 'tiem'; an event has id, entity"),
+        (b'{"entity": 7, "type": "t"}', "its entity is a int, not a text"),
+        (b'{"entity": "e", "type": "t", "id": null}', "its id is a NoneType"),
+        (b'{"entity": "e", "type": "t", "time": "today"}', "its time is 'today', not one like"),
+        (b'{"entity": "e", "type": "t", "time": "2026-01-31T12:00:00"}', "not one like 2026-01-31T12:00:00Z"),
+        (b'{"entity": "e", "type": "t", "time": 5}', "its time is 5"),
+        (b'{"entity": "e", "type": "t", "time": "1969-01-31T12:00:00Z"}', "years 1970 to 2199"),
+        (b'{"entity": "e", "type": "t", "time_us": 1.5}', "whole number of microseconds"),
+        (b'{"entity": "e", "type": "t", "time_us": 1, "time": "2026-01-31T12:00:00Z"}', "both a time and a time_us"),
+        (b'{"entity": "e", "type": "t", "payload": [1]}', "its payload is a list"),
+        (b'{"entity": "e", "type": "t", "payload": {"a": NaN}}', "no JSON object"),
+        (b'{"entity": "e", "type": "t", "tags": "night"}', "its tags are a str"),
+        (b'{"entity": "e", "type": "t", "tags": [1]}', "its tag is a int"),
+        (b" " * lines.LINE_BYTES_MAX + GOOD, "longer than"),
+    ],
+)
+def test_a_line_that_is_no_event_says_why(line: bytes, reason: str) -> None:
+    bad = parse(3, line, 0)
+    assert isinstance(bad, BadLine)
+    assert reason in bad.reason
+    assert json.loads(bad.as_json())["line"] == 3
+
+
+def test_what_is_not_given_is_filled_in() -> None:
+    first, second = (parse(1, b'{"entity": "emma", "type": "call"}', 42) for _ in range(2))
+    assert isinstance(first, Event)
+    assert isinstance(second, Event)
+    assert (first.time_us, first.payload, first.tags) == (42, {}, ())
+    assert first.id != second.id
+
+
+class Chunks(io.BytesIO):
+    """An input that comes in pieces of given sizes."""
+
+    def __init__(self, content: bytes, sizes: list[int]) -> None:
+        super().__init__(content)
+        self._sizes = iter(sizes)
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return self.read(next(self._sizes, 1_000))
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["good", "bad", "blank", "long"]), max_size=15),
+    sizes=st.lists(st.integers(1, 60), max_size=30),
+    ends=st.booleans(),
+)
+def test_every_line_is_an_event_or_a_dead_letter_however_the_input_comes_in(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], sizes: list[int], ends: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("lines")
+    texts = {"bad": b"nonsense", "blank": b" ", "long": b"x" * 300}
+    content = [
+        texts.get(kind) or json.dumps({"id": f"{n}", "entity": "e", "type": "t"}).encode()
+        for n, kind in enumerate(kinds, 1)
+    ]
+    joined = b"\n".join(content) + (b"\n" if ends and content else b"")
+    with pytest.MonkeyPatch.context() as patch, JournalWriter(folder / "journal") as writer:
+        patch.setattr(lines, "LINE_BYTES_MAX", 200)
+        intake = Intake(writer, folder / "letters")
+        intake.take(Chunks(joined, sizes))
+    numbers = {kind: [n for n, k in enumerate(kinds, 1) if k == kind] for kind in ("good", "bad", "long")}
+    assert [int(event.id) for event in Journal(folder / "journal").events()] == numbers["good"]
+    letters = (folder / "letters").read_text().splitlines() if (folder / "letters").exists() else []
+    assert [json.loads(letter)["line"] for letter in letters] == sorted(numbers["bad"] + numbers["long"])
+    assert (intake.stored, intake.refused) == (len(numbers["good"]), len(letters))
+
+
+def test_without_dead_letters_a_bad_line_ends_it_with_all_before_it_stored(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path) as writer:
+        intake = Intake(writer)
+        with pytest.raises(EventRefused, match=r"Line 1 is no event.*Nothing is stored"):
+            intake.take(io.BytesIO(b"nonsense\n" + GOOD))
+        with pytest.raises(EventRefused, match=r"Line 3 is no event.*2 events before it are stored, receipt 0:2"):
+            intake.take(io.BytesIO(GOOD + b"\n" + GOOD + b"\nnonsense\n" + GOOD))
+    assert Journal(tmp_path).end().events() == 2
