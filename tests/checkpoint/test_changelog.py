@@ -37,6 +37,24 @@ def test_every_change_comes_out_in_order(
     assert changes == [Change(key, value) for key, value in records]
 
 
+@given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=30), st.none() | st.binary(max_size=9))))
+def test_a_key_in_two_parts_comes_out_as_both(records: list[tuple[bytes, bytes, bytes | None]]) -> None:
+    content = b""
+    for first, rest, value in records:
+        key = struct.pack("<i", len(first) + 1) + b"\x00" + first + b"\x00" + rest
+        content += struct.pack(">i", len(key)) + key
+        content += struct.pack(">i", -1) if value is None else struct.pack(">ib", len(value) + 1, 0) + value
+    content += struct.pack(">i", -1)
+    assert list(_records(content, "file", True)) == [Change(first, value, rest) for first, rest, value in records]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 99, 2**31 - 1])
+def test_a_key_whose_first_part_is_longer_than_itself_is_damaged(size: int) -> None:
+    key = struct.pack("<i", size) + b"\x00row"
+    with pytest.raises(CheckpointInvalid):
+        list(_records(struct.pack(">i", len(key)) + key + struct.pack(">ii", -1, -1), "file", True))
+
+
 def test_a_batchs_changes_are_read_from_its_file(put: Put, compress: Encode, encode_changelog: Encode) -> None:
     storage = put("state/0/1/5.changelog", compress(encode_changelog(RECORDS)))
     assert read_changes(storage, COMMIT, operator=0, partition=1) == [Change(*record) for record in RECORDS]
