@@ -72,6 +72,25 @@ def test_a_changelog_of_column_families_is_read_from_its_file(
     assert changelog.changes[2:] == [Change(b"key", None, 7), Change(b"key", b"more", 300, appended=True)]
 
 
+@given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=30), st.none() | st.binary(max_size=9))))
+def test_a_key_in_two_parts_comes_out_as_both(records: list[tuple[bytes, bytes, bytes | None]]) -> None:
+    content = b""
+    for first, rest, value in records:
+        key = struct.pack("<i", len(first) + 1) + b"\x00" + first + b"\x00" + rest
+        content += struct.pack(">i", len(key)) + key
+        content += struct.pack(">i", -1) if value is None else struct.pack(">ib", len(value) + 1, 0) + value
+    content += struct.pack(">i", -1)
+    expected = [Change(first, value, key_rest=rest) for first, rest, value in records]
+    assert _parse(content, "file", prefixed=True).changes == expected
+
+
+@pytest.mark.parametrize("size", [-1, 0, 99, 2**31 - 1])
+def test_a_key_whose_first_part_is_longer_than_itself_is_damaged(size: int) -> None:
+    key = struct.pack("<i", size) + b"\x00row"
+    with pytest.raises(CheckpointInvalid):
+        _parse(struct.pack(">i", len(key)) + key + struct.pack(">ii", -1, -1), "file", prefixed=True)
+
+
 def test_a_batchs_changes_are_read_from_its_file(put: Put, compress: Encode, encode_changelog: Encode) -> None:
     storage = put("state/0/1/5.changelog", compress(encode_changelog(RECORDS)))
     assert read_changes(storage, COMMIT, operator=0, partition=1) == [Change(*record) for record in RECORDS]

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -131,6 +132,11 @@ def test_keys_of_any_length_are_found_in_order_and_by_any_prefix(batches: list[C
             for prefix in {b"", *others, *(key[:cut] for key in model for cut in (1, 464, 470, 500))}:
                 assert list(snapshot.range(prefix)) == sorted(
                     (key, row) for key, row in model.items() if key.startswith(prefix)
+                )
+                assert snapshot.last(prefix) == max((key for key in model if key.startswith(prefix)), default=None)
+            for first, end in pairwise([b"", *sorted({*others, *(key[:470] for key in model), *model}), b"z"]):
+                assert list(snapshot.between(first, end)) == sorted(
+                    (key, row) for key, row in model.items() if first <= key < end
                 )
         reader.close()
 

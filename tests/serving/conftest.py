@@ -58,6 +58,28 @@ def names_server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     yield from serving(layout, tmp_path_factory.mktemp("logs") / "names.log", "/v1/views/orders/rows/A")
 
 
+@pytest.fixture(scope="session")
+def hours_server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a view `hourly`: of a lamp 1 impression in the first hour of 2026, 2 in the next, up to 5."""
+    from pyspark.sql import functions as F
+
+    app = stateside.App("impressions", fields="price string")
+
+    @app.view(key=["item", "window"])
+    def hourly(events: DataFrame) -> DataFrame:
+        named = events.selectExpr("entity as item", "time", "cast(price as decimal(18,2)) as price")
+        return named.groupBy("item", F.window("time", "1 hour")).agg(
+            F.count("*").alias("seen"), F.sum("price").alias("paid"), F.avg("price").alias("mean")
+        )
+
+    layout = Layout(tmp_path_factory.mktemp("hours"))
+    start_us, hour_us = 1_767_225_600_000_000, 3_600_000_000
+    times = [start_us + hour * hour_us for hour in range(5) for _ in range(hour + 1)]
+    append(layout, [Event(f"{n}", "lamp", "seen", time_us, {"price": "0.10"}) for n, time_us in enumerate(times)])
+    run_to(app, layout, spark)
+    yield from serving(layout, tmp_path_factory.mktemp("logs") / "hours.log", "/v1/views/hourly/rows/lamp")
+
+
 def serving(layout: Layout, log: Path, path: str = "/v1/customers/c0/bill") -> Iterator[str]:
     """Start a server as a process, wait until it answers, and stop it in the end."""
     port = free_port()

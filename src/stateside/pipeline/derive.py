@@ -61,11 +61,10 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
             "Let it begin with the DataFrame that it is given",
         )
     plan = optimised_plan(frame)
-    _check_shape(view, plan)
     definitions = Definitions(analysed_plan(frame), plan)
-    groups = _Groups(view, plan, definitions)
+    groups = _Groups(view, *_aggregation(view, plan), definitions)
     key = groups.key()
-    columns = tuple(_columns(view, groups, definitions))
+    columns = tuple(_columns(view, groups))
     _check_names(view, key, columns)
     return Catalogue(
         application=application,
@@ -76,6 +75,27 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
         kind="session" if groups.session is not None else "aggregation",
         window=groups.window(),
     )
+
+
+def _aggregation(view: View, plan: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """The aggregation that the query ends in, and its result: each column with the output that it shows."""
+    if kind(plan) == "Project" and kind(plan.child()) == "Aggregate" and _only_renames(plan):
+        below = plan.child()
+        _check_shape(view, below)
+        outputs: dict[int | None, Any] = {expression_id(each): each for each in sequence(below.aggregateExpressions())}
+        return below, [(each, outputs[_shown_id(each)]) for each in sequence(plan.projectList())]
+    _check_shape(view, plan)
+    return plan, [(output, output) for output in sequence(plan.aggregateExpressions())]
+
+
+def _only_renames(project: Any) -> bool:
+    """Spark leaves such a projection behind where it has taken aggregates apart (as for count_if)."""
+    return all(_shown_id(each) is not None for each in sequence(project.projectList()))
+
+
+def _shown_id(named: Any) -> int | None:
+    attribute = named.child() if kind(named) == "Alias" else named
+    return expression_id(attribute) if kind(attribute) == "AttributeReference" else None
 
 
 def _check_shape(view: View, plan: Any) -> None:
@@ -103,6 +123,7 @@ class _Groups:
 
     view: View
     plan: Any
+    result: list[tuple[Any, Any]]
     definitions: Definitions
 
     @property
@@ -111,9 +132,9 @@ class _Groups:
         return sequence(self.plan.groupingExpressions())
 
     @property
-    def outputs(self) -> list[Any]:
-        """The select list: grouping columns, under any name, and aggregates."""
-        return sequence(self.plan.aggregateExpressions())
+    def aggregates(self) -> list[Any]:
+        """What of the select list is no grouping column, in order."""
+        return [output for output in sequence(self.plan.aggregateExpressions()) if self.shown(output) is None]
 
     @property
     def session(self) -> int | None:
@@ -123,11 +144,9 @@ class _Groups:
 
     def shown(self, output: Any) -> int | None:
         """Which grouping column the output shows; None if it is something else."""
-        attribute = output.child() if kind(output) == "Alias" else output
-        if kind(attribute) != "AttributeReference":
-            return None
-        places = {expression_id(each): place for place, each in enumerate(self.attributes)}
-        return places.get(expression_id(attribute))
+        shown = _shown_id(output)
+        places = [place for place, each in enumerate(self.attributes) if _shown_id(each) == shown]
+        return places[0] if places and shown is not None else None
 
     def key(self) -> tuple[KeyColumn, ...]:
         """The view's key, in its declared order."""
@@ -160,10 +179,10 @@ class _Groups:
     def _names(self) -> list[str]:
         """What each is called in the query's result; where it is not in it, as the state calls it."""
         names = [str(each.name()) for each in self.attributes]
-        for output in reversed(self.outputs):
+        for column, output in reversed(self.result):
             place = self.shown(output)
             if place is not None:
-                names[place] = str(output.name())
+                names[place] = str(column.name())
         return names
 
     def _column(self, place: int, name: str) -> KeyColumn:
@@ -200,21 +219,29 @@ class _Groups:
         return int(remainders[0].right().value()), int(remainders[0].left().right().value())
 
 
-def _columns(view: View, groups: _Groups, definitions: Definitions) -> Iterator[ViewColumn]:
+def _columns(view: View, groups: _Groups) -> Iterator[ViewColumn]:
+    places = dict(_places(view, groups))
+    for column, output in groups.result:
+        if groups.shown(output) is None:
+            served, begin = places[expression_id(output)]
+            expression = str(groups.definitions.of(column).sql())
+            yield _column(view, str(column.name()), expression, output, served, begin)
+
+
+def _places(view: View, groups: _Groups) -> Iterator[tuple[int, tuple[Served, int]]]:
+    """For each aggregate, by its id, how it is served and where its buffers begin in the value row."""
     kept: list[tuple[Served, int]] = []
     end = 0 if groups.session is None else len(groups.attributes)  # a session's row begins with its grouping columns
-    for output in groups.outputs:
-        if groups.shown(output) is not None:
-            continue
-        name, expression = str(output.name()), str(definitions.of(output).sql())
+    for output in groups.aggregates:
         served = serve(output.child() if kind(output) == "Alias" else output)
         if isinstance(served, NotServed):
-            raise _refused(view, f"its column {name!r}, {expression}, {served.reason}", served.instead)
+            text = f"{str(output.name())!r}, {groups.definitions.of(output).sql()}"
+            raise _refused(view, f"its column {text}, {served.reason}", served.instead)
         begin = next((place for other, place in kept if other.same(served)), end)
         if begin == end:
             kept.append((served, begin))
             end += len(served.buffers())
-        yield _column(view, name, expression, output, served, begin)
+        yield expression_id(output), (served, begin)
 
 
 def _column(view: View, name: str, expression: str, output: Any, served: Served, begin: int) -> ViewColumn:

@@ -110,8 +110,8 @@ class Snapshot:
     def _nearest(self, prefix: bytes) -> bytes | None:
         """The last key that begins with these bytes, or a long one if there is one."""
         with self._transaction.cursor(db=self._rows) as cursor:
-            behind = prefix + b"\xff"  # no part of a key begins with this byte
-            found = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            behind = _behind(prefix)
+            found = cursor.prev() if behind and cursor.set_range(behind) else cursor.last()
             key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
         return key if key is not None and key.startswith(prefix) else None
 
@@ -292,6 +292,12 @@ def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
             where=str(directory),
             next_step="Delete this folder: it is rebuilt from the checkpoint",
         ) from error
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The first key behind all that begin with these bytes; nothing if there can be none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 def _short(key: bytes) -> bytes:
