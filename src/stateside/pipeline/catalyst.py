@@ -73,9 +73,9 @@ class Definitions:
 
     def of(self, named: Any) -> Any:
         """The expression behind a column, through all its renamings; the column itself if nothing is behind it."""
-        while kind(named) in ("Alias", "AttributeReference"):
+        followed: set[int] = set()
+        while kind(named) in ("Alias", "AttributeReference") and expression_id(named) not in followed:
+            followed.add(expression_id(named))
             alias = self._aliases.get(expression_id(named), named)
-            if kind(alias) != "Alias":
-                return named
-            named = alias.child()
+            named = alias.child() if kind(alias) == "Alias" else named
         return named
