@@ -237,14 +237,46 @@ def get(path: str, url: str, min_position: str | None, **floor: int | None) -> N
     Prints the stamped answer as JSON. With a floor (the options) it waits until the answer is as fresh as you ask, and
     never gives less: `--min-position` with an append's receipt reads your own event.
     """
-    from stateside.positions import Position
     from stateside.serving.client import Client
 
     view, *key = path.split("/")
-    position = None if min_position is None else Position.parse(min_position)
-    given = {name: value for name, value in floor.items() if value is not None}
     with Client(url) as client:
-        click.echo(json.dumps(client.rows(view, *key, min_position=position, **given), indent=2))
+        click.echo(json.dumps(client.rows(view, *key, **_floor(min_position, floor)), indent=2))
+
+
+def _floor(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
+    from stateside.positions import Position
+
+    position = {} if min_position is None else {"min_position": Position.parse(min_position)}
+    return position | {name: value for name, value in floor.items() if value is not None}
+
+
+@main.command(name="sum")
+@click.argument("path")
+@click.option("--last", metavar="DURATION", help="The last so long: 90s, 15m, 24h, 7d.")
+@click.option("--from", "from_time", metavar="TIME", help="From this time on, like 2026-01-31T12:00:00Z.")
+@click.option("--to", "to_time", metavar="TIME", help="Up to this time; the newest bucket's end by default.")
+@_asking
+def sum_(
+    path: str,
+    last: str | None,
+    from_time: str | None,
+    to_time: str | None,
+    url: str,
+    min_position: str | None,
+    **floor: int | None,
+) -> None:
+    """Add up a range of a windowed view's buckets: VIEW/PART…, the key's parts before the window.
+
+    The state holds each event once, in its bucket; this is how a sliding window is asked for. Prints the stamped answer
+    as JSON. Times lie on the buckets' borders; any other is refused, never moved.
+    """
+    from stateside.serving.client import Client
+
+    view, *key = path.split("/")
+    with Client(url) as client:
+        answer = client.sum(view, *key, last=last, from_time=from_time, to_time=to_time, **_floor(min_position, floor))
+    click.echo(json.dumps(answer, indent=2))
 
 
 @main.command()

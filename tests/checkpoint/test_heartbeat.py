@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from stateside.checkpoint.heartbeat import Heartbeat
+import pytest
+
+from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.positions import Position
 from stateside.storage import write_atomically
 
@@ -19,3 +21,19 @@ def test_a_heartbeat_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_without_a_heartbeat_there_is_silence(tmp_path: Path) -> None:
     assert Heartbeat.load(tmp_path / "heartbeat.json") is None
     assert Heartbeat.load(tmp_path / "no folder" / "heartbeat.json") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "seen"),
+    [
+        ("running", 1, "running"),
+        ("idle", 1, "idle"),
+        ("holding", 1, "holding"),
+        ("running", 6, "down"),
+        ("holding", 6, "down"),
+        ("stopped", 10**6, "stopped"),
+        ("failed", 10**6, "failed"),
+    ],
+)
+def test_a_reader_tells_idle_from_down(state: State, age_s: int, seen: str) -> None:
+    assert Heartbeat(0, None, state).state_at(age_s * 1_000_000) == seen

@@ -183,3 +183,10 @@ def _arguments(process: Path) -> list[str]:
         return (process / "cmdline").read_text().split("\0")[:-1]
     except OSError:
         return []
+
+
+def test_the_list_of_views_says_how_their_jobs_are(server: str) -> None:
+    """Spark has left this folder, and the runner said so."""
+    (view,) = httpx.get(f"{server}/v1/views").json()["views"]
+    assert view["heard_ms"] >= 0
+    assert {name: view[name] for name in ("view", "state", "why")} == {"view": "bill", "state": "stopped", "why": None}

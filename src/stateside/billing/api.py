@@ -12,10 +12,11 @@ from stateside.serving.http import Request, Response, Route
 
 async def _bill(request: Request) -> Response:
     (customer,) = request.parts
-    reader = request.views.get(VIEW)
+    floor = request.floor()
+    reader = await request.views.ready(VIEW, floor)
     if reader.catalogue.application != APPLICATION:
         raise RouteUnknown(f"The application {reader.catalogue.application!r} has no bills")
-    answer = await reader.rows([customer], request.floor())
+    answer = await reader.rows([customer], floor)
     return Response({"stamp": answer.stamp.as_dict(), **running_bill(customer, answer.rows)}, [answer.stamp])
 
 

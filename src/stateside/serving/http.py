@@ -1,7 +1,8 @@
 """HTTP: routes requests to handlers, and turns their answers and errors into responses. A bare RSGI application.
 
     GET /healthz                               this process answers
-    GET /v1/views                              the views that are served
+    GET /v1/views                              the views that are served, each with its job's state: running, idle,
+                                               holding (why), stopped, failed (why), down, or unknown
     GET /v1/views/{view}/rows/{key…}           the rows of one key, or of all keys that begin with these parts
     GET /v1/views/{view}/rows?key=…&key=…      the same, for parts that cannot stand in a path ("a/b", "..", "")
     GET /v1/views/{view}/sum/{key…}            the buckets of one key, its parts before the window, combined into a row
@@ -110,24 +111,25 @@ async def _health(request: Request) -> Response:
 
 
 async def _views(request: Request) -> Response:
-    return Response({"views": [{"view": name} for name in request.views.names()]})
+    return Response({"views": request.views.states()})
 
 
 async def _rows(request: Request) -> Response:
     view, *in_path = request.parts
-    reader = request.views.get(view)
+    floor = request.floor()
+    reader = await request.views.ready(view, floor)
     key = reader.parse_key([*in_path, *request.keys])
     if not key:
         parts = described(reader.key_parts)
         raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {parts}")
-    answer = await reader.rows(key, request.floor())
+    answer = await reader.rows(key, floor)
     return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
 
 
 async def _sum(request: Request) -> Response:
     view, *in_path = request.parts
-    reader = request.views.get(view)
     floor, span = request.floor(sums.PARAMETERS), sums.Span.parse(request.parameters)
+    reader = await request.views.ready(view, floor)
     answer = await reader.sum(reader.parse_key([*in_path, *request.keys]), span, floor)
     document = {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets}
     return Response({"stamp": answer.stamp.as_dict(), **document}, [answer.stamp])

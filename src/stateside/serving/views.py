@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.finalise import finaliser
+from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
@@ -174,7 +175,8 @@ class ViewReader:
 class Views:
     """All views of an application's folder; a view appears as soon as it has a catalogue and a replica."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._layout = layout
         self._readers: dict[str, ViewReader] = {}
 
@@ -182,11 +184,27 @@ class Views:
         """The views that have been run in this folder."""
         return [view.name for view in self._layout.views()]
 
+    def states(self) -> list[dict[str, Any]]:
+        """For each view, what its job's last heartbeat says, and how long ago that was; `unknown` without one."""
+        now_us = self._clock.now_us()
+        return [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
+
     def get(self, name: str) -> ViewReader:
         """The reader of a view; ViewUnknown if there is none of that name, NotFreshEnough before its first batch."""
         if name not in self._readers:
             self._readers[name] = self._open(name)
         return self._readers[name]
+
+    async def ready(self, name: str, floor: Floor) -> ViewReader:
+        """The reader of a view; waits for its first batch as long as the floor says. Errors as for `get`."""
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            try:
+                return self.get(name)
+            except NotFreshEnough:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_POLL_S)
 
     def _open(self, name: str) -> ViewReader:
         if name not in self.names():
@@ -198,3 +216,10 @@ class Views:
             return ViewReader(self._layout.view(name))
         except FileNotFoundError:
             raise NotFreshEnough(f"The view {name!r} has no batch yet", next_step="Ask again in a moment") from None
+
+
+def _state(view: ViewLayout, heartbeat: Heartbeat | None, now_us: int) -> dict[str, Any]:
+    if heartbeat is None:
+        return {"view": view.name, "state": "unknown", "why": None, "heard_ms": None}
+    heard_ms = max(0, (now_us - heartbeat.time_us) // 1_000)
+    return {"view": view.name, "state": heartbeat.state_at(now_us), "why": heartbeat.why, "heard_ms": heard_ms}
