@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 import stateside
 from stateside.layout import Layout
-from stateside.pipeline.runner import Runner, RunSettings
-from stateside.pipeline.sources import kafka, with_jars
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.sources import kafka
 
 
 def application(address: str, topic: str) -> stateside.App:
@@ -32,8 +32,7 @@ def application(address: str, topic: str) -> stateside.App:
 
 def main(address: str, topic: str, folder: str) -> None:
     app = application(address, topic)
-    settings = RunSettings(spark=with_jars({}, [app.source]))
-    with Runner(app, Layout(Path(folder)), settings) as runner:
+    with Runner(app, Layout(Path(folder))) as runner:  # which sees that Kafka is read, and fetches the connector
         runner.run_to_end()
 
 
