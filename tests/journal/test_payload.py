@@ -1,6 +1,7 @@
 """Payload fields as columns: a bad payload spoils its own row and no other."""
 
 import json
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.journal.payload import payload_columns
+from stateside.errors import ViewInvalid
+from stateside.journal.payload import check_fields, payload_columns
 
 SCHEMA = pa.schema([("amount", pa.int64()), ("country", pa.string()), ("share", pa.float64()), ("paid", pa.bool_())])
 NOTHING = dict.fromkeys(SCHEMA.names)
@@ -93,3 +95,21 @@ def test_many_payloads_give_what_each_gives_alone(payloads: list[dict[str, Any]]
     for payload, row in zip(payloads, columns(*payloads), strict=True):
         fits = type(payload.get("amount")) in (int, type(None)) and type(payload.get("paid")) in (bool, type(None))
         assert row == (NOTHING | {name: payload.get(name) for name in ("amount", "paid")} if fits else NOTHING)
+
+
+def test_dates_are_read_from_iso_texts_nested_ones_too() -> None:
+    nested = pa.struct([("born", pa.date32())])
+    schema = pa.schema([("day", pa.date32()), ("days", pa.list_(pa.date32())), ("person", nested)])
+    day = date(2026, 2, 28)
+    good = {"day": "2026-02-28", "days": ["2026-02-28"], "person": {"born": "2026-02-28"}}
+    read = {"day": day, "days": [day], "person": {"born": day}}
+    nothing = dict.fromkeys(schema.names)
+    assert columns(good, {"day": "tomorrow"}, {}, good, schema=schema) == [read, nothing, nothing, read]
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.duration("us")), pa.duration("us")], ids=str
+)
+def test_a_field_that_json_cannot_give_is_refused_at_start(type_: pa.DataType) -> None:
+    with pytest.raises(ViewInvalid, match="'counts' has the type .*cannot be read from a payload"):
+        check_fields(pa.schema([("name", pa.string()), ("counts", type_)]))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
+import pyarrow.types as pt
+
+from stateside.errors import ViewInvalid
 
 
 def payload_columns(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
@@ -21,16 +24,40 @@ def payload_columns(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
         return pa.concat_tables([_parse_one(payload, schema) for payload in payloads])
 
 
+def check_fields(schema: pa.Schema) -> None:
+    """ViewInvalid for a field that cannot be read from JSON; told at start, not by nulls."""
+    for field in schema:
+        if _as_read(field.type) is None:
+            raise ViewInvalid(
+                f"The payload field {field.name!r} has the type {field.type}, which cannot be read from a payload",
+                next_step="Declare it as a struct with named fields, or parse the column `payload` with from_json",
+            )
+
+
+def _as_read(type_: pa.DataType) -> pa.DataType | None:
+    """The type that Arrow's JSON reader reads it as: itself, but dates as texts; None for what it cannot read."""
+    if pt.is_date(type_):
+        return pa.string()
+    if pt.is_list(type_):
+        item = _as_read(type_.value_type)
+        return None if item is None else pa.list_(item)
+    if pt.is_struct(type_):
+        parts = [(part.name, _as_read(part.type)) for part in type_]
+        return None if any(part is None for _, part in parts) else pa.struct(parts)
+    return None if pt.is_map(type_) or pt.is_interval(type_) or pt.is_duration(type_) else type_
+
+
 def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
     lines = pc.binary_join_element_wise(payloads, "", "\n").cast(pa.large_binary())
     offsets = memoryview(lines.buffers()[1]).cast("q")
     document = lines.buffers()[2].slice(0, offsets[len(lines)])  # the column's bytes: all lines, one after the other
-    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    read_as = pa.schema([(field.name, _as_read(field.type)) for field in schema])
+    options = pajson.ParseOptions(explicit_schema=read_as, unexpected_field_behavior="ignore")
     read = pajson.ReadOptions(use_threads=False, block_size=document.size + 1)
     table = pajson.read_json(pa.BufferReader(document), read_options=read, parse_options=options)
     if table.num_rows != len(payloads):
         raise pa.ArrowInvalid("a payload with a line break")
-    return table
+    return table if read_as.equals(schema) else table.cast(schema)
 
 
 def _parse_one(payload: pa.Scalar, schema: pa.Schema) -> pa.Table:

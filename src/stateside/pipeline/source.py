@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from stateside.errors import PositionInvalid
 from stateside.journal import Journal
-from stateside.journal.payload import payload_columns
+from stateside.journal.payload import check_fields, payload_columns
 from stateside.journal.segment import DurableEnd
 from stateside.journal.writer import PARTITION
 from stateside.pipeline.sources import JOURNAL_FORMAT
@@ -85,6 +85,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._journal = Journal(Path(options["path"]))
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        check_fields(self._schema)
         self._limit = int(options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
         self._stop_at = Position.parse(options["stopAt"])[PARTITION] if "stopAt" in options else None
         self._pause_file = Path(options["pauseFile"]) if "pauseFile" in options else None
