@@ -111,5 +111,5 @@ def test_dates_are_read_from_iso_texts_nested_ones_too() -> None:
     "type_", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.duration("us")), pa.duration("us")], ids=str
 )
 def test_a_field_that_json_cannot_give_is_refused_at_start(type_: pa.DataType) -> None:
-    with pytest.raises(ViewInvalid, match="'counts' has the type .*cannot be read from a payload"):
+    with pytest.raises(ViewInvalid, match=r"'counts' has the type .*cannot be read from a payload"):
         check_fields(pa.schema([("name", pa.string()), ("counts", type_)]))
