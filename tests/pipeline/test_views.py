@@ -270,7 +270,9 @@ def test_a_changed_view_on_an_old_checkpoint_is_refused(spark: SparkSession, lay
     def spending(events: DataFrame) -> DataFrame:
         return events.groupBy("entity").agg(F.sum("amount").alias("total"))
 
-    with pytest.raises(ViewInvalid, match=r"its key was \['customer', 'country'\] and is \['entity'\]") as refused:
+    with pytest.raises(
+        ViewInvalid, match=r"its key was \['customer string', 'country string'\] and is \['entity string'\]"
+    ) as refused:
         run_to(changed, layout, spark)
     assert "its column 'orders' is gone" in refused.value.what
     assert "new --dir" in str(refused.value.next_step)

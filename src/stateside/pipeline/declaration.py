@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.catalogue import Catalogue, KeyColumn
 from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.types import Primitive, parse_type
 from stateside.errors import ViewInvalid
 from stateside.layout import ViewLayout
 from stateside.pipeline.sources import Source, Stream
@@ -55,7 +56,8 @@ def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
         kinds = ("a view", "a reaction") if catalogue is None else ("a reaction", "a view")
         raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
     if before != catalogue:
-        raise _changed(places, "; ".join(_differences(before, catalogue)), _NEW_FOLDER)
+        difference = "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
+        raise _changed(places, difference, _NEW_FOLDER)
 
 
 def _check_plan(plan: str, places: ViewLayout) -> None:
@@ -71,8 +73,14 @@ def _check_plan(plan: str, places: ViewLayout) -> None:
 
 
 def _differences(before: Catalogue, after: Catalogue) -> Iterator[str]:
-    if [column.name for column in before.key] != [column.name for column in after.key]:
-        yield f"its key was {[c.name for c in before.key]} and is {[c.name for c in after.key]}"
+    for what, one, other in (
+        ("key", [_shown(column) for column in before.key], [_shown(column) for column in after.key]),
+        ("window", before.window, after.window),
+        ("state variable", before.family, after.family),
+        ("kind of state", before.kind, after.kind),
+    ):
+        if one != other:
+            yield f"its {what} was {one} and is {other}"
     old, new = ({column.name: column for column in catalogue.columns} for catalogue in (before, after))
     yield from (f"its column {name!r} is gone" for name in old if name not in new)
     yield from (f"its column {name!r} is new" for name in new if name not in old)
@@ -82,6 +90,10 @@ def _differences(before: Catalogue, after: Catalogue) -> Iterator[str]:
             yield f"its column {name!r} was {a.expression} {a.type} and is {b.expression} {b.type}"
     if old.keys() == new.keys() and list(old) != list(new):
         yield f"its columns were {list(old)} and are {list(new)}"
+
+
+def _shown(column: KeyColumn) -> str:
+    return f"{column.name} {column.type}" if parse_type(column.type) == Primitive(column.type) else column.name
 
 
 def _shortened(line: str) -> str:
