@@ -37,6 +37,8 @@ _DEFAULTS = {
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STATE}.checkpointFormatVersion": "2",
+    # A stop in the middle of a batch waits no longer for a sink that does not return; by default it would for ever.
+    "spark.sql.streaming.stopTimeout": "2s",
     # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
