@@ -69,7 +69,8 @@ def main(verbose: bool) -> None:
     """
     level = logging.INFO if verbose else logging.WARNING
     if not verbose:  # what its stack traces tell, the runner says in a sentence
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        for name in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
