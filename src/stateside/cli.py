@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from stateside import __version__
-from stateside.errors import InputError, RequestInvalid, SettingInvalid, SetupError, StatesideError
+from stateside.errors import InputError, RequestInvalid, SettingInvalid, SetupError, StatesideError, ViewBroken
 from stateside.processes import EXIT_FINAL
 
 PORT = 8471
@@ -29,7 +29,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except StatesideError as error:
-            final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError)
+            final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError | ViewBroken)
             raise _failure(ctx, str(error), final=final) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # click ends quietly if nobody reads on
@@ -68,8 +68,10 @@ def main(verbose: bool) -> None:
     Try `stateside demo` first: the whole system, for a minute, on this machine.
     """
     handler = logging.StreamHandler(sys.stderr)
-    if not verbose:  # what py4j's stack traces tell, the runner says in a sentence; some go to the root logger
+    if not verbose:  # what stack traces of Java tell, the runner says in a sentence; py4j has the root logger tell some
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
 

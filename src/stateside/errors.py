@@ -22,6 +22,7 @@
     └── OperatingError                                             the world's: mend it, then try again
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
+        │   └── ViewBroken          view-broken             503    …and would do so again: somebody must mend it first
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
@@ -207,6 +208,12 @@ class PipelineFailed(OperatingError):
     """The streaming query, or the process that runs it, ended badly."""
 
     code = "pipeline-failed"
+
+
+class ViewBroken(PipelineFailed):
+    """A view failed in a way that would come again: somebody must mend the cause before it is started again."""
+
+    code = "view-broken"
 
 
 class PipelineRunning(OperatingError):

@@ -37,3 +37,10 @@ def test_without_a_heartbeat_there_is_silence(tmp_path: Path) -> None:
 )
 def test_a_reader_tells_idle_from_down(state: State, age_s: int, seen: str) -> None:
     assert Heartbeat(0, None, state).state_at(age_s * 1_000_000) == seen
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"time_us": 1}', b'{"source_end": "?"}', b'{"of_later": 1}'])
+def test_a_heartbeat_that_cannot_be_read_is_silence(tmp_path: Path, content: bytes) -> None:
+    """It is not written durably: a loss of power may leave anything, and readers must go on."""
+    (tmp_path / "heartbeat.json").write_bytes(content)
+    assert Heartbeat.load(tmp_path / "heartbeat.json") is None

@@ -72,3 +72,21 @@ def _state(layout: Layout) -> str:
     heartbeat = Heartbeat.load(layout.view("bill").heartbeat)
     assert heartbeat is not None
     return heartbeat.state
+
+
+def test_a_mistake_in_a_view_is_one_sentence_and_nothing_of_java(tmp_path: Path) -> None:
+    """PySpark logs such an error itself, with the whole stack trace of the JVM: only --verbose shows that."""
+    (tmp_path / "mistaken.py").write_text(
+        "import stateside\n"
+        "app = stateside.App('mistaken', fields='amount long')\n"
+        "@app.view(key=['entity'])\n"
+        "def total(events):\n"
+        "    return stateside.sql('select entity, sum(price) as total from events group by entity', events=events)\n"
+    )
+    command = [sys.executable, "-m", "stateside", "run", "mistaken:app", "--dir", "data", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    told = done.stderr.splitlines()
+    assert len(told) == 2
+    assert told[1].startswith("Error: The view 'total' fails: AnalysisException: [UNRESOLVED_COLUMN")

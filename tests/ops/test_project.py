@@ -36,7 +36,9 @@ def test_every_file_carries_the_project_s_name(tmp_path: Path) -> None:
     assert not any("NAME" in path.read_text() for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["", "Shop", "1shop", "my-shop", "../shop", "class", "json", "stateside", "a" * 32])
+@pytest.mark.parametrize(
+    "name", ["", "Shop", "1shop", "my-shop", "../shop", "class", "json", "stateside", "pyspark", "a" * 32]
+)
 def test_a_name_that_could_not_be_a_module_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestInvalid, match="cannot be the name of a project"):
         make_project(name, tmp_path)

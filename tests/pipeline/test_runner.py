@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import stateside
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import PipelineFailed, SinkAway, SinkRefused, ViewInvalid
+from stateside.errors import PipelineFailed, SinkAway, SinkRefused, ViewBroken, ViewInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline.crashing import CrashingSource
@@ -98,7 +98,7 @@ def test_a_restart_that_would_not_help_is_not_tried(spark: SparkSession, layout:
 
     append(layout, orders(7))
     with (
-        pytest.raises(PipelineFailed, match="stopped: The other side does not like these rows"),
+        pytest.raises(ViewBroken, match="stopped: The other side does not like these rows"),
         Runner(totals(lambda _: Refusing()), layout, QUICK, session=spark) as runner,
     ):
         runner.wait(lambda: False)

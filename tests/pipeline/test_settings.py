@@ -57,6 +57,7 @@ def test_what_spark_is_told_follows_from_the_settings() -> None:
         ({"stop_at": "0:1"}, "There is no setting 'stop_at'"),
         ({"spark": {"shuffle": 1}}, "'shuffle' in the file is no setting of Spark's. They begin with `spark.`"),
         ({"spark": {"spark.x": [1]}}, "must be a text or a number"),
+        ({"spark": {"spark": {"x": 1}}}, "In TOML a name with dots stands in quotes"),
         ({"spark": 1}, "must be a table of Spark's settings"),
     ],
 )

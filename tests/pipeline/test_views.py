@@ -336,6 +336,7 @@ def test_a_module_that_fails_is_told_with_its_own_error(tmp_path: Path, monkeypa
         ("typo_app", "def broken(:", "SyntaxError"),
         ("name_app", "app = Ap()", "NameError: name 'Ap' is not defined"),
         ("needs_app", "from os import no_such_thing", "ImportError"),
+        ("early_app", "raise RuntimeError('[SESSION_OR_CONTEXT_NOT_EXISTS]')", r"Spark is not running .* LongType\(\)"),
     ):
         (tmp_path / f"{name}.py").write_text(text)
         with pytest.raises(ViewInvalid, match=reason):

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from stateside.errors import PositionInvalid
 from stateside.positions import Position
 
 State = Literal["running", "idle", "holding", "stopped", "failed"]
@@ -26,13 +27,17 @@ SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At `time_us` the view was in this state at this batch, and its source ended at `source_end`, if that is known."""
+    """At `time_us` the view was in this state at this batch, and its source ended at `source_end`, if that is known.
+
+    `end_us` says when the source ended there, if that is only known for an earlier time.
+    """
 
     time_us: int
     source_end: Position | None
     state: State
     batch: int | None = None
     why: str | None = None
+    end_us: int | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""
@@ -41,13 +46,16 @@ class Heartbeat:
 
     @classmethod
     def load(cls, path: Path) -> Heartbeat | None:
-        """The heartbeat in a file; None where there is none."""
+        """The heartbeat in a file; None where there is none, or none that can be read.
+
+        It is not written durably: a loss of power may leave an empty file, which is silence too.
+        """
         try:
             document = json.loads(path.read_bytes())
-        except FileNotFoundError:
+            end = document.get("source_end")
+            return cls(**document | {"source_end": None if end is None else Position.parse(end)})
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, PositionInvalid):
             return None
-        end = document.get("source_end")
-        return cls(**document | {"source_end": None if end is None else Position.parse(end)})
 
     def state_at(self, now_us: int) -> State | Literal["down"]:
         """The state as a reader sees it at this time: `down` if the runner ended without a word."""

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "BatchId", "Function", "Guarantee", "Rows", "Sink", "SinkContext", "SinkFactory", "View", "load"]
 
+_NO_SPARK_YET = (
+    "Spark is not running while the module is loaded: use it inside the views' functions only, and give the type of a "
+    "function of your own as LongType(), not as 'long'"
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 
 Function = Callable[["DataFrame"], "DataFrame"]
@@ -165,7 +169,8 @@ def load(target: str) -> App:
         raise ViewInvalid(f"There is no application {target!r}: {error}", next_step=advice) from error
     except Exception as error:
         raise ViewInvalid(
-            f"The module of {target!r} fails: {type(error).__name__}: {error}", next_step="Mend it, then run again"
+            f"The module of {target!r} fails: {type(error).__name__}: {error}",
+            next_step=_NO_SPARK_YET if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) else "Mend it, then run again",
         ) from error
     if not isinstance(found, App):
         raise ViewInvalid(f"{target!r} is a {type(found).__name__}, not an App", next_step=advice)

@@ -25,16 +25,25 @@ from stateside.storage import Storage, write_atomically
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NUMBERS = re.compile(r"#\d+L?|@[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_NUMBERS = re.compile(
+    r"#\d+L?|@[0-9a-f]+| at 0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    r"|(?<=CTERelationDef) \d+|(?<=CTERelationRef) \d+"  # counted through the JVM's life
+)
+_LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark counts the names of lambdas' arguments through, too
+_SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn anew each time
 _DIFFERENCES_MAX = 6
 _NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the journal"
 
 
 def plan_text(frame: DataFrame, source: Source) -> str:
     """The query's plan without what differs from run to run; of the source only what it was declared with."""
-    lines = _NUMBERS.sub("", frame._jdf.queryExecution().analyzed().toString()).splitlines()
+    lines = frame._jdf.queryExecution().analyzed().toString().splitlines()
     ours = [line.rstrip() for line in lines if "StreamingRelation" not in line]
-    return "\n".join([*ours, "source" if isinstance(source, Stream) else repr(source)]) + "\n"
+    return _stable("\n".join([*ours, "source" if isinstance(source, Stream) else repr(source)]) + "\n")
+
+
+def _stable(text: str) -> str:
+    return _SEED.sub(r"\1()", _LAMBDA.sub(r"\1", _NUMBERS.sub("", text)))
 
 
 def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:

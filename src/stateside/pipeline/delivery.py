@@ -59,10 +59,11 @@ class Delivery:
             try:
                 return self._sink.write(table, batch)
             except _AWAY as error:
-                if time.monotonic() >= deadline:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise
                 self._hold(batch, str(error))
-                if self._stopping.wait(pause_s):
+                if self._stopping.wait(min(pause_s, left_s)):
                     raise
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 

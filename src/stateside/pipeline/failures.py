@@ -31,26 +31,25 @@ _FINAL_CONDITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a query, and whether starting it again may help."""
+    """What ended a query, and whether starting it again may help; if `lasting`, not in another process either."""
 
     why: str
     worth_retrying: bool
-    jvm_gone: bool = False
+    lasting: bool = False
 
 
 def judge(error: Exception | None, delivered: Exception | None = None) -> Failure:
     """The failure behind what Spark tells; `delivered` is what the sink raised, which Spark tells only as text."""
     if isinstance(delivered, StatesideError):
-        return Failure(delivered.sentence(), not _is_final(type(delivered)))
+        return _of_ours(delivered.sentence(), type(delivered))
     if error is None:
         return Failure("it was stopped from outside", worth_retrying=False)
     if isinstance(error, Py4JError | OSError):
-        return Failure(f"Spark's JVM is gone ({error})", worth_retrying=False, jvm_gone=True)
+        return Failure(f"Spark's JVM is gone ({error})", worth_retrying=False)
     why = reason(error)
     ours = _OURS.search(why)
     if ours:
-        kind = getattr(errors, ours["name"], StatesideError)
-        return Failure(ours["what"], not _is_final(kind))
+        return _of_ours(ours["what"], getattr(errors, ours["name"], StatesideError))
     return Failure(why, not any(condition in str(error) for condition in _FINAL_CONDITIONS))
 
 
@@ -64,5 +63,6 @@ def reason(error: BaseException) -> str:
     return causes[0] if causes else lines[0]
 
 
-def _is_final(kind: type) -> bool:
-    return issubclass(kind, InputError | StateError | SinkRefused)
+def _of_ours(why: str, kind: type) -> Failure:
+    lasting = issubclass(kind, InputError | StateError | SinkRefused)
+    return Failure(why, worth_retrying=not lasting, lasting=lasting)

@@ -107,7 +107,7 @@ class LiveTable:
             self._rows[view] = (heartbeat, summary(finished[-1]) if finished else last)
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left", expand=False)
+        table = Table(title=Text(self._title, style="table.title"), title_justify="left", expand=False)
         for name, justify in _COLUMNS:
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         with self._lock:
@@ -126,7 +126,7 @@ def _cells(view: str, heartbeat: Heartbeat, batch: dict[str, Any]) -> list[str |
     number = "" if heartbeat.batch is None else str(heartbeat.batch)
     figures = [f"{batch[name]:,.0f}" if name in batch else "" for name in ("events", "events_per_s", "duration_ms")]
     state = Text(heartbeat.state, style=_COLOURS[heartbeat.state])
-    return [view, state, number, *figures, batch.get("watermark") or "", heartbeat.why or ""]
+    return [view, state, number, *figures, batch.get("watermark") or "", Text(heartbeat.why or "")]
 
 
 def summary(progress: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -17,7 +18,7 @@ from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.variable_catalogue import check_state
-from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
+from stateside.errors import OperatingError, PipelineFailed, SinkRefused, StatesideError, ViewBroken, ViewInvalid
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.pipeline import declaration
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 RESTART_PAUSE_S_MAX = 60.0
+_DOUBLINGS_MAX = 64  # a float holds no more than a thousand
 _END_POLL_S = 0.02
+_LATE_US_MAX = 100_000  # so much later than it is due Spark may ask a source
 _WAITING_FOR_DATA = "Waiting for data to arrive"
 _WAITING_FOR_TRIGGER = "Waiting for next trigger"
 
@@ -60,7 +63,7 @@ class _Trouble:
 
 @dataclass(slots=True)
 class _Status:
-    """What Spark says of a query: whether it waits for data, and the last batch that it finished in this run."""
+    """What Spark says of a query: whether it waits for data, and the last batch that it finished."""
 
     waiting: bool = False
     batch: int | None = None
@@ -80,9 +83,11 @@ class ViewQuery:
         self._checkpoint = Checkpoint(Storage.at(self._places.checkpoint))
         self._source = app.source_of(view)
         self._query: StreamingQuery | None = None
+        self._observed: StreamingQuery | None = None  # the same, and after a failure still the one that failed
         self._delivery: Delivery | None = None
         self._trouble = _Trouble()
-        self._status = _Status()
+        self._status = _Status(batch=self._newest_batch())
+        self._quiet_looks: deque[int] = deque()  # when it waited for data, at looks in a row with no batch in between
         self._verified = view.key is None
         self._failed: str | None = None
 
@@ -101,7 +106,7 @@ class ViewQuery:
             writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
         self._progress_file = ProgressFile(self._places.progress)
         try:
-            self._query = writer.start()
+            self._query = self._observed = writer.start()
         except AnalysisException as error:
             raise ViewInvalid(
                 f"The view {self.view.name!r} cannot be run: {reason(error)}",
@@ -114,15 +119,29 @@ class ViewQuery:
 
     def tend(self) -> None:
         """Start the query again if it failed and it is time to; PipelineFailed if that is no use any more."""
+        try:
+            self._tend()
+        except StatesideError as error:
+            self._failed = self._failed or error.sentence()
+            raise
+
+    def _tend(self) -> None:
         if self._query is None:
             if time.monotonic() >= self._trouble.due:
-                self.start()
+                self._start_again()
             return
         failure = self._failure()
         if failure is not None:
             self._fail(failure)
         elif not self._verified and self._status.batch is not None:
             self._verify()
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OperatingError as error:  # a sink or a disk that is away counts like a failure while it runs
+            gone = isinstance(error.__cause__, Py4JNetworkError | OSError)
+            self._fail(Failure(error.sentence(), worth_retrying=not gone and not isinstance(error, SinkRefused)))
 
     def run_to_end(self) -> None:
         """Until all that its source holds now is processed, and the batch without data after it.
@@ -131,7 +150,8 @@ class ViewQuery:
         follow each other there for ever. It is used for sources whose end only Spark knows.
         """
         end = Journal(self._layout.journal).end()
-        target = end if self._settings.stop_at is None else self._settings.stop_at
+        stop_at = self._settings.stop_at
+        target = stop_at if stop_at is not None and end.covers(stop_at) else end
         while not self._has_processed(target):
             self.tend()
             time.sleep(_END_POLL_S)
@@ -156,7 +176,7 @@ class ViewQuery:
     def quiet(self) -> bool:
         """Whether no batch is running: it waits for data, or has ended."""
         try:
-            return self._query is None or not self._query.isActive or _waits(self._query)
+            return self._query is None or not self._query.isActive or _rests(self._query)
         except (Py4JError, OSError):
             return True
 
@@ -174,8 +194,11 @@ class ViewQuery:
     def heartbeat(self, time_us: int, journal_end: Position) -> Heartbeat:
         """The sign of life; `journal_end` was read after `time_us`."""
         state, why = self.state()
-        end = journal_end if isinstance(self._source, JournalEvents) else self._caught_up(state)
-        return Heartbeat(time_us, end, state, self._status.batch, why)
+        if isinstance(self._source, JournalEvents):
+            return Heartbeat(time_us, journal_end, state, self._status.batch, why)
+        end_us = self._asked_since(time_us) if state == "idle" else None
+        end = None if end_us is None else self._position()
+        return Heartbeat(time_us, end, state, self._status.batch, why, None if end is None else end_us)
 
     def state(self) -> tuple[State, str | None]:
         """In which state the view is, and why if it waits or has failed."""
@@ -187,22 +210,22 @@ class ViewQuery:
             return "holding", self._trouble.why or "it is starting"
         return ("idle" if self._status.waiting else "running"), None
 
-    def observe(self) -> list[dict[str, Any]]:
-        """Look at the query, keep the progress of batches that it finished since, and return them."""
-        query = self._query
-        if query is None or not query.isActive:
-            self._status.waiting = False
+    def observe(self, time_us: int) -> list[dict[str, Any]]:
+        """Look at the query, at this time, keep the progress of batches that it finished since, and return them."""
+        query = self._observed
+        if query is None:
             return []
-        waited, batch = self._status.waiting, self._status.batch
-        finished = _finished_since(query, batch)
+        waiting = query.isActive and _waits(query)  # before the batches: one that ends in between is then among them
+        finished = _finished_since(query, self._status.batch)
         for progress in finished:
             self._progress_file.append(progress)
             self._status.batch, self._status.progress = int(progress["batchId"]), progress
-        self._status.waiting = _waits(query)
-        self._quiet_beats = waited and self._status.waiting and not finished
+        self._status.waiting = waiting
+        if finished or not waiting:
+            self._quiet_looks.clear()
+        if waiting:
+            self._quiet_looks.append(time_us)
         return finished
-
-    _quiet_beats = False  # whether it waited for data at the last two looks, with no batch in between
 
     def _plan(self) -> tuple[DataFrame, Catalogue | None]:
         try:
@@ -258,13 +281,15 @@ class ViewQuery:
     def _fail(self, failure: Failure) -> None:
         """Plan the next start, with a longer pause each time; or give up."""
         trouble = self._trouble
-        if trouble.batch != self._status.batch:
-            trouble.count, trouble.batch = 0, self._status.batch
+        batch = self._newest_batch()  # not the heart's: it may not have looked since
+        if trouble.batch != batch:
+            trouble.count, trouble.batch = 0, batch
         trouble.count += 1
         if not failure.worth_retrying or trouble.count > self._settings.restarts_max:
             self._failed = failure.why
             raise self._given_up(failure)
-        pause_s = min(self._settings.restart_pause_s * 2 ** (trouble.count - 1), RESTART_PAUSE_S_MAX)
+        doubled = 2.0 ** min(trouble.count - 1, _DOUBLINGS_MAX)
+        pause_s = min(self._settings.restart_pause_s * doubled, RESTART_PAUSE_S_MAX)
         trouble.due = time.monotonic() + pause_s
         trouble.why = f"{failure.why} Restart {trouble.count} of {self._settings.restarts_max} in {pause_s:g} s"
         log.warning("view %s failed: %s", self.view.name, trouble.why)
@@ -272,7 +297,7 @@ class ViewQuery:
 
     def _given_up(self, failure: Failure) -> PipelineFailed:
         times = f", {self._trouble.count} times in a row" if self._trouble.count > 1 else ""
-        return PipelineFailed(
+        return (ViewBroken if failure.lasting else PipelineFailed)(
             f"The view {self.view.name!r} stopped{times}: {failure.why}",
             where=str(self._layout.spark / DRIVER_LOG),
             next_step="Mend the cause and run again: it resumes at its last committed batch",
@@ -286,14 +311,26 @@ class ViewQuery:
             return
         self._verified = True
 
-    def _caught_up(self, state: State) -> Position | None:
-        """Where a source ends whose end only Spark can tell: at the last batch, if nothing came for two looks."""
-        if state != "idle" or not self._quiet_beats or self._status.batch is None:
-            return None
+    def _asked_since(self, time_us: int) -> int | None:
+        """Since when Spark, which waits for data, has asked the source again, and found nothing; None if unknown.
+
+        It asks all the time, or once a `batch_interval_ms`: surely after a look that is older than that.
+        """
+        looks = self._quiet_looks
+        due_us = time_us - self._settings.batch_interval_ms * 1_000 - _LATE_US_MAX
+        while len(looks) > 1 and looks[1] <= due_us:
+            looks.popleft()
+        return looks[0] if looks and looks[0] <= due_us else None
+
+    def _position(self) -> Position | None:
+        """Where the last batch ends."""
         try:
-            return self._checkpoint.plan(self._status.batch).position
+            return None if self._status.batch is None else self._checkpoint.plan(self._status.batch).position
         except (FileNotFoundError, StatesideError):
             return None
+
+    def _newest_batch(self) -> int | None:
+        return max(self._checkpoint.commits(), default=None)
 
 
 _OUTPUT_MODES = {"closed": "append", "changed": "update"}
@@ -303,6 +340,11 @@ def _waits(query: StreamingQuery) -> bool:
     status = json.loads(query._jsq.status().json())
     message = status["message"]
     return message == _WAITING_FOR_DATA or (message == _WAITING_FOR_TRIGGER and not status["isDataAvailable"])
+
+
+def _rests(query: StreamingQuery) -> bool:
+    """Whether no batch is running, though data may wait for the next one."""
+    return json.loads(query._jsq.status().json())["message"] in (_WAITING_FOR_DATA, _WAITING_FOR_TRIGGER)
 
 
 def _finished_since(query: StreamingQuery, batch: int | None) -> list[dict[str, Any]]:

@@ -17,9 +17,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.clock import Clock, SystemClock
@@ -78,6 +81,7 @@ class Runner:
         with ExitStack() as stack:
             handle = lease.acquire(self._layout.driver_lock, self._settings.lease_s_max)
             stack.callback(os.close, handle)
+            stack.callback(self._layout.pause.unlink, missing_ok=True)  # before the next driver may begin
             self._layout.pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
             for view in self._app.views.values():
@@ -94,8 +98,8 @@ class Runner:
             self._come_to_rest()
             self._stopped.set()
             self._heart.join()
-            self._write_heartbeats(stopped=True)
-        self._layout.pause.unlink(missing_ok=True)
+            for query in self._queries:
+                self._try_heartbeat(query, stopped=True)
 
     def wait(self, told_to_stop: Callable[[], bool]) -> None:
         """Until it is told to stop; PipelineFailed as soon as a view fails for good."""
@@ -135,23 +139,36 @@ class Runner:
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
-            try:
-                self._write_heartbeats()
-            except (OSError, StatesideError) as error:  # a full disk, say: answers grow old until it succeeds again
-                log.error("no heartbeat: %s", error)
-            except Exception:  # the JVM is dying: the main thread says so, in a sentence
-                log.info("no heartbeat", exc_info=True)
+            for query in self._queries:
+                self._try_heartbeat(query)
 
-    def _write_heartbeats(self, *, stopped: bool = False) -> None:
-        for query in self._queries:
-            time_us = self._clock.now_us()  # before the end is read: what was there at this time lies before it
-            finished = [] if stopped else query.observe()
-            heartbeat = query.heartbeat(time_us, self._journal.end())
-            if stopped and heartbeat.state != "failed":
-                heartbeat = Heartbeat(time_us, heartbeat.source_end, "stopped", heartbeat.batch)
-            write_atomically(self._layout.view(query.view.name).heartbeat, heartbeat.as_json(), durable=False)
+    def _try_heartbeat(self, query: ViewQuery, *, stopped: bool = False) -> None:
+        """One view's trouble keeps no other from its heartbeat."""
+        try:
+            self._write_heartbeat(query, stopped=stopped)
+        except (OSError, StatesideError) as error:  # a full disk, say: answers grow old until it succeeds again
+            log.error("no heartbeat: %s", error)
+        except Exception:  # the JVM is dying: the main thread says so, in a sentence
+            log.info("no heartbeat", exc_info=True)
+
+    def _write_heartbeat(self, query: ViewQuery, *, stopped: bool) -> None:
+        time_us = self._clock.now_us()  # before the end is read: what was there at this time lies before it
+        finished: list[dict[str, Any]] = []
+        with suppress(*((Py4JError, OSError) if stopped else ())):  # the JVM may be gone: then the last word is enough
+            finished = query.observe(time_us)
+        heartbeat = query.heartbeat(time_us, self._journal.end())
+        if stopped and heartbeat.state != "failed":
+            heartbeat = replace(heartbeat, state="stopped", why=None)
+        write_atomically(self._layout.view(query.view.name).heartbeat, heartbeat.as_json(), durable=False)
+        self._tell(query.view.name, heartbeat, finished)
+
+    def _tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        try:
             if self._on_beat is not None:
-                self._on_beat(query.view.name, heartbeat, finished)
+                self._on_beat(view, heartbeat, finished)
+        except OSError as error:
+            log.warning("the run goes on, but nobody takes its reports any more: %s", error)
+            self._on_beat = None
 
 
 def _check_app(app: App) -> None:

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from stateside.errors import PipelineFailed
+from stateside.errors import PipelineFailed, SettingInvalid
 from stateside.pipeline.java import java_environment
 from stateside.pipeline.lease import note_holder
 from stateside.pipeline.settings import RunSettings
@@ -37,6 +37,8 @@ _DEFAULTS = {
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STATE}.checkpointFormatVersion": "2",
+    # A stop in the middle of a batch waits no longer for a sink that does not return; by default it would for ever.
+    "spark.sql.streaming.stopTimeout": "2s",
     # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -57,6 +59,11 @@ def start_session(
     Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds on to
     for as long as it lives.
     """
+    fixed = [name for name in conf or {} if name in _FIXED and (conf or {})[name] != _FIXED[name]]
+    if fixed:
+        raise SettingInvalid(
+            f"Spark's setting {fixed[0]} is {_FIXED[fixed[0]]} in Stateside, and nothing else", next_step="Leave it out"
+        )
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}

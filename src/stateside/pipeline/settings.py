@@ -141,6 +141,11 @@ def _checked_spark(value: Any, where: str) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise _impossible("spark", value, where, "a table of Spark's settings")
     for name, given in value.items():
+        if isinstance(given, Mapping):
+            raise SettingInvalid(
+                f"{name!r} {where} is no setting of Spark's, but a table",
+                next_step='In TOML a name with dots stands in quotes: "spark.executor.memory" = "2g"',
+            )
         if not str(name).startswith("spark."):
             raise SettingInvalid(f"{name!r} {where} is no setting of Spark's", next_step="They begin with `spark.`")
         if not isinstance(given, (str, int, float, bool)):

@@ -91,10 +91,10 @@ class KafkaTopic:
     what becomes of the others, and their bytes are found in Kafka by topic, partition and offset.
     """
 
-    servers: str
+    servers: str = field(repr=False)  # where the same topic is today: no other source, and options may hold secrets
     topic: str
     fields: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
@@ -156,7 +156,7 @@ class Files:
     path: str
     fields: str
     format: str = "json"
-    files_per_batch_max: int = 1_000
+    files_per_batch_max: int = field(default=1_000, repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
 
     needs_jars: ClassVar[tuple[str, ...]] = ()

@@ -153,6 +153,8 @@ class Tail:
         if heartbeat is None or heartbeat.source_end is None:
             return
         if not self._heartbeats or self._heartbeats[-1] != heartbeat:
+            if self._heartbeats and not _follows(heartbeat, self._heartbeats[-1]):
+                self._heartbeats.clear()  # those of a job that was replaced: no batch may ever cover them
             self._heartbeats.append(heartbeat)
             self._freshen()
 
@@ -164,11 +166,23 @@ class Tail:
             covered = self._heartbeats.popleft()
         if covered:
             self._heartbeats.appendleft(covered)
-            self._writer.freshen(covered.time_us)
+            self._writer.freshen(covered.time_us if covered.end_us is None else covered.end_us)
 
 
 def _covered(applied: AppliedBatch, heartbeat: Heartbeat) -> bool:
-    return heartbeat.source_end is not None and applied.position.covers(heartbeat.source_end)
+    """Whether the batch has all that the source had at the heartbeat.
+
+    The position alone does not say so: of a source whose offsets are not understood every batch has the same one.
+    """
+    if heartbeat.source_end is None or (heartbeat.batch is not None and applied.batch < heartbeat.batch):
+        return False
+    return applied.position.covers(heartbeat.source_end)
+
+
+def _follows(heartbeat: Heartbeat, last: Heartbeat) -> bool:
+    assert heartbeat.source_end is not None and last.source_end is not None, "others are not kept"
+    went_on = last.batch is None or (heartbeat.batch is not None and heartbeat.batch >= last.batch)
+    return went_on and heartbeat.source_end.covers(last.source_end)
 
 
 class _Translator:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from stateside.errors import RequestInvalid
@@ -18,10 +19,10 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 def make_project(name: str, parent: Path) -> Path:
     """Make the folder of this name with the project in it; refuses a name that is no module's, or a folder in use."""
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in sys.stdlib_module_names or name == "stateside":
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or _is_taken(name):
         raise RequestInvalid(
             f"{name!r} cannot be the name of a project",
-            next_step="Use a to z, 0 to 9 and _, up to 31 of them, and no name that Python itself uses",
+            next_step="Use a to z, 0 to 9 and _, up to 31 of them, and no name that Python or an installed package has",
         )
     folder = parent / name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -31,3 +32,9 @@ def make_project(name: str, parent: Path) -> Path:
         target = template.name.removesuffix(".template").replace("NAME", name).replace("dot-", ".")
         (folder / target).write_text(template.read_text().replace("NAME", name))
     return folder
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a module of this name would hide Python's own one or an installed one, PySpark for example."""
+    installed = [path for path in sys.path if "site-packages" in path]
+    return name in sys.stdlib_module_names or name == "stateside" or PathFinder.find_spec(name, installed) is not None
