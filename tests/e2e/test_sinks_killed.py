@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.pipeline.sinks.endpoint import Store, endpoint
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.storage import Storage
+from tests.pipeline.sinks.endpoint import Store, endpoint
 
 FULL = "STATESIDE_TEST_FULL" in os.environ
 KILLS = 30 if FULL else 3

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from examples.impressions import app
 from pyspark.sql import SparkSession
-from stateside.serving.sums import Span
 
+from examples.impressions import app
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.journal import Event
 from stateside.layout import Layout
+from stateside.serving.sums import Span
 from stateside.serving.views import ViewReader
 from stateside.testing import answer, append, run_to
 

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from examples.orders import LIMIT_MICROS, app
 from pyspark.sql import SparkSession
 
 import stateside
+from examples.orders import LIMIT_MICROS, app
 from stateside.errors import PipelineFailed
 from stateside.journal import Event, Journal
 from stateside.layout import Layout

@@ -6,9 +6,9 @@ import random
 from collections import defaultdict
 
 import pytest
-from examples.three_apis import app
 from pyspark.sql import SparkSession
 
+from examples.three_apis import app
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.testing import append, rows, run_to

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from examples.word_count import app
 from pyspark.sql import SparkSession
 
+from examples.word_count import app
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.testing import append, rows, run_to
