@@ -21,7 +21,7 @@ demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 	$(VENV)/stateside demo $(ARGS)
 
 test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
-	$(VENV)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(VENV)/python tools/test.py $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network
 	$(VENV)/python -m pytest -n 2 -m "not spark and not e2e and not network" $(ARGS)

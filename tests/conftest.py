@@ -20,13 +20,6 @@ settings.register_profile("stateside", deadline=None)  # no timed tests: this ma
 settings.load_profile("stateside")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` runs on two processes: one has all tests with Spark, so one at a time, the other has the rest."""
-    for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one real Spark session, as the runner starts it."""
