@@ -1,4 +1,4 @@
-"""`make test`: all tests, on two processes. One has the tests with Spark, which so run one at a time, the other the rest.
+"""`make test`: all tests, on two processes: one has those with Spark, so that one runs at a time, the other the rest.
 
 Options are pytest's, for both. What the second one says is shown when it has ended, after the first.
 """
