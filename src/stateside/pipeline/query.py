@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -27,6 +25,7 @@ from stateside.pipeline.delivery import Delivery
 from stateside.pipeline.derive import derive_catalogue
 from stateside.pipeline.derive_state import derive_state_catalogue
 from stateside.pipeline.failures import Failure, judge, reason
+from stateside.pipeline.observation import Observation, rests, waits
 from stateside.pipeline.progress import ProgressFile
 from stateside.pipeline.session import DRIVER_LOG
 from stateside.pipeline.settings import RunSettings
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
 RESTART_PAUSE_S_MAX = 60.0
 _DOUBLINGS_MAX = 64  # a float holds no more than a thousand
 _END_POLL_S = 0.02
-_LATE_US_MAX = 100_000  # so much later than it is due Spark may ask a source
-_WAITING_FOR_DATA = "Waiting for data to arrive"
-_WAITING_FOR_TRIGGER = "Waiting for next trigger"
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +55,6 @@ class _Trouble:
     why: str | None = None
     due: float = 0.0
     batch: int | None = None  # the newest batch at the last failure: a newer one ends the row
-
-
-@dataclass(slots=True)
-class _Status:
-    """What Spark says of a query: whether it waits for data, and the last batch that it finished."""
-
-    waiting: bool = False
-    batch: int | None = None
-    progress: dict[str, Any] = field(default_factory=dict)
 
 
 class ViewQuery:
@@ -83,11 +70,11 @@ class ViewQuery:
         self._checkpoint = Checkpoint(Storage.at(self._places.checkpoint))
         self._source = app.source_of(view)
         self._query: StreamingQuery | None = None
-        self._observed: StreamingQuery | None = None  # the same, and after a failure still the one that failed
         self._delivery: Delivery | None = None
         self._trouble = _Trouble()
-        self._status = _Status(batch=self._newest_batch())
-        self._quiet_looks: deque[int] = deque()  # when it waited for data, at looks in a row with no batch in between
+        self._seen = Observation(
+            ProgressFile(self._places.progress), self._newest_batch(), self._settings.batch_interval_ms
+        )
         self._verified = view.key is None
         self._failed: str | None = None
 
@@ -104,9 +91,9 @@ class ViewQuery:
         else:
             self._delivery = Delivery(sink, self._checkpoint, self._settings.hold_s_max)
             writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
-        self._progress_file = ProgressFile(self._places.progress)
         try:
-            self._query = self._observed = writer.start()
+            self._query = writer.start()
+            self._seen.turn_to(self._query)
         except AnalysisException as error:
             raise ViewInvalid(
                 f"The view {self.view.name!r} cannot be run: {reason(error)}",
@@ -133,7 +120,7 @@ class ViewQuery:
         failure = self._failure()
         if failure is not None:
             self._fail(failure)
-        elif not self._verified and self._status.batch is not None:
+        elif not self._verified and self._seen.in_this_run:
             self._verify()
 
     def _start_again(self) -> None:
@@ -167,7 +154,7 @@ class ViewQuery:
                 return True
             last = self._checkpoint.commits()[-2:]
             done = sum(self._checkpoint.plan(batch).position.covers(target) for batch in last)
-            return done == 2 or (done == len(last[-1:]) and _waits(self._query))
+            return done == 2 or (done == len(last[-1:]) and waits(self._query))
         except Exception as error:
             if self._failure() is None and not isinstance(error, FileNotFoundError):
                 raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
@@ -176,7 +163,7 @@ class ViewQuery:
     def quiet(self) -> bool:
         """Whether no batch is running: it waits for data, or has ended."""
         try:
-            return self._query is None or not self._query.isActive or _rests(self._query)
+            return self._query is None or not self._query.isActive or rests(self._query)
         except (Py4JError, OSError):
             return True
 
@@ -195,10 +182,10 @@ class ViewQuery:
         """The sign of life; `journal_end` was read after `time_us`."""
         state, why = self.state()
         if isinstance(self._source, JournalEvents):
-            return Heartbeat(time_us, journal_end, state, self._status.batch, why)
-        end_us = self._asked_since(time_us) if state == "idle" else None
+            return Heartbeat(time_us, journal_end, state, self._seen.batch, why)
+        end_us = self._seen.asked_since(time_us) if state == "idle" else None
         end = None if end_us is None else self._position()
-        return Heartbeat(time_us, end, state, self._status.batch, why, None if end is None else end_us)
+        return Heartbeat(time_us, end, state, self._seen.batch, why, None if end is None else end_us)
 
     def state(self) -> tuple[State, str | None]:
         """In which state the view is, and why if it waits or has failed."""
@@ -208,24 +195,11 @@ class ViewQuery:
             return "holding", self._delivery.holding
         if self._query is None:
             return "holding", self._trouble.why or "it is starting"
-        return ("idle" if self._status.waiting else "running"), None
+        return ("idle" if self._seen.waiting else "running"), None
 
     def observe(self, time_us: int) -> list[dict[str, Any]]:
         """Look at the query, at this time, keep the progress of batches that it finished since, and return them."""
-        query = self._observed
-        if query is None:
-            return []
-        waiting = query.isActive and _waits(query)  # before the batches: one that ends in between is then among them
-        finished = _finished_since(query, self._status.batch)
-        for progress in finished:
-            self._progress_file.append(progress)
-            self._status.batch, self._status.progress = int(progress["batchId"]), progress
-        self._status.waiting = waiting
-        if finished or not waiting:
-            self._quiet_looks.clear()
-        if waiting:
-            self._quiet_looks.append(time_us)
-        return finished
+        return self._seen.look(time_us)
 
     def _plan(self) -> tuple[DataFrame, Catalogue | None]:
         try:
@@ -311,21 +285,10 @@ class ViewQuery:
             return
         self._verified = True
 
-    def _asked_since(self, time_us: int) -> int | None:
-        """Since when Spark, which waits for data, has asked the source again, and found nothing; None if unknown.
-
-        It asks all the time, or once a `batch_interval_ms`: surely after a look that is older than that.
-        """
-        looks = self._quiet_looks
-        due_us = time_us - self._settings.batch_interval_ms * 1_000 - _LATE_US_MAX
-        while len(looks) > 1 and looks[1] <= due_us:
-            looks.popleft()
-        return looks[0] if looks and looks[0] <= due_us else None
-
     def _position(self) -> Position | None:
         """Where the last batch ends."""
         try:
-            return None if self._status.batch is None else self._checkpoint.plan(self._status.batch).position
+            return None if self._seen.batch is None else self._checkpoint.plan(self._seen.batch).position
         except (FileNotFoundError, StatesideError):
             return None
 
@@ -334,31 +297,3 @@ class ViewQuery:
 
 
 _OUTPUT_MODES = {"closed": "append", "changed": "update"}
-
-
-def _waits(query: StreamingQuery) -> bool:
-    status = json.loads(query._jsq.status().json())
-    message = status["message"]
-    return message == _WAITING_FOR_DATA or (message == _WAITING_FOR_TRIGGER and not status["isDataAvailable"])
-
-
-def _rests(query: StreamingQuery) -> bool:
-    """Whether no batch is running, though data may wait for the next one."""
-    return json.loads(query._jsq.status().json())["message"] in (_WAITING_FOR_DATA, _WAITING_FOR_TRIGGER)
-
-
-def _finished_since(query: StreamingQuery, batch: int | None) -> list[dict[str, Any]]:
-    """The progress of the batches that were finished after this one, oldest first."""
-    last = query._jsq.lastProgress()
-    if last is None:
-        return []
-    newest = json.loads(last.json())
-    if newest["batchId"] == batch:
-        return []
-    reports = [json.loads(report.json()) for report in query._jsq.recentProgress()]
-    return [report for report in reports if _is_batch(report) and (batch is None or report["batchId"] > batch)]
-
-
-def _is_batch(report: dict[str, Any]) -> bool:
-    """Whether a batch was run; Spark also reports, now and then, that there was nothing to do."""
-    return "addBatch" in report["durationMs"]
