@@ -19,6 +19,7 @@ from __future__ import annotations
 import decimal
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import Value
@@ -51,6 +52,13 @@ class KeyCodec:
         values, end = _decode_all(self.types, key, 0)
         assert end == len(key), "a key has bytes left over"
         return values
+
+    def split(self, key: bytes) -> list[bytes]:
+        """The bytes of each part of a whole key: what `encode` makes of the part alone."""
+        ends = [0]
+        for type_ in self.types:
+            ends.append(_end(type_, key, ends[-1]))
+        return [key[begin:end] for begin, end in pairwise(ends)]
 
 
 def keyable(type_: SparkType) -> bool:
@@ -129,6 +137,25 @@ def _decode_all(types: Sequence[SparkType], key: bytes, at_byte: int) -> tuple[t
         value, at_byte = _decode(type_, key, at_byte)
         values.append(value)
     return tuple(values), at_byte
+
+
+def _end(type_: SparkType, key: bytes, at_byte: int) -> int:
+    """Where the part that begins here ends."""
+    if key[at_byte] == 0:
+        return at_byte + 1
+    match type_:
+        case Primitive(name) if name in _TEXTS:
+            return key.index(0, at_byte + 1) + 1
+        case Struct(_, types):
+            at_byte += 1
+            for part in types:
+                at_byte = _end(part, key, at_byte)
+            return at_byte
+        case Decimal():
+            return at_byte + 1 + _decimal_bytes(type_)
+        case Primitive("boolean"):
+            return at_byte + 2
+    return at_byte + 1 + _U64.size
 
 
 def _decode(type_: SparkType, key: bytes, at_byte: int) -> tuple[Value, int]:
