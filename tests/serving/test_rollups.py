@@ -39,7 +39,7 @@ ORDERS = [
 
 @pytest.fixture(scope="module")
 def shop_folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A view `spending` that was evicted of nothing, and whose numbers of Luxembourg are too large together."""
+    """A view `spending` with rollups, whose numbers of Luxembourg are too large together; a view `plain` without."""
     from pyspark.sql import functions as F
 
     app = stateside.App("shop", fields="country string, channel string, amount long")

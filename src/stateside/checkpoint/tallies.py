@@ -51,11 +51,11 @@ class Tally:
     def __init__(self, column: ViewColumn) -> None:
         self.column = column
         self._finaliser: Finaliser = finaliser(column)
-        self.places = self._finaliser.places
+        self._first, self._second = (*self._finaliser.places, -1)[:2]
         self._type = self._finaliser.buffer_type
 
-    def numbers(self, buffers: Buffers) -> Numbers:
-        """The numbers of one row's buffers."""
+    def numbers(self, row: Buffers) -> Numbers:
+        """The numbers of one row of the state, out of its buffers."""
         raise NotImplementedError
 
     def value(self, numbers: Numbers) -> Value:
@@ -81,8 +81,8 @@ def tally(column: ViewColumn) -> Tally:
 
 
 class _Count(Tally):
-    def numbers(self, buffers: Buffers) -> Numbers:
-        return (buffers[0],)
+    def numbers(self, row: Buffers) -> Numbers:
+        return (row[self._first],)
 
     def _buffers(self, numbers: Numbers) -> Buffers:
         return [self._long(numbers[0])]
@@ -91,8 +91,9 @@ class _Count(Tally):
 class _Sum(Tally):
     size = 2
 
-    def numbers(self, buffers: Buffers) -> Numbers:
-        return (0, 0) if buffers[0] is None else (buffers[0], 1)
+    def numbers(self, row: Buffers) -> Numbers:
+        total = row[self._first]
+        return (0, 0) if total is None else (total, 1)
 
     def _buffers(self, numbers: Numbers) -> Buffers:
         return [self._long(numbers[0]) if numbers[1] else None]
@@ -101,8 +102,9 @@ class _Sum(Tally):
 class _DoubleSum(Tally):
     size = 5
 
-    def numbers(self, buffers: Buffers) -> Numbers:
-        return (0, 0, 0, 0, 0) if buffers[0] is None else (*_exact(buffers[0]), 1)
+    def numbers(self, row: Buffers) -> Numbers:
+        total = row[self._first]
+        return (0, 0, 0, 0, 0) if total is None else (*_exact(total), 1)
 
     def _buffers(self, numbers: Numbers) -> Buffers:
         return [_rounded(numbers[:4]) if numbers[4] else None]
@@ -111,8 +113,8 @@ class _DoubleSum(Tally):
 class _SumOrEmpty(Tally):
     size = 3
 
-    def numbers(self, buffers: Buffers) -> Numbers:
-        total, empty = buffers
+    def numbers(self, row: Buffers) -> Numbers:
+        total, empty = row[self._first], row[self._second]
         if empty:
             return 0, 0, 0
         return (0, 1, 1) if total is None else (self._unscaled(total), 1, 0)
@@ -144,8 +146,8 @@ class _TrySum(_SumOrEmpty):
 class _Average(Tally):
     size = 5
 
-    def numbers(self, buffers: Buffers) -> Numbers:
-        return (*_exact(buffers[0]), buffers[1])
+    def numbers(self, row: Buffers) -> Numbers:
+        return (*_exact(row[self._first]), row[self._second])
 
     def _buffers(self, numbers: Numbers) -> Buffers:
         return [_rounded(numbers[:4]), numbers[4]]
@@ -154,9 +156,9 @@ class _Average(Tally):
 class _DecimalAverage(Tally):
     size = 3
 
-    def numbers(self, buffers: Buffers) -> Numbers:
+    def numbers(self, row: Buffers) -> Numbers:
         assert isinstance(self._type, Decimal)
-        total, count = buffers
+        total, count = row[self._first], row[self._second]
         return (0, count, 1) if total is None else (_unscaled(self._type, total), count, 0)
 
     def _buffers(self, numbers: Numbers) -> Buffers:

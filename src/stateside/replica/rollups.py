@@ -17,6 +17,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from operator import add, sub
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue, ViewColumn
@@ -73,7 +74,7 @@ class Rollups:
         for key, row in changes:
             before = rows.swap(key, row)
             if before != row:
-                self._add(sums, key, self._layout.difference(self._numbers(row), self._numbers(before)))
+                self._add(sums, key, list(map(sub, self._numbers(row), self._numbers(before))))
         sums.store(rollups)
 
     def add_all(self, rows: Iterator[tuple[bytes, bytes]], rollups: Ordered) -> None:
@@ -105,12 +106,8 @@ class RollupRows:
         """The numbers of one row of the state."""
         found = [1]
         for each in self._tallies:
-            found += each.numbers([row[place] for place in each.places])
+            found += each.numbers(row)
         return found
-
-    def difference(self, one: Numbers, other: Numbers) -> Numbers:
-        """The one without the other."""
-        return [a - b for a, b in zip(one, other, strict=True)]
 
     def values(self, row: bytes) -> list[Value]:
         """The columns' values; ValueOverflow if one is too large for its type."""
@@ -131,13 +128,13 @@ class _Sums:
 
     def add(self, key: bytes, numbers: Numbers) -> None:
         before = self._sums.get(key)
-        self._sums[key] = numbers if before is None else [a + b for a, b in zip(before, numbers, strict=True)]
+        self._sums[key] = numbers if before is None else list(map(add, before, numbers))
 
     def store(self, rollups: Ordered) -> None:
         for key, numbers in sorted(self._sums.items()):
             stored = rollups.get(key)
             before = self._layout.none if stored is None else unpack(stored)
-            after = [a + b for a, b in zip(before, numbers, strict=True)]
+            after = list(map(add, before, numbers))
             assert after[0] > 0 or not any(after), "a rollup without rows has nothing left in it"
             rollups.put(key, pack(after) if after[0] else None)
 
