@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import ViewInvalid
+from stateside.errors import RequestInvalid, ViewInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
@@ -121,6 +121,31 @@ def test_rows_that_the_watermark_closes_leave_the_rollups_too(spark: SparkSessio
     assert rollup(layout, "hourly", ["window", "country"], "2026-01-01T00:00:00Z") == []
 
 
+def test_sessions_that_grow_and_close_are_in_the_rollups_as_long_as_they_live(
+    spark: SparkSession, layout: Layout
+) -> None:
+    app = stateside.App("shop", fields=FIELDS)
+
+    @app.view(key=["customer", "country", "session"], rollups=[["country"], ["customer"]], archive="sessions")
+    def visits(events: DataFrame) -> DataFrame:
+        named = events.withColumnRenamed("entity", "customer").withWatermark("time", "1 hour")
+        session = F.session_window("time", "10 minutes").alias("session")
+        return named.groupBy("customer", "country", session).agg(
+            F.count("*").alias("orders"), F.sum("amount").alias("total")
+        )
+
+    live_counts = []
+    for seed, hour in enumerate((0, 0, 6, 7)):
+        append(layout, amounts(seed, 30, hour))
+        run_to(app, layout, spark)
+        live = rows(layout, "visits")
+        for columns in (["country"], ["customer"]):
+            assert added(rollup(layout, "visits", columns), columns) == added(live, columns)
+        live_counts.append(sum(row["orders"] for row in live))
+    assert live_counts[1] == 60
+    assert live_counts[-1] <= 60, "sessions were closed"
+
+
 def test_other_rollups_on_an_old_folder_are_made_from_the_rows_while_it_is_followed(
     spark: SparkSession, layout: Layout
 ) -> None:
@@ -135,9 +160,7 @@ def test_other_rollups_on_an_old_folder_are_made_from_the_rows_while_it_is_follo
     live = rows(layout, "spending")
     assert added(rollup(layout, "spending", ["customer"]), ["customer"]) == added(live, ["customer"])
     assert [row["orders"] for row in rollup(layout, "spending", [])] == [50]
-    with pytest.raises(
-        stateside.errors.RequestInvalid, match=r"no rollup by country\. It has rollups by: customer; nothing"
-    ):
+    with pytest.raises(RequestInvalid, match=r"no rollup by country\. It has rollups by: customer; nothing"):
         rollup(layout, "spending", ["country"])
 
 
@@ -151,7 +174,7 @@ def test_rollups_are_kept_by_a_restarted_tail_and_gone_when_no_longer_declared(
     append(layout, amounts(2, 20))
     run_to(shop([]), layout, spark)
     assert sum(row["orders"] for row in rows(layout, "spending")) == 60
-    with pytest.raises(stateside.errors.RequestInvalid, match="Declare it with rollups="):
+    with pytest.raises(RequestInvalid, match="Declare it with rollups="):
         rollup(layout, "spending", ["country"])
 
 
