@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -120,6 +123,48 @@ def test_what_is_not_there_is_told_with_what_is(shop: str) -> None:
             client.rollup("spending", ["country"], "de", "web")
         with pytest.raises(KeyInvalid, match="Leave the key out"):
             client.rollup("spending", [], "de")
+
+
+def test_a_rollup_goes_down_as_the_watermark_closes_rows_and_equals_the_rows_of_its_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    app, layout = stateside.App("visits", fields="country string"), Layout(tmp_path / "visits")
+
+    @app.view(key=["entity", "country", "window"], rollups=[["country"]], archive="hours")
+    def hourly(events: DataFrame) -> DataFrame:
+        timed = events.withWatermark("time", "1 hour")
+        return timed.groupBy("entity", "country", F.window("time", "1 hour")).count()
+
+    def visit(hour: int, visits: int) -> Position:
+        payloads = [("emma" if n % 2 else "ben", {"country": "de" if n % 3 else "fr"}) for n in range(visits)]
+        at_us = hour * 3_600_000_000
+        receipt = append(layout, [Event(f"{hour}-{n}", who, "visit", at_us, p) for n, (who, p) in enumerate(payloads)])
+        run_to(app, layout, spark)
+        return receipt
+
+    receipt = visit(1, 12)
+    started = contextmanager(serving)(layout, tmp_path / "server.log", "/v1/views/hourly/rows/emma")
+    with started as url, Client(url) as client:
+        assert visits_by_country(client, receipt) == {"de": 8, "fr": 4}
+        visit(9, 3)
+        assert visits_by_country(client, visit(10, 1)) == {"de": 2, "fr": 2}, "the first hour has left"
+
+
+def visits_by_country(client: Client, receipt: Position) -> dict[str, int]:
+    """The rollup, which must be what the rows of the same batch add up to."""
+    while True:
+        rollup = client.rollup("hourly", ["country"], min_position=receipt, wait_ms=20_000)
+        answers = [client.rows("hourly", who) for who in ("emma", "ben")]
+        if {answer["stamp"]["batch"] for answer in answers} == {rollup["stamp"]["batch"]}:
+            break  # else the replica has moved in between
+    found: Counter[str] = Counter()
+    for row in (row for answer in answers for row in answer["rows"]):
+        found[row["country"]] += row["count"]
+    by_country = {row["country"]: row["count"] for row in rollup["rows"]}
+    assert by_country == found
+    return by_country
 
 
 def test_the_command_line_asks_for_rollups(shop: str) -> None:
