@@ -283,6 +283,26 @@ def sum_(
 
 
 @main.command()
+@click.argument("view")
+@click.argument("columns", default="")
+@click.argument("key", default="")
+@_asking
+def rollup(view: str, columns: str, key: str, url: str, min_position: str | None, **floor: int | None) -> None:
+    """Ask for a view's rows added up by some of its key's columns: VIEW COLUMN,COLUMN… PART/PART…
+
+    The view declares which: with rollups=[["country"]] there is `stateside rollup spending country`, a row for each
+    country, and `stateside rollup spending country de`. With rollups=[[]] VIEW alone asks for the total of all rows.
+    Prints the stamped answer as JSON.
+    """
+    from stateside.serving.client import Client
+
+    by, parts = (text.split(separator) if text else [] for text, separator in ((columns, ","), (key, "/")))
+    with Client(url) as client:
+        answer = client.rollup(view, by, *parts, **_floor(min_position, floor))
+    click.echo(json.dumps(answer, indent=2))
+
+
+@main.command()
 @click.argument("name")
 def new(name: str) -> None:
     """Make a small project to begin with: a view, a test that passes, sample events, settings and a README.

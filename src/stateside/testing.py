@@ -14,7 +14,7 @@ One session serves many tests: `with session(folder) as spark:`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -100,19 +100,28 @@ def run_to(
 
 def answer(layout: Layout, view: str, *key: str) -> Answer:
     """What a server would answer now: brings the view's replica up to date with its checkpoint and asks it."""
-    tail = Tail(layout.view(view))
-    tail.step()
-    tail.close()
-    reader = ViewReader(layout.view(view))
-    try:
-        return asyncio.run(reader.rows(reader.parse_key(key), Floor(wait_ms=0)))
-    finally:
-        reader.close()
+    return _ask(layout, view, lambda reader: reader.rows(reader.parse_key(key), Floor(wait_ms=0)))
 
 
 def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
     """The rows of a view whose key begins with these parts, without their stamp."""
     return answer(layout, view, *key).rows
+
+
+def rollup(layout: Layout, view: str, columns: Sequence[str], *key: str) -> list[dict[str, Any]]:
+    """The rows of a view's rollup by these columns whose coarser key begins with these parts, without their stamp."""
+    return _ask(layout, view, lambda reader: reader.rollup(columns, key, Floor(wait_ms=0))).rows
+
+
+def _ask(layout: Layout, view: str, question: Callable[[ViewReader], Coroutine[Any, Any, Answer]]) -> Answer:
+    tail = Tail(layout.view(view))
+    tail.step()
+    tail.close()
+    reader = ViewReader(layout.view(view))
+    try:
+        return asyncio.run(question(reader))
+    finally:
+        reader.close()
 
 
 class CrashingSink:

@@ -95,7 +95,7 @@ def test_every_make_target_that_the_documents_name_exists() -> None:
 
 
 def test_every_command_teaches_in_its_help() -> None:
-    for command in ([], ["demo"], ["run"], ["serve"], ["get"], ["doctor"]):
+    for command in ([], ["demo"], ["run"], ["serve"], ["get"], ["sum"], ["rollup"], ["doctor"]):
         shown = subprocess.run(
             [sys.executable, "-m", "stateside", *command, "--help"], capture_output=True, text=True, check=True
         )

@@ -155,3 +155,12 @@ def test_a_decimal_that_no_row_can_have_is_refused(number: str, reason: str) -> 
 def test_a_key_of_a_type_that_cannot_be_served_is_refused_at_once(type_: str) -> None:
     with pytest.raises(ViewInvalid, match="Cast it to a string"):
         KeyCodec(["string", type_])
+
+
+@often
+@given(types_of_keys.flatmap(lambda types: st.tuples(st.just(types), keys(types))))
+def test_a_key_splits_into_the_bytes_of_its_parts(case: tuple[list[str], tuple[Any, ...]]) -> None:
+    types, values = case
+    codec = KeyCodec(types)
+    alone = [KeyCodec([type_]).encode([value]) for type_, value in zip(types, values, strict=True)]
+    assert codec.split(codec.encode(values)) == alone

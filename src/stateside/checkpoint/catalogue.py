@@ -86,7 +86,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """A view as it is served: the key's columns in the order they are asked by, then the values' columns."""
+    """A view as it is served: the key's columns in the order they are asked by, then the values' columns.
+
+    `rollups` names, for each coarser key that sums are kept by, its columns in the order they are asked by. They are
+    the replica's: the state knows nothing of them.
+    """
 
     application: str
     view: str
@@ -96,6 +100,7 @@ class Catalogue:
     kind: Kind = "aggregation"
     window: Window | None = None
     family: str | None = None
+    rollups: tuple[tuple[str, ...], ...] = ()
 
     def as_json(self) -> bytes:
         """The file's content."""
@@ -156,7 +161,9 @@ def _catalogue(document: dict[str, Any]) -> Catalogue:
     key = tuple(_key_column(column) for column in document.pop("key"))
     columns = tuple(_view_column(column) for column in document.pop("columns"))
     window = document.pop("window")
-    return Catalogue(**document, key=key, columns=columns, window=Window(**window) if window else None)
+    rollups = tuple(tuple(names) for names in document.pop("rollups", ()))
+    window = Window(**window) if window else None
+    return Catalogue(**document, key=key, columns=columns, window=window, rollups=rollups)
 
 
 def _key_column(document: dict[str, Any]) -> KeyColumn:

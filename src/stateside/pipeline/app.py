@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateside.errors import StatesideError, ViewInvalid
+from stateside.pipeline.rollups import declared_rollups
 from stateside.pipeline.sinks.sink import BatchId, Guarantee, Sink, SinkContext, SinkFactory
 from stateside.pipeline.sources import Source, journal
 
@@ -46,7 +47,7 @@ class View:
     """A declared view, or a reaction: what it reads, the function that folds it, how it is asked, where rows go.
 
     A reaction has no `key`, and nothing of it is served. `state` names the state variable that is served of a
-    `transformWithState`. `archive` names the table that closed rows go to.
+    `transformWithState`. `archive` names the table that closed rows go to. `rollups` names the columns of coarser keys.
     """
 
     name: str
@@ -58,6 +59,7 @@ class View:
     rows: Rows = "closed"
     guarantee: Guarantee = "exactly-once"
     archive: str | None = None
+    rollups: tuple[tuple[str, ...], ...] = ()
 
 
 class App:
@@ -80,6 +82,7 @@ class App:
         self,
         *,
         key: Sequence[str],
+        rollups: Sequence[Sequence[str]] = (),
         name: str | None = None,
         source: Source | None = None,
         state: str | None = None,
@@ -93,13 +96,17 @@ class App:
         `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
         `closed` ones, once the watermark has passed them and they leave the state, or `changed` ones, batch by batch.
         With an `archive` closed rows go, once, to the Delta table of that name, with the batch that closed them.
+
+        Each of the `rollups` has some of the key's columns, in the order that readers ask by: for these the view's rows
+        are added up, in every snapshot exactly; [] is the total of all rows. Rollups have the counts, sums and averages
+        of the view; its other columns cannot be taken away again when a row changes, and are left out. Rollups may be
+        changed on an old folder.
         """
 
         def declare(function: Function) -> Function:
-            declared = View(
-                name or function.__name__, function, tuple(key), source, state, sink, rows, guarantee, archive
-            )
-            self._add(declared)
+            called = name or function.__name__
+            coarser = declared_rollups(called, key, rollups)
+            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser))
             return function
 
         return declare

@@ -1,6 +1,7 @@
 """What a view was declared as, kept beside its checkpoint: a changed query on old state is refused with the difference.
 
-    catalogue.json   the view's key and columns. Another one cannot go on with the same state.
+    catalogue.json   the view's key and columns. Another one cannot go on with the same state. Only its rollups may
+                     change: they are the replica's, which makes them anew.
     plan.txt         the whole plan. If only this changed, a filter for example, the state fits; but it was folded with
                      the old query, and only the user can say whether that is right (`--accept-changes`).
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn
@@ -64,7 +66,7 @@ def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
     if before is None or catalogue is None:
         kinds = ("a view", "a reaction") if catalogue is None else ("a reaction", "a view")
         raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
-    if before != catalogue:
+    if before != replace(catalogue, rollups=before.rollups):
         difference = "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
         raise _changed(places, difference, _NEW_FOLDER)
 

@@ -32,6 +32,7 @@ from stateside.pipeline.catalyst import (
     tree,
     type_text,
 )
+from stateside.pipeline.rollups import check_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +67,7 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
     key = groups.key()
     columns = tuple(_columns(view, groups))
     _check_names(view, key, columns)
-    return Catalogue(
+    catalogue = Catalogue(
         application=application,
         view=view.name,
         operator=0,  # the stateful operator nearest to the sink
@@ -74,7 +75,10 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
         columns=columns,
         kind="session" if groups.session is not None else "aggregation",
         window=groups.window(),
+        rollups=view.rollups,
     )
+    check_rollups(catalogue)
+    return catalogue
 
 
 def _aggregation(view: View, plan: Any) -> tuple[Any, list[tuple[Any, Any]]]:

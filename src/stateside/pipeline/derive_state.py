@@ -13,6 +13,7 @@ from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored
 from stateside.checkpoint.unsafe_row import SERVED_TYPES
 from stateside.errors import ViewInvalid
 from stateside.pipeline.app import View
+from stateside.pipeline.rollups import check_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +26,7 @@ _ADVICE = "Let it select named columns, then end in groupBy(…).transformWithSt
 def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
     """What the plan tells of how a state variable becomes the view's rows; ViewInvalid if it cannot be one."""
     transform = _transform(view, frame._jdf.queryExecution().analyzed())
-    return Catalogue(
+    catalogue = Catalogue(
         application=application,
         view=view.name,
         operator=0,
@@ -33,7 +34,10 @@ def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Ca
         columns=(),
         kind="state-variable",
         family=view.state,
+        rollups=view.rollups,
     )
+    check_rollups(catalogue)
+    return catalogue
 
 
 def _transform(view: View, plan: Any) -> Any:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import decimal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import Value
@@ -39,6 +39,7 @@ class KeyCodec:
 
     def __init__(self, types: Sequence[str]) -> None:
         self.types = tuple(_parsed(type_) for type_ in types)
+        self._ends = [_end(type_) for type_ in self.types]
 
     def encode(self, values: Sequence[Value]) -> bytes:
         """The bytes of a key, or of its first parts; a struct is a tuple, the last one may be its first fields only."""
@@ -51,6 +52,15 @@ class KeyCodec:
         values, end = _decode_all(self.types, key, 0)
         assert end == len(key), "a key has bytes left over"
         return values
+
+    def split(self, key: bytes) -> list[bytes]:
+        """The bytes of each part of a whole key: what `encode` makes of the part alone."""
+        parts, begin = [], 0
+        for end_of in self._ends:
+            end = end_of(key, begin)
+            parts.append(key[begin:end])
+            begin = end
+        return parts
 
 
 def keyable(type_: SparkType) -> bool:
@@ -129,6 +139,30 @@ def _decode_all(types: Sequence[SparkType], key: bytes, at_byte: int) -> tuple[t
         value, at_byte = _decode(type_, key, at_byte)
         values.append(value)
     return tuple(values), at_byte
+
+
+def _end(type_: SparkType) -> Callable[[bytes, int], int]:
+    """What tells where a part of this type ends, from the key and where the part begins."""
+    match type_:
+        case Primitive(name) if name in _TEXTS:
+            return lambda key, at_byte: key.index(0, at_byte + 1) + 1 if key[at_byte] else at_byte + 1
+        case Struct(_, types):
+            return _struct_end([_end(part) for part in types])
+        case Decimal():
+            size = 1 + _decimal_bytes(type_)
+        case _:
+            size = 2 if type_ == Primitive("boolean") else 1 + _U64.size
+    return lambda key, at_byte: at_byte + size if key[at_byte] else at_byte + 1
+
+
+def _struct_end(ends: Sequence[Callable[[bytes, int], int]]) -> Callable[[bytes, int], int]:
+    def end(key: bytes, at_byte: int) -> int:
+        there, at_byte = key[at_byte], at_byte + 1
+        for end_of in ends if there else ():
+            at_byte = end_of(key, at_byte)
+        return at_byte
+
+    return end
 
 
 def _decode(type_: SparkType, key: bytes, at_byte: int) -> tuple[Value, int]:

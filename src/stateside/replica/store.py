@@ -1,12 +1,12 @@
 """The replica's LMDB environment: rows in key order and the batch they stand at, always moved together.
 
-    rows:  encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
-    meta:  "batch"     -> AppliedBatch     as JSON
-           "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to be waiting
-           "trouble"   -> text             why the replica does not move, while it does not
-           "replica"   -> text             the replica's own name, given once
-
-LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash, and stands whole in front of its row.
+rows:     encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
+rollups:  number, coarser key -> sums     (see `rollups`; computed from the rows)
+meta:     "batch"     -> AppliedBatch     as JSON
+          "rollups"   -> their columns    as JSON; a rollup's number is its place there
+          "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to wait
+          "trouble"   -> text             why the replica does not move, while it does not
+          "replica"   -> text             the replica's own name, given once
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,13 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
+from stateside.replica.ordered import Ordered
+from stateside.replica.rollups import Kept, Rollups, parse_kept
 from stateside.storage import try_lock
 
 MAP_BYTES_START = 1 << 30
 READERS_MAX = 512
-SHORT_KEY_BYTES_MAX = 480
-_HASH_BYTES = 16
-_KEPT_BYTES = SHORT_KEY_BYTES_MAX - _HASH_BYTES  # of a long key
-_KEY_SIZE = struct.Struct("<I")
+DATABASES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,89 +55,72 @@ class AppliedBatch:
         return cls(**document | {"position": Position.parse(document["position"])})
 
 
+class _Databases:
+    """The environment's named databases."""
+
+    def __init__(self, environment: lmdb.Environment, *, create: bool) -> None:
+        self.rows, self.rollups, self.meta = (
+            environment.open_db(name, create=create) for name in (b"rows", b"rollups", b"meta")
+        )
+
+
 class Snapshot:
     """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only."""
 
-    def __init__(self, transaction: lmdb.Transaction, rows: Any, meta: Any) -> None:
-        self._transaction, self._rows, self._meta = transaction, rows, meta
+    def __init__(self, transaction: lmdb.Transaction, databases: _Databases) -> None:
+        self._transaction, self._databases = transaction, databases
+        self._rows = Ordered(transaction, databases.rows)
 
     def batch(self) -> AppliedBatch | None:
         """The batch that the rows stand at; None before the first one."""
-        content = self._transaction.get(b"batch", db=self._meta)
+        content = self._transaction.get(b"batch", db=self._databases.meta)
         return AppliedBatch.parse(bytes(content)) if content is not None else None
 
     def fresh_us(self) -> int | None:
         """When this batch was last known to be up to date; None if no heartbeat ever said so."""
-        content = self._transaction.get(b"fresh", db=self._meta)
+        content = self._transaction.get(b"fresh", db=self._databases.meta)
         return int(bytes(content)) if content is not None else None
 
     def trouble(self) -> str | None:
         """Why the replica does not move on; None while it does."""
-        content = self._transaction.get(b"trouble", db=self._meta)
+        content = self._transaction.get(b"trouble", db=self._databases.meta)
         return bytes(content).decode() if content is not None else None
 
     def replica(self) -> str:
         """The replica's own name."""
-        content = self._transaction.get(b"replica", db=self._meta)
+        content = self._transaction.get(b"replica", db=self._databases.meta)
         assert content is not None, "every replica is given a name when it is made"
         return bytes(content).decode()
 
+    def rollups(self) -> Kept:
+        """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""
+        content = self._transaction.get(b"rollups", db=self._databases.meta)
+        return parse_kept(bytes(content)) if content is not None else ()
+
+    def rollup(self, number: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""
+        table, mark = Ordered(self._transaction, self._databases.rollups), bytes([number])
+        return ((key[1:], row) for key, row in table.range(mark + prefix))
+
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
-        stored = self._transaction.get(_short(key), db=self._rows)
-        return None if stored is None else _whole(_short(key), bytes(stored))[1]
+        return self._rows.get(key)
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
-        start = prefix[:_KEPT_BYTES]
-        return self._ordered(start, lambda key: key.startswith(prefix), lambda key: not key.startswith(start))
+        return self._rows.range(prefix)
 
     def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys from `first` on and before `end`, in order, each with its row."""
-        stop = end[:_KEPT_BYTES]
-        return self._ordered(first[:_KEPT_BYTES], lambda key: first <= key < end, lambda key: key[:_KEPT_BYTES] > stop)
+        return self._rows.between(first, end)
 
     def last(self, prefix: bytes) -> bytes | None:
         """The last of the keys that begin with these bytes."""
-        key = self._nearest(prefix) if len(prefix) < _KEPT_BYTES else prefix
-        if key is not None and len(key) >= _KEPT_BYTES:  # LMDB has long keys by their hash
-            return max((key for key, _ in self.range(prefix)), default=None)
-        return key
-
-    def _nearest(self, prefix: bytes) -> bytes | None:
-        """The last key that begins with these bytes, or a long one if there is one."""
-        with self._transaction.cursor(db=self._rows) as cursor:
-            behind = _behind(prefix)
-            found = cursor.prev() if behind and cursor.set_range(behind) else cursor.last()
-            key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
-        return key if key is not None and key.startswith(prefix) else None
-
-    def _ordered(
-        self, start: bytes, wanted: Callable[[bytes], bool], beyond: Callable[[bytes], bool]
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The wanted keys from `start` on until one is `beyond`, in order, each with its row."""
-        with self._transaction.cursor(db=self._rows) as cursor:
-            if not cursor.set_range(start):
-                return
-            alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
-            for short, stored in cursor:
-                key, row = _whole(bytes(short), bytes(stored))
-                if beyond(key):
-                    break
-                if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
-                    yield from sorted(alike)
-                    alike = []
-                if not wanted(key):
-                    continue
-                if len(key) < _KEPT_BYTES:
-                    yield key, row
-                else:
-                    alike.append((key, row))
-            yield from sorted(alike)
+        return self._rows.last(prefix)
 
     def count(self) -> int:
         """How many rows there are."""
-        return int(self._transaction.stat(self._rows)["entries"])
+        return self._rows.count()
 
 
 class ReplicaReader:
@@ -151,8 +131,7 @@ class ReplicaReader:
             raise FileNotFoundError(directory)
         self._environment = _open(directory, readonly=True)
         try:
-            self._rows = self._environment.open_db(b"rows", create=False)
-            self._meta = self._environment.open_db(b"meta", create=False)
+            self._databases = _Databases(self._environment, create=False)
         except lmdb.NotFoundError:  # its writer is only just making it
             self._environment.close()
             raise FileNotFoundError(directory) from None
@@ -161,7 +140,7 @@ class ReplicaReader:
     def snapshot(self) -> Iterator[Snapshot]:
         """A consistent look at the replica; keep it short, it holds old pages back."""
         with self._begin() as transaction:
-            yield Snapshot(transaction, self._rows, self._meta)
+            yield Snapshot(transaction, self._databases)
 
     def close(self) -> None:
         """Let the environment go."""
@@ -184,8 +163,8 @@ class ReplicaWriter:
         try:
             self._environment = _open(directory, readonly=False)
             self._environment.reader_check()  # readers that were killed hold no old pages back
-            self._rows = self._environment.open_db(b"rows")
-            self._meta = self._environment.open_db(b"meta")
+            self._databases = _Databases(self._environment, create=True)
+            self._rollups = Rollups()
             self._write(self._name)
         except BaseException:
             os.close(self._lock)
@@ -194,7 +173,7 @@ class ReplicaWriter:
     def batch(self) -> AppliedBatch | None:
         """The batch that the replica stands at."""
         with self._environment.begin() as transaction:
-            return Snapshot(transaction, self._rows, self._meta).batch()
+            return Snapshot(transaction, self._databases).batch()
 
     def apply(self, batch: AppliedBatch, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Move to the next batch in one transaction: readers see all of it or nothing.
@@ -204,30 +183,48 @@ class ReplicaWriter:
         changes = list(changes)
         self._write(lambda transaction: self._put(transaction, batch, changes))
 
+    def keep_rollups(self, rollups: Rollups) -> None:
+        """Keep these rollups from now on, batch by batch. Where the replica has others, they are made from its rows.
+
+        To be called before the first `apply` of a writer, and once rows were loaded in another way than by `apply`.
+        """
+
+        def make(transaction: lmdb.Transaction) -> None:
+            snapshot = Snapshot(transaction, self._databases)
+            if snapshot.rollups() == rollups.kept:
+                return
+            transaction.drop(self._databases.rollups, delete=False)
+            rollups.add_all(snapshot.range(b""), Ordered(transaction, self._databases.rollups))
+            transaction.put(b"rollups", rollups.as_json(), db=self._databases.meta)
+
+        self._write(make)
+        self._rollups = rollups
+
     def freshen(self, time_us: int) -> None:
         """Note that at this time nothing newer than the replica's batch was waiting."""
-        self._write(lambda transaction: transaction.put(b"fresh", str(time_us).encode(), db=self._meta))
+        self._write(lambda transaction: transaction.put(b"fresh", str(time_us).encode(), db=self._databases.meta))
 
     def note_trouble(self, trouble: str | None) -> None:
         """Tell readers why the replica does not move on, or that it does again."""
 
         def note(transaction: lmdb.Transaction) -> None:
             if trouble is None:
-                transaction.delete(b"trouble", db=self._meta)
+                transaction.delete(b"trouble", db=self._databases.meta)
             else:
-                transaction.put(b"trouble", trouble.encode(), db=self._meta)
+                transaction.put(b"trouble", trouble.encode(), db=self._databases.meta)
 
         self._write(note)
 
     def clear(self) -> None:
-        """Forget all rows and the batch, to begin anew."""
+        """Forget all rows, the rollups and the batch, to begin anew."""
 
         def drop(transaction: lmdb.Transaction) -> None:
-            transaction.drop(self._rows, delete=False)
-            transaction.drop(self._meta, delete=False)
+            for database in (self._databases.rows, self._databases.rollups, self._databases.meta):
+                transaction.drop(database, delete=False)
             self._name(transaction)
 
         self._write(drop)
+        self._rollups = Rollups()
 
     def close(self) -> None:
         """Let the environment and its lock go; a second time it does nothing."""
@@ -237,22 +234,25 @@ class ReplicaWriter:
             self._lock = None
 
     def _name(self, transaction: lmdb.Transaction) -> None:
-        transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._meta, overwrite=False)
+        transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._databases.meta, overwrite=False)
 
     def _put(
         self, transaction: lmdb.Transaction, batch: AppliedBatch, changes: list[tuple[bytes, bytes | None]]
     ) -> None:
-        before = Snapshot(transaction, self._rows, self._meta).batch()
+        snapshot = Snapshot(transaction, self._databases)
+        before = snapshot.batch()
         if before is not None and (before.query, before.batch + 1) != (batch.query, batch.batch):
             raise ReplicaInvalid(
                 f"Batch {batch.batch} of query {batch.query} does not follow batch {before.batch} of {before.query}"
             )
-        for key, row in changes:
-            if row is None:
-                transaction.delete(_short(key), db=self._rows)
-            else:
-                transaction.put(_short(key), _stored(key, row), db=self._rows)
-        transaction.put(b"batch", batch.as_json(), db=self._meta)
+        assert snapshot.rollups() == self._rollups.kept, "keep_rollups comes first"
+        rows = Ordered(transaction, self._databases.rows)
+        if self._rollups.kept:
+            self._rollups.move(changes, rows, Ordered(transaction, self._databases.rollups))
+        else:
+            for key, row in changes:
+                rows.put(key, row)
+        transaction.put(b"batch", batch.as_json(), db=self._databases.meta)
 
     def _write(self, action: Any) -> None:
         while True:
@@ -281,7 +281,7 @@ def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
             str(directory),
             readonly=readonly,
             create=not readonly,
-            max_dbs=4,
+            max_dbs=DATABASES_MAX,
             max_readers=READERS_MAX,
             map_size=0 if (directory / "data.mdb").exists() else MAP_BYTES_START,
             metasync=False,  # a loss of power may cost the last batch, which the checkpoint still has; never the order
@@ -292,29 +292,3 @@ def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
             where=str(directory),
             next_step="Delete this folder: it is rebuilt from the checkpoint",
         ) from error
-
-
-def _behind(prefix: bytes) -> bytes:
-    """The first key behind all that begin with these bytes; nothing if there can be none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
-
-
-def _short(key: bytes) -> bytes:
-    if len(key) <= SHORT_KEY_BYTES_MAX:
-        return key
-    return key[:_KEPT_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
-
-
-def _stored(key: bytes, row: bytes) -> bytes:
-    if len(key) <= SHORT_KEY_BYTES_MAX:
-        return row
-    return _KEY_SIZE.pack(len(key)) + key + row
-
-
-def _whole(short: bytes, stored: bytes) -> tuple[bytes, bytes]:
-    """The whole key and its row, from what is stored: only long keys are longer than the limit when shortened."""
-    if len(short) <= SHORT_KEY_BYTES_MAX:
-        return short, stored
-    (size,) = _KEY_SIZE.unpack_from(stored)
-    return stored[_KEY_SIZE.size : _KEY_SIZE.size + size], stored[_KEY_SIZE.size + size :]

@@ -16,6 +16,7 @@ from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
+from stateside.replica.rollups import rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.variables import VariableTranslator
 from stateside.storage import Storage
@@ -36,6 +37,7 @@ class Tail:
         self._layout = layout
         self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
         self._catalogue = Catalogue.load(layout.catalogue)
+        self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica)
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
         self._translator: _Translator | VariableTranslator | None = None
@@ -58,6 +60,8 @@ class Tail:
     def step(self) -> bool:
         """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch."""
         self._check_belongs()
+        if self._writer.batch() is not None:
+            self._keep_rollups()
         self._hear()
         moved = False
         while self._advance():
@@ -99,6 +103,7 @@ class Tail:
         self._writer.clear()
         self._heartbeats.clear()
         self._translator = None
+        self._catalogue_file = None
 
     def _advance(self) -> bool:
         applied = self._writer.batch()
@@ -112,7 +117,17 @@ class Tail:
         self._apply(batch)
         return True
 
+    def _keep_rollups(self) -> None:
+        """Keep the rollups that the catalogue names now: `run` may have been started with others since."""
+        found = self._layout.catalogue.stat()
+        if (found.st_ino, found.st_mtime_ns) == self._catalogue_file:
+            return
+        self._catalogue = Catalogue.load(self._layout.catalogue)
+        self._writer.keep_rollups(rollups_of(self._catalogue, self._checkpoint.storage))
+        self._catalogue_file = (found.st_ino, found.st_mtime_ns)
+
     def _apply(self, batch: int) -> None:
+        self._keep_rollups()
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
         check_encoding(plan, self._checkpoint.storage.path(f"offsets/{batch}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -47,6 +47,19 @@ class Client:
         span = {"from": from_time, "to": to_time, "last": last}
         given = {name: value for name, value in span.items() if value is not None}
         return self._get(path, [("key", part) for part in key], min_position, {**given, **parameters})
+
+    def rollup(
+        self,
+        view: str,
+        columns: Sequence[str],
+        *key: str,
+        min_position: Position | None = None,
+        **parameters: int,
+    ) -> dict[str, Any]:
+        """The view's rows added up by these columns: for one coarser key, or for all that begin with these parts."""
+        by = f"/{quote(','.join(columns), safe=',')}" if columns else ""
+        path = f"/v1/views/{quote(view, safe='')}/rollup{by}"
+        return self._get(path, [("key", part) for part in key], min_position, parameters)
 
     def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
         """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""

@@ -8,6 +8,9 @@
     GET /v1/views/{view}/sum/{key…}            the buckets of one key, its parts before the window, combined into a row
         ?from=…&to=…                           over this range, of times on the buckets' borders
         ?last=24h                              over this long, up to `to` or to the newest bucket (see `sums`)
+    GET /v1/views/{view}/rollup/{by}/{key…}    the rows added up by some of the key's columns, joined by commas: for one
+                                               coarser key, or for all that begin with these parts, or for all; key=… as
+                                               above; /rollup alone is the total of all rows. The view declares which
         ?min_position=0:1234                   only if the answer covers this position (read your own event)
         ?max_age_ms=1000                       only if it is no older than this
         ?wait_ms=5000                          for how long to wait until it is so
@@ -135,6 +138,15 @@ async def _sum(request: Request) -> Response:
     return Response({"stamp": answer.stamp.as_dict(), **document}, [answer.stamp])
 
 
+async def _rollup(request: Request) -> Response:
+    view, *in_path = request.parts
+    columns, *parts = in_path or [""]
+    floor = request.floor()
+    reader = await request.views.ready(view, floor)
+    answer = await reader.rollup(columns.split(",") if columns else [], [*parts, *request.keys], floor)
+    return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
+
+
 ROUTES = [
     Route("/healthz", _health),
     Route("/v1/views", _views),
@@ -142,6 +154,8 @@ ROUTES = [
     Route("/v1/views/*/rows/**", _rows),
     Route("/v1/views/*/sum", _sum),
     Route("/v1/views/*/sum/**", _sum),
+    Route("/v1/views/*/rollup", _rollup),
+    Route("/v1/views/*/rollup/**", _rollup),
 ]
 
 

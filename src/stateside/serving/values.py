@@ -48,6 +48,18 @@ def described(columns: Sequence[Leaf]) -> str:
     return ", ".join(f"{name} ({type_name(type_)})" for name, type_ in leaves(columns))
 
 
+def parse_key(of: str, columns: Sequence[Leaf], parts: Sequence[str]) -> list[Value]:
+    """The values of a key of this view or rollup; KeyInvalid if there are too many, or one is not of its type."""
+    places = list(leaves(columns))
+    if len(parts) > len(places):
+        raise KeyInvalid(
+            f"The key has {len(parts)} parts, the key of {of} has {len(places)}",
+            next_step=f"Its parts are: {described(columns)}" if places else "Leave the key out",
+        )
+    values = (parse(name, type_, part) for (name, type_), part in zip(places, parts, strict=False))
+    return nested([type_ for _, type_ in columns], values)
+
+
 def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
     """The values of leaves put into their structs, as far as there are values."""
     found: list[Value] = []

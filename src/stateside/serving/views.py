@@ -20,9 +20,10 @@ from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import ReplicaReader, Snapshot
+from stateside.serving.rollups import RollupReader
 from stateside.serving.stamp import Stamp, iso_time
 from stateside.serving.sums import Span, Sums
-from stateside.serving.values import described, leaves, nested, parse, renderer
+from stateside.serving.values import parse_key, renderer
 from stateside.storage import Storage
 
 WAIT_MS_DEFAULT = 5_000
@@ -85,6 +86,7 @@ class ViewReader:
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
         self._sums = Sums(self.catalogue, self._codec, self._decoder, self._finalisers)
+        self._rollups = RollupReader(self.catalogue)
         self._replica = ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
     def close(self) -> None:
@@ -101,16 +103,17 @@ class ViewReader:
         self._sums.window(key)
         return await self._wait(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
 
+    async def rollup(self, columns: Sequence[str], parts: Sequence[str], floor: Floor | None = None) -> Answer:
+        """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
+        key = self._rollups.parse_key(columns, parts)
+        return await self._wait(
+            floor or Floor(),
+            lambda snapshot, stamp: Answer(stamp, self._rollups.rows(snapshot, columns, key, ROWS_MAX)),
+        )
+
     def parse_key(self, parts: Sequence[str]) -> list[Value]:
         """The key's values from their texts; KeyInvalid if there are too many, or one is not of its column's type."""
-        places = list(leaves(self.key_parts))
-        if len(parts) > len(places):
-            raise KeyInvalid(
-                f"The key has {len(parts)} parts, the key of {self.catalogue.view!r} has {len(places)}",
-                next_step=f"Its parts are: {described(self.key_parts)}",
-            )
-        values = (parse(name, type_, part) for (name, type_), part in zip(places, parts, strict=False))
-        return nested([type_ for _, type_ in self.key_parts], values)
+        return parse_key(repr(self.catalogue.view), self.key_parts, parts)
 
     async def _wait(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
         """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes."""

@@ -1,0 +1,127 @@
+"""One named database of an LMDB environment, with keys of any length, in order.
+
+LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash, and stands whole in front of its row:
+
+    key up to 480 bytes   -> row
+    464 bytes, hash, ff   -> u32 size of the key, key, row
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import lmdb
+
+SHORT_KEY_BYTES_MAX = 480
+_HASH_BYTES = 16
+_KEPT_BYTES = SHORT_KEY_BYTES_MAX - _HASH_BYTES  # of a long key
+_KEY_SIZE = struct.Struct("<I")
+
+
+class Ordered:
+    """The keys and rows of one database in one transaction. Valid as long as that is."""
+
+    def __init__(self, transaction: lmdb.Transaction, database: Any) -> None:
+        self._transaction, self._database = transaction, database
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of this very key."""
+        stored = self._transaction.get(_short(key), db=self._database)
+        return None if stored is None else _whole(_short(key), bytes(stored))[1]
+
+    def put(self, key: bytes, row: bytes | None) -> None:
+        """Store the key's row; None takes it away."""
+        if row is None:
+            self._transaction.delete(_short(key), db=self._database)
+        else:
+            self._transaction.put(_short(key), _stored(key, row), db=self._database)
+
+    def swap(self, key: bytes, row: bytes | None) -> bytes | None:
+        """The same as `put`, and gives back the row that the key had before."""
+        short = _short(key)
+        if row is None:
+            before = self._transaction.pop(short, db=self._database)
+        else:
+            before = self._transaction.replace(short, _stored(key, row), db=self._database)
+        return None if before is None else _whole(short, bytes(before))[1]
+
+    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, in order, each with its row."""
+        start = prefix[:_KEPT_BYTES]
+        return self._ordered(start, lambda key: key.startswith(prefix), lambda key: not key.startswith(start))
+
+    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `end`, in order, each with its row."""
+        stop = end[:_KEPT_BYTES]
+        return self._ordered(first[:_KEPT_BYTES], lambda key: first <= key < end, lambda key: key[:_KEPT_BYTES] > stop)
+
+    def last(self, prefix: bytes) -> bytes | None:
+        """The last of the keys that begin with these bytes."""
+        key = self._nearest(prefix) if len(prefix) < _KEPT_BYTES else prefix
+        if key is not None and len(key) >= _KEPT_BYTES:  # LMDB has long keys by their hash
+            return max((key for key, _ in self.range(prefix)), default=None)
+        return key
+
+    def _nearest(self, prefix: bytes) -> bytes | None:
+        """The last key that begins with these bytes, or a long one if there is one."""
+        with self._transaction.cursor(db=self._database) as cursor:
+            behind = _behind(prefix)
+            found = cursor.prev() if behind and cursor.set_range(behind) else cursor.last()
+            key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
+        return key if key is not None and key.startswith(prefix) else None
+
+    def _ordered(
+        self, start: bytes, wanted: Callable[[bytes], bool], beyond: Callable[[bytes], bool]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The wanted keys from `start` on until one is `beyond`, in order, each with its row."""
+        with self._transaction.cursor(db=self._database) as cursor:
+            if not cursor.set_range(start):
+                return
+            alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
+            for short, stored in cursor:
+                key, row = _whole(bytes(short), bytes(stored))
+                if beyond(key):
+                    break
+                if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
+                    yield from sorted(alike)
+                    alike = []
+                if not wanted(key):
+                    continue
+                if len(key) < _KEPT_BYTES:
+                    yield key, row
+                else:
+                    alike.append((key, row))
+            yield from sorted(alike)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self._transaction.stat(self._database)["entries"])
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The first key behind all that begin with these bytes; nothing if there can be none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+
+
+def _short(key: bytes) -> bytes:
+    if len(key) <= SHORT_KEY_BYTES_MAX:
+        return key
+    return key[:_KEPT_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
+
+
+def _stored(key: bytes, row: bytes) -> bytes:
+    if len(key) <= SHORT_KEY_BYTES_MAX:
+        return row
+    return _KEY_SIZE.pack(len(key)) + key + row
+
+
+def _whole(short: bytes, stored: bytes) -> tuple[bytes, bytes]:
+    """The whole key and its row, from what is stored: only long keys are longer than the limit when shortened."""
+    if len(short) <= SHORT_KEY_BYTES_MAX:
+        return short, stored
+    (size,) = _KEY_SIZE.unpack_from(stored)
+    return stored[_KEY_SIZE.size : _KEY_SIZE.size + size], stored[_KEY_SIZE.size + size :]

@@ -1,0 +1,160 @@
+"""Rollups: sums over the rows of a replica by some of the key's columns, kept in the same transaction as the rows.
+
+    key     := u8 number of the rollup, then the parts of the coarser key, encoded as in `keys`
+    row     := integer*     how many rows there are below it, then the numbers of each column's tally
+    integer := u16 zeros    how many of its lowest bytes are zero and left out (a double's are, mostly)
+               u16 size, then so many bytes, little-endian, two's complement
+
+A batch takes away what its rows were and adds what they are. Tallies are exact (see `checkpoint.tallies`), so that in
+every snapshot a rollup is the sum of its live rows, to the last unit. A rollup's row without rows below it is gone.
+
+A column has no place in rollups if it cannot be taken away again: min, max, first, last and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import add, sub
+from typing import Any
+
+from stateside.checkpoint.catalogue import Catalogue, ViewColumn
+from stateside.checkpoint.tallies import Numbers, tallied, tally
+from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.variable_catalogue import check_state, value_decoder
+from stateside.replica.keys import KeyCodec
+from stateside.replica.ordered import Ordered
+from stateside.storage import Storage
+
+Kept = tuple[tuple[str, ...], ...]
+Changes = Iterable[tuple[bytes, bytes | None]]
+
+VERSION = 1  # of the rows' content: a replica with another one makes its rollups anew
+ROWS_AT_ONCE = 100_000  # of which the sums are held in memory before they are stored
+_HEAD = struct.Struct("<HH")
+
+
+def rollups_of(catalogue: Catalogue, storage: Storage) -> Rollups:
+    """The rollups of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
+    if not catalogue.rollups:
+        return Rollups()
+    check_state(catalogue, storage)
+    decoder = value_decoder(catalogue, storage)
+    assert isinstance(decoder, RowDecoder), "a state variable's view has no rollups"
+    return Rollups(catalogue, decoder)
+
+
+def parse_kept(content: bytes) -> Kept:
+    """The rollups that `Rollups.as_json` told of; none if they are of another version."""
+    document: dict[str, Any] = json.loads(content)
+    return tuple(tuple(columns) for columns in document["rollups"]) if document["version"] == VERSION else ()
+
+
+class Rollups:
+    """Keeps the rollups of one view. Without any it has nothing to do."""
+
+    def __init__(self, catalogue: Catalogue | None = None, decoder: RowDecoder | None = None) -> None:
+        self.kept: Kept = ()
+        if catalogue is not None and decoder is not None:
+            self.kept = catalogue.rollups
+            self._codec = KeyCodec([column.asked_type for column in catalogue.key])
+            self._layout, self._decoder = RollupRows(catalogue.columns), decoder
+            names = [column.name for column in catalogue.key]
+            self._marks = [(bytes([n]), [names.index(name) for name in each]) for n, each in enumerate(self.kept)]
+
+    def as_json(self) -> bytes:
+        """As told in the replica's `meta`."""
+        return json.dumps({"version": VERSION, "rollups": self.kept}).encode()
+
+    def move(self, changes: Changes, rows: Ordered, rollups: Ordered) -> None:
+        """Change the rows, and the rollups with them."""
+        sums = _Sums(self._layout)
+        for key, row in changes:
+            before = rows.swap(key, row)
+            if before != row:
+                self._add(sums, key, list(map(sub, self._numbers(row), self._numbers(before))))
+        sums.store(rollups)
+
+    def add_all(self, rows: Iterator[tuple[bytes, bytes]], rollups: Ordered) -> None:
+        """Add rows that are in no rollup yet, any number of them in bounded memory."""
+        while self.kept and (some := list(islice(rows, ROWS_AT_ONCE))):
+            sums = _Sums(self._layout)
+            for key, row in some:
+                self._add(sums, key, self._numbers(row))
+            sums.store(rollups)
+
+    def _add(self, sums: _Sums, key: bytes, numbers: Numbers) -> None:
+        parts = self._codec.split(key)
+        for mark, places in self._marks:
+            sums.add(mark + b"".join([parts[place] for place in places]), numbers)
+
+    def _numbers(self, row: bytes | None) -> Numbers:
+        return self._layout.none if row is None else self._layout.numbers(self._decoder.decode(row))
+
+
+class RollupRows:
+    """The rows of rollups that have these columns: what is in them, and what they say."""
+
+    def __init__(self, columns: Sequence[ViewColumn]) -> None:
+        self.columns = tallied(columns)
+        self._tallies = [tally(column) for column in self.columns]
+        self.none: Numbers = [0] * (1 + sum(each.size for each in self._tallies))
+
+    def numbers(self, row: Sequence[Value]) -> Numbers:
+        """The numbers of one row of the state."""
+        found = [1]
+        for each in self._tallies:
+            found += each.numbers(row)
+        return found
+
+    def values(self, row: bytes) -> list[Value]:
+        """The columns' values; ValueOverflow if one is too large for its type."""
+        numbers, begin = unpack(row), 1
+        values: list[Value] = []
+        for each in self._tallies:
+            values.append(each.value(numbers[begin : begin + each.size]))
+            begin += each.size
+        return values
+
+
+class _Sums:
+    """What a batch adds to the rollups, for each coarser key that it touches."""
+
+    def __init__(self, layout: RollupRows) -> None:
+        self._layout = layout
+        self._sums: dict[bytes, Numbers] = {}
+
+    def add(self, key: bytes, numbers: Numbers) -> None:
+        before = self._sums.get(key)
+        self._sums[key] = numbers if before is None else list(map(add, before, numbers))
+
+    def store(self, rollups: Ordered) -> None:
+        for key, numbers in sorted(self._sums.items()):
+            stored = rollups.get(key)
+            before = self._layout.none if stored is None else unpack(stored)
+            after = list(map(add, before, numbers))
+            assert after[0] > 0 or not any(after), "a rollup without rows has nothing left in it"
+            rollups.put(key, pack(after) if after[0] else None)
+
+
+def pack(numbers: Numbers) -> bytes:
+    """Whole numbers of any size as bytes."""
+    packed = bytearray()
+    for number in numbers:
+        zeros = ((number & -number).bit_length() - 1) // 8 if number else 0
+        kept = number >> 8 * zeros
+        raw = kept.to_bytes(kept.bit_length() // 8 + 1, "little", signed=True)
+        packed += _HEAD.pack(zeros, len(raw)) + raw
+    return bytes(packed)
+
+
+def unpack(packed: bytes) -> list[int]:
+    """The numbers that `pack` made these bytes from."""
+    numbers, at_byte = [], 0
+    while at_byte < len(packed):
+        zeros, size = _HEAD.unpack_from(packed, at_byte)
+        at_byte += _HEAD.size + size
+        numbers.append(int.from_bytes(packed[at_byte - size : at_byte], "little", signed=True) << 8 * zeros)
+    return numbers
