@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.checkpoint.changelog import Change
-from stateside.checkpoint.delta import _records, newest_snapshot, read_delta, read_snapshot
+from stateside.checkpoint.delta import Snapshot, _records, newest_snapshot, read_delta
 from stateside.checkpoint.log import Commit
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
@@ -74,14 +74,14 @@ def test_a_delta_is_read_from_the_file_of_its_batch(put: Put, compress_any: Enco
 
 def test_a_snapshot_is_read_row_by_row(put: Put, compress_any: Encode, encode_delta: Encode) -> None:
     storage = put("state/1/2/5.snapshot", compress_any(encode_delta(ROWS), 8))
-    snapshot = read_snapshot(storage, operator=1, partition=2, version=5)
-    assert (snapshot.version, list(snapshot.rows)) == (5, ROWS)
+    snapshot = Snapshot(storage, operator=1, partition=2, version=5)
+    assert list(snapshot.rows()) == [Change(key, value) for key, value in ROWS]
 
 
 def test_a_deletion_in_a_snapshot_is_damage(put: Put, compress: Encode, encode_delta: Encode) -> None:
     storage = put("state/0/0/5.snapshot", compress(encode_delta(RECORDS)))
     with pytest.raises(CheckpointInvalid, match="deleted key"):
-        list(read_snapshot(storage, 0, 0, 5).rows)
+        list(Snapshot(storage, 0, 0, 5).rows())
 
 
 @settings(max_examples=100)
@@ -123,7 +123,7 @@ def test_files_that_are_gone_are_a_gap(put: Put) -> None:
     with pytest.raises(CheckpointGap, match=r"changes of batch 4 are gone .*5\.delta"):
         read_delta(storage, COMMIT, 0, 0)
     with pytest.raises(CheckpointGap, match=r"snapshot of version 5 is gone .*5\.snapshot"):
-        read_snapshot(storage, 0, 0, 5)
+        Snapshot(storage, 0, 0, 5).rows()
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_the_newest_snapshot_is_the_last_one_up_to_the_batch(
     snapshot = newest_snapshot(storage, 0, 0, batch)
     assert (snapshot and snapshot.version) == version
     if snapshot:
-        assert list(snapshot.rows) == [(b"version", b"%d" % snapshot.version)]
+        assert list(snapshot.rows()) == [Change(b"version", b"%d" % snapshot.version)]
 
 
 def test_a_snapshot_whose_later_deltas_are_gone_is_of_no_use(store: Callable[..., Storage]) -> None:

@@ -35,10 +35,28 @@ Record = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All rows of one partition at a version, each a key and a value; they are read while one goes through them."""
+    """A snapshot of one partition, by its place; it is read when its rows are asked for."""
 
+    storage: Storage
+    operator: int
+    partition: int
     version: int
-    rows: Iterator[tuple[bytes, bytes]]
+
+    def name(self) -> str:
+        """Its file."""
+        return f"{_folder(self.operator, self.partition)}/{self.version}.snapshot"
+
+    def rows(self) -> Iterator[Change]:
+        """All rows; CheckpointGap if the file is not there.
+
+        Damage is told by CheckpointInvalid, perhaps after some rows: until the last one is there, none may count.
+        """
+        path = self.storage.path(self.name())
+        try:
+            pieces = read_state_file(self.storage, self.name())
+        except FileNotFoundError:
+            raise _gone(path, f"The snapshot of version {self.version} is gone") from None
+        return _rows(pieces, path)
 
 
 def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) -> Changelog:
@@ -47,21 +65,8 @@ def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) 
     try:
         pieces = read_state_file(storage, name)
     except FileNotFoundError:
-        raise _gone(storage, name, f"The changes of batch {commit.batch} are gone") from None
+        raise _gone(storage.path(name), f"The changes of batch {commit.batch} are gone") from None
     return Changelog([Change(key, value) for key, value in _records(pieces, storage.path(name))])
-
-
-def read_snapshot(storage: Storage, operator: int, partition: int, version: int) -> Snapshot:
-    """The rows of a snapshot; CheckpointGap if it is not there.
-
-    Damage is told by CheckpointInvalid, which may come after some rows: until the last one is there, none may count.
-    """
-    name = f"{_folder(operator, partition)}/{version}.snapshot"
-    try:
-        pieces = read_state_file(storage, name)
-    except FileNotFoundError:
-        raise _gone(storage, name, f"The snapshot of version {version} is gone") from None
-    return Snapshot(version, _rows(pieces, storage.path(name)))
 
 
 def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int) -> Snapshot | None:
@@ -75,7 +80,7 @@ def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int)
     version = max((found for found in snapshots if found <= batch + 1), default=None)
     if version is None or not deltas >= set(range(version + 1, batch + 2)):
         return None  # an older snapshot would need these deltas too
-    return read_snapshot(storage, operator, partition, version)
+    return Snapshot(storage, operator, partition, version)
 
 
 def _versions(names: Iterable[str], suffix: str) -> set[int]:
@@ -87,19 +92,19 @@ def _folder(operator: int, partition: int) -> str:
     return f"state/{operator}/{partition}"
 
 
-def _gone(storage: Storage, name: str, what: str) -> CheckpointGap:
+def _gone(path: str, what: str) -> CheckpointGap:
     return CheckpointGap(
         what,
-        where=storage.path(name),
+        where=path,
         next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
     )
 
 
-def _rows(pieces: Iterable[bytes], path: str) -> Iterator[tuple[bytes, bytes]]:
+def _rows(pieces: Iterable[bytes], path: str) -> Iterator[Change]:
     for key, value in _records(pieces, path):
         if value is None:
             raise damaged(path, 0, "a snapshot cannot have a deleted key")
-        yield key, value
+        yield Change(key, value)
 
 
 def _records(pieces: Iterable[bytes], path: str) -> Iterator[Record]:

@@ -39,10 +39,15 @@ def read_state_file(storage: Storage, name: str) -> Iterator[bytes]:
     return expand(content, path)
 
 
+def checksum_names(name: str) -> tuple[str, str]:
+    """The files in which a state file's checksums may lie, Hadoop's and Spark's: a copy of it is to have them too."""
+    folder, _, base = name.rpartition("/")
+    return f"{folder}/.{base}.crc", f"{name}.crc"
+
+
 def _check_parts(storage: Storage, name: str, content: bytes) -> None:
     """Compare with Hadoop's checksums."""
-    folder, _, base = name.rpartition("/")
-    checksum_name = f"{folder}/.{base}.crc"
+    checksum_name, _ = checksum_names(name)
     sums = _read_if_there(storage, checksum_name)
     if sums is None:
         return
@@ -60,10 +65,10 @@ def _check_parts(storage: Storage, name: str, content: bytes) -> None:
 
 def _check_whole(storage: Storage, name: str, content: bytes) -> None:
     """Compare with Spark's checksum."""
-    checksum_path = storage.path(f"{name}.crc")
-    text = _read_if_there(storage, f"{name}.crc")
-    if text is not None and _expected(text, checksum_path) != (crc32c(content), len(content)):
-        raise damaged(storage.path(name), 0, f"the file does not match its checksum, {checksum_path}")
+    _, checksum_name = checksum_names(name)
+    text, path = _read_if_there(storage, checksum_name), storage.path(checksum_name)
+    if text is not None and _expected(text, path) != (crc32c(content), len(content)):
+        raise damaged(storage.path(name), 0, f"the file does not match its checksum, {path}")
 
 
 def _expected(text: bytes, path: str) -> tuple[int, int]:
