@@ -51,7 +51,7 @@ def test_nothing_may_follow_the_end_mark(
 ) -> None:
     content = encode_delta(records)
     pieces = [content, more] if in_a_piece_of_its_own else [content + more]
-    with pytest.raises(CheckpointInvalid, match="follows the end mark"):
+    with pytest.raises(CheckpointInvalid, match="nothing may follow the end mark"):
         list(_records(pieces, "file"))
 
 

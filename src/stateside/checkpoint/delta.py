@@ -16,7 +16,7 @@ committed yet. So only the version tells which batches a snapshot has in it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from stateside.checkpoint.changelog import Change, Changelog
@@ -27,7 +27,7 @@ from stateside.errors import CheckpointGap
 from stateside.storage import Storage
 
 _SIZE = struct.Struct(">i")
-_END = -1
+_END_MARK = _SIZE.pack(-1)
 _DELETED = -1
 
 Record = tuple[bytes, bytes | None]
@@ -109,42 +109,39 @@ def _rows(pieces: Iterable[bytes], path: str) -> Iterator[Change]:
 
 def _records(pieces: Iterable[bytes], path: str) -> Iterator[Record]:
     """The records up to the end mark, after which nothing may come. Bytes in errors count inside the envelope."""
-    pending, pending_byte, ended = bytearray(), 0, False
+    waiting, waiting_bytes, needed_bytes, at_byte = [b""], 0, _SIZE.size, 0
     for piece in pieces:
-        if ended and piece:
-            raise damaged(path, pending_byte, "something follows the end mark")
-        pending += piece
-        used = 0
-        while (record := _whole_record(pending, used, path, pending_byte)) is not None:
-            key, value, used = record
-            yield key, value
-        del pending[:used]
-        pending_byte += used
-        ended = pending[: _SIZE.size] == _SIZE.pack(_END)
-        if ended and len(pending) > _SIZE.size:
-            raise damaged(path, pending_byte, "something follows the end mark")
-    if not ended:
-        raise damaged(path, pending_byte, "a record is cut short")
+        waiting.append(piece)
+        waiting_bytes += len(piece)
+        if waiting_bytes >= needed_bytes:
+            content = b"".join(waiting)
+            used_bytes, needed_bytes = yield from _whole_records(content, path, at_byte)
+            waiting, waiting_bytes, at_byte = [content[used_bytes:]], len(content) - used_bytes, at_byte + used_bytes
+    if b"".join(waiting) != _END_MARK:
+        raise damaged(path, at_byte, "a record is cut short")
 
 
-def _whole_record(
-    content: bytearray, at_byte: int, path: str, first_byte: int
-) -> tuple[bytes, bytes | None, int] | None:
-    """The record here and the byte after it; None if not all of it is there yet, or if this is the end mark."""
-    if at_byte + _SIZE.size > len(content):
-        return None
-    key_byte = at_byte + _SIZE.size
-    (key_size,) = _SIZE.unpack_from(content, at_byte)
-    if key_size < _END:
-        raise damaged(path, first_byte + at_byte, f"a key cannot have {key_size} bytes")
-    value_byte = key_byte + key_size + _SIZE.size
-    if key_size == _END or value_byte > len(content):
-        return None
-    (value_size,) = _SIZE.unpack_from(content, key_byte + key_size)
-    if value_size < _DELETED:
-        raise damaged(path, first_byte + key_byte + key_size, f"a value cannot have {value_size} bytes")
-    end_byte = value_byte + max(value_size, 0)
-    if end_byte > len(content):
-        return None
-    key = bytes(content[key_byte : key_byte + key_size])
-    return key, None if value_size == _DELETED else bytes(content[value_byte:end_byte]), end_byte
+def _whole_records(content: bytes, path: str, at_byte: int) -> Generator[Record, None, tuple[int, int]]:
+    """The records that are there as a whole; returns how many bytes they have, and how many more the next one needs."""
+    at, end = 0, len(content)
+    while at + _SIZE.size <= end:
+        (key_size,) = _SIZE.unpack_from(content, at)
+        if key_size < 0:
+            if content[at:] == _END_MARK:
+                return at, len(_END_MARK) + 1
+            raise damaged(
+                path, at_byte + at, f"a key cannot have {key_size} bytes, and nothing may follow the end mark"
+            )
+        key_at, value_at = at + _SIZE.size, at + 2 * _SIZE.size + key_size
+        if value_at > end:
+            return at, value_at - at
+        (value_size,) = _SIZE.unpack_from(content, value_at - _SIZE.size)
+        if value_size < _DELETED:
+            raise damaged(path, at_byte + value_at - _SIZE.size, f"a value cannot have {value_size} bytes")
+        next_at = value_at + value_size if value_size > 0 else value_at
+        if next_at > end:
+            return at, next_at - at
+        key = content[key_at : value_at - _SIZE.size]
+        yield key, None if value_size == _DELETED else content[value_at:next_at]
+        at = next_at
+    return at, _SIZE.size
