@@ -82,11 +82,11 @@ def test_the_rows_from_the_files_are_those_that_spark_says_the_state_has_after_e
             for number in range(begin, begin + BATCHES):
                 _feed(tmp_path / "feed", number)
             _run(spark, tmp_path, query)
-    reader = _Reader(tmp_path / "checkpoint", prefixed=query is sessions)
-    sizes = []
-    for batch in reader.checkpoint.commits():
-        assert reader.after(batch) == _oracle(spark, tmp_path / "checkpoint", batch)
-        sizes.append(len(reader.rows))
+        reader = _Reader(tmp_path / "checkpoint", prefixed=query is sessions)
+        sizes = []
+        for batch in reader.checkpoint.commits():
+            assert reader.after(batch) == _oracle(spark, tmp_path / "checkpoint", batch)
+            sizes.append(len(reader.rows))
     assert len(sizes) >= 2 * BATCHES
     if query is not counts:
         assert any(later < earlier for earlier, later in pairwise(sizes)), "no row ever left the state"
