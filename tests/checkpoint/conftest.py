@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lz4.block
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -49,6 +50,32 @@ def _compress(content: bytes, block_bytes: int = 64 * 1024, stored: bool = False
     return b"".join(map(block, parts)) + b"LZ4Block" + struct.pack("<BiiI", 0x16, 0, 0, 0)
 
 
+def _compress_zstd(content: bytes, block_bytes: int = 64 * 1024) -> bytes:
+    """Frames of zstd, one a block."""
+    parts = [content[at : at + block_bytes] for at in range(0, len(content), block_bytes)] or [b""]
+    return b"".join(pa.Codec("zstd", 1).compress(part, asbytes=True) for part in parts)
+
+
+def _compress_snappy(content: bytes, block_bytes: int = 32 * 1024) -> bytes:
+    """The stream that snappy-java makes."""
+
+    def block(part: bytes) -> bytes:
+        body = pa.Codec("snappy").compress(part, asbytes=True)
+        return struct.pack(">i", len(body)) + body
+
+    parts = (content[at : at + block_bytes] for at in range(0, len(content), block_bytes))
+    return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + b"".join(map(block, parts))
+
+
+def _delta(records: Iterable[Record]) -> bytes:
+    """What stands in a delta, or in a snapshot, of the HDFS-backed store, inside the envelope."""
+    content = b""
+    for key, value in records:
+        content += struct.pack(">i", len(key)) + key
+        content += struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+    return content + struct.pack(">i", -1)
+
+
 def _changelog(records: Iterable[Record], lineage: list[dict[str, Any]] | None = None) -> bytes:
     """The content inside the envelope: version 3 with a lineage, else version 1. Keys and values are UnsafeRows."""
     content = b"" if lineage is None else _utf("v3") + _utf(json.dumps(lineage))
@@ -82,6 +109,9 @@ def _schema_file(*schemas: list[tuple[str, Any]], chunk_chars: int = 65_535, ver
     return content
 
 
+CODECS: dict[str, Compress] = {"lz4": _compress, "zstd": _compress_zstd, "snappy": _compress_snappy}
+
+
 @pytest.fixture(scope="session")
 def encode_row() -> EncodeRow:
     return _encode_row
@@ -90,6 +120,23 @@ def encode_row() -> EncodeRow:
 @pytest.fixture(scope="session")
 def compress() -> Compress:
     return _compress
+
+
+@pytest.fixture(scope="session", params=["lz4", "zstd", "snappy"])
+def compress_any(request: pytest.FixtureRequest) -> Compress:
+    """Each of the codecs in turn."""
+    return CODECS[request.param]
+
+
+@pytest.fixture(scope="session", params=["zstd", "snappy"])
+def compress_unchecked(request: pytest.FixtureRequest) -> Compress:
+    """Each of the codecs without checksums in turn."""
+    return CODECS[request.param]
+
+
+@pytest.fixture(scope="session")
+def encode_delta() -> Callable[[Iterable[Record]], bytes]:
+    return _delta
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Changelogs: what one batch changed in one partition of a RocksDB state store.
 
 The name is `VERSION.changelog` in checkpoint format v1 and `VERSION_ID.changelog` in v2, version = batch + 1. Inside
-the LZ4 envelope, all numbers big-endian unless said otherwise:
+the envelope, all numbers big-endian unless said otherwise:
 
     v1 := pair* -1 (i32)
     v2 := "v2" (UTF)  record* 00
@@ -31,8 +31,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stateside.checkpoint.compression import damaged, decompress
+from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit, Plan
+from stateside.checkpoint.state_file import read_state_file
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
 
@@ -81,17 +82,16 @@ def read_changelog(
     storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
 ) -> Changelog:
     """The same with the lineage."""
-    name = f"{state_stem(commit, operator, partition)}.changelog"
+    name = changelog_name(commit, operator, partition)
     try:
-        content = storage.read(name)
+        content = b"".join(read_state_file(storage, name))
     except FileNotFoundError:
         raise CheckpointGap(
             f"The changes of batch {commit.batch} are gone",
             where=storage.path(name),
             next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
         ) from None
-    path = storage.path(name)
-    return _parse(decompress(content, path), path, prefixed)
+    return _parse(content, storage.path(name), prefixed)
 
 
 def changelog_name(commit: Commit, operator: int, partition: int) -> str:

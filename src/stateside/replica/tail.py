@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.changelog import Change, Changelog, check_encoding, read_changelog
+from stateside.checkpoint.changelog import Change, Changelog
 from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.log import Checkpoint, Commit
+from stateside.checkpoint.log import Checkpoint, Commit, Plan
+from stateside.checkpoint.provider import read_batch_changes
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
@@ -130,9 +131,8 @@ class Tail:
         self._keep_rollups()
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
-        check_encoding(plan, self._checkpoint.storage.path(f"offsets/{batch}"))
         query = self._checkpoint.query_id()
-        changes = list(self._changes(commit))
+        changes = list(self._changes(plan, commit))
         if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
             raise CheckpointInvalid(
                 "The checkpoint was replaced while it was read", where=self._checkpoint.storage.root
@@ -140,14 +140,14 @@ class Tail:
         state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
         self._writer.apply(state, changes)
 
-    def _changes(self, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
+    def _changes(self, plan: Plan, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
         operator = self._catalogue.operator
         if self._translator is None:
             kind = VariableTranslator if self._catalogue.kind == "state-variable" else _Translator
             self._translator = kind(self._catalogue, self._checkpoint)
         prefixed = self._catalogue.kind == "session"
         for partition in range(self._checkpoint.partitions(operator)):
-            changelog = read_changelog(self._checkpoint.storage, commit, operator, partition, prefixed=prefixed)
+            changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
             yield from self._translator.changes(commit, partition, changelog)
 
     def _check_no_gap(self, batch: int) -> None:
@@ -206,9 +206,9 @@ class _Translator:
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         schema = read_schema(checkpoint.storage, catalogue.operator)
         catalogue.check(schema)
-        prefixed = catalogue.kind == "session"  # the session's start, the last column, stands by itself
-        self._decoder = RowDecoder(schema.key[:-1] if prefixed else schema.key)
-        self._rest_decoder = RowDecoder(schema.key[-1:])
+        self._decoder = RowDecoder(schema.key)
+        # Of a key in two parts the last column, the session's start, stands by itself.
+        self._first_decoder, self._rest_decoder = RowDecoder(schema.key[:-1]), RowDecoder(schema.key[-1:])
         self._codec = KeyCodec([column.asked_type for column in catalogue.key])
         self._order = [column.stored.index for column in catalogue.key]
 
@@ -217,7 +217,8 @@ class _Translator:
         return ((self._key(change), change.value) for change in changelog.changes)
 
     def _key(self, change: Change) -> bytes:
-        values = self._decoder.decode(change.key)
-        if change.key_rest is not None:
-            values += self._rest_decoder.decode(change.key_rest)
+        if change.key_rest is None:
+            values = self._decoder.decode(change.key)
+        else:
+            values = self._first_decoder.decode(change.key) + self._rest_decoder.decode(change.key_rest)
         return self._codec.encode([values[index] for index in self._order])

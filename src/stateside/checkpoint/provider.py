@@ -1,0 +1,53 @@
+"""Which state store wrote a checkpoint's state, and what a batch changed in it, whichever did.
+
+A query's store is named in every `offsets/N` and stays what it was when the query first ran. A file without that entry
+is older than every store but the HDFS-backed one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog
+from stateside.checkpoint.delta import read_delta
+from stateside.checkpoint.log import Checkpoint, Commit, Plan
+from stateside.errors import CheckpointInvalid
+
+_SETTING = "spark.sql.streaming.stateStore.providerClass"
+_PACKAGE = "org.apache.spark.sql.execution.streaming.state"
+
+
+class Provider(Enum):
+    """A state store of Spark's, by the class that Spark knows it by."""
+
+    HDFS = f"{_PACKAGE}.HDFSBackedStateStoreProvider"
+    ROCKSDB = f"{_PACKAGE}.RocksDBStateStoreProvider"
+
+
+def provider_of(plan: Plan, path: str) -> Provider:
+    """The store that a batch's state is in; CheckpointInvalid, naming the offsets file, if it is none of Spark's."""
+    name = plan.conf.get(_SETTING, Provider.HDFS.value)
+    try:
+        return Provider(name)
+    except ValueError:
+        raise CheckpointInvalid(
+            f"The state is kept by {name}, whose files are not known",
+            where=path,
+            next_step=f"Run the query on a new folder with {_SETTING}={Provider.ROCKSDB.value}",
+        ) from None
+
+
+def read_batch_changes(
+    checkpoint: Checkpoint, plan: Plan, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
+) -> Changelog:
+    """What a batch changed in one partition of an operator's state.
+
+    With `prefixed` the operator's keys are in two parts where the store does so (`changelog`); a change without
+    `key_rest` then has the whole key in one row. CheckpointInvalid for a store or an encoding that is not known,
+    CheckpointGap if Spark has deleted the file already.
+    """
+    path = checkpoint.storage.path(f"offsets/{plan.batch}")
+    check_encoding(plan, path)
+    if provider_of(plan, path) is Provider.HDFS:
+        return read_delta(checkpoint.storage, commit, operator, partition)
+    return read_changelog(checkpoint.storage, commit, operator, partition, prefixed=prefixed)

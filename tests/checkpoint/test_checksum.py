@@ -1,0 +1,34 @@
+"""CRC-32C, against its definition, bit by bit."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateside.checkpoint.checksum import crc32c
+
+
+def _by_definition(content: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def test_the_checksum_is_that_of_the_published_example() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@given(st.binary(max_size=600))
+def test_small_contents_have_the_checksum_of_the_definition(content: bytes) -> None:
+    assert crc32c(content) == _by_definition(content)
+
+
+@pytest.mark.parametrize("size", [16_384, 16_385, 16_640, 16_641, 32_767, 32_768, 32_769, 70_001])
+def test_contents_that_are_summed_in_lanes_have_it_too(size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    assert crc32c(content) == _by_definition(content)
+    assert crc32c(bytes(size)) == _by_definition(bytes(size))
