@@ -11,7 +11,8 @@ import pytest
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
 from stateside.replica import generations
-from stateside.replica.store import AppliedBatch, NewReplica, ReplicaReader, ReplicaWriter
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
 ROWS = 50
 

@@ -96,12 +96,24 @@ def test_a_checkpoint_that_is_away_leaves_the_last_batch_to_readers(spark: Spark
     assert totals(layout) == {"emma": 3}
 
 
+def test_commits_that_are_gone_are_not_needed_while_all_changelogs_are_there(
+    spark: SparkSession, layout: Layout
+) -> None:
+    for _ in range(3):
+        run(layout, spark, emma=1, oliver=2)
+    for batch in (0, 1):
+        (layout.view("spending").checkpoint / "commits" / str(batch)).unlink()
+    assert totals(layout) == {"emma": 3, "oliver": 6}
+
+
 def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: SparkSession, layout: Layout) -> None:
     for _ in range(3):
         run(layout, spark, emma=1)
     places = layout.view("spending")
     for batch in (0, 1):
         (places.checkpoint / "commits" / str(batch)).unlink()
+        for changelog in (places.checkpoint / "state").rglob(f"{batch + 1}_*.changelog"):
+            changelog.unlink()
     tail, stop = Tail(places), threading.Event()
     with pytest.raises(CheckpointGap, match="Batch 0 is gone, the oldest one left is 2"):
         tail.step()

@@ -22,7 +22,7 @@ from stateside.storage import sync_directory, write_atomically
 _POINTER = "current"
 _LOADING = "loading"
 
-Mark = tuple[int, int] | None
+Sign = tuple[int, int] | None
 
 
 def current(directory: Path) -> Path:
@@ -41,7 +41,7 @@ def current(directory: Path) -> Path:
     return directory / name
 
 
-def mark(directory: Path) -> Mark:
+def sign(directory: Path) -> Sign:
     """Another one whenever another environment counts; cheap enough to be asked for with every read."""
     try:
         found = os.stat(f"{directory}/{_POINTER}")  # noqa: PTH116 - a Path takes as long as the call

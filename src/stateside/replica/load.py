@@ -24,7 +24,8 @@ from stateside.checkpoint.changelog import Changelog, check_encoding, read_chang
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.snapshot import Chain, StateSnapshot, file_names, newest_chain
 from stateside.replica import generations
-from stateside.replica.store import AppliedBatch, NewReplica, ReplicaWriter
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.storage import Storage
 
 ROWS_PER_TRANSACTION = 50_000

@@ -153,7 +153,7 @@ class ReplicaReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock, self._snapshots = threading.Lock(), 0
-        self._mark = generations.mark(directory)
+        self._sign = generations.sign(directory)
         self._folder = generations.current(directory)
         self._environment, self._rows, self._meta = self._open()
 
@@ -161,7 +161,7 @@ class ReplicaReader:
     def snapshot(self) -> Iterator[Snapshot]:
         """A consistent look at the replica; keep it short, it holds old pages back."""
         with self._lock:
-            if self._snapshots == 0 and generations.mark(self._directory) != self._mark:
+            if self._snapshots == 0 and generations.sign(self._directory) != self._sign:
                 self._follow()
             self._snapshots += 1
         try:
@@ -181,14 +181,14 @@ class ReplicaReader:
             try:
                 return _open_to_read(self._folder)
             except (FileNotFoundError, ReplicaInvalid):
-                mark = generations.mark(self._directory)
-                if mark == self._mark:
+                sign = generations.sign(self._directory)
+                if sign == self._sign:
                     raise
-                self._mark, self._folder = mark, generations.current(self._directory)
+                self._sign, self._folder = sign, generations.current(self._directory)
 
     def _follow(self) -> None:
         """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
-        before, self._mark = self._folder, generations.mark(self._directory)
+        before, self._sign = self._folder, generations.sign(self._directory)
         self._folder = generations.current(self._directory)
         if self._folder == before:
             return
@@ -301,49 +301,11 @@ class ReplicaWriter:
             if row is None:
                 transaction.delete(short_key(key), db=self._rows)
             else:
-                transaction.put(short_key(key), _stored(key, row), db=self._rows)
+                transaction.put(short_key(key), stored_row(key, row), db=self._rows)
         transaction.put(b"batch", batch.as_json(), db=self._meta)
 
     def _write(self, action: Callable[[lmdb.Transaction], object]) -> None:
         write(self._environment, action)
-
-
-class NewReplica:
-    """An environment that is filled while readers still have the old one; `ReplicaWriter.switch` lets it take over.
-
-    Nothing in it is durable before `finish`.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
-        self._environment = open_environment(folder, sync=False)
-        self._rows = self._environment.open_db(b"rows")
-        self._meta = self._environment.open_db(b"meta")
-        write(self._environment, lambda transaction: transaction.put(b"replica", name.encode(), db=self._meta))
-
-    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Apply some changes, in one transaction."""
-        last = dict(changes)
-        rows = sorted((short_key(key), _stored(key, row)) for key, row in last.items() if row is not None)
-        gone = [short_key(key) for key, row in last.items() if row is None]
-
-        def put(transaction: lmdb.Transaction) -> None:
-            for key in gone:
-                transaction.delete(key, db=self._rows)
-            with transaction.cursor(db=self._rows) as cursor:
-                cursor.putmulti(rows)
-
-        write(self._environment, put)
-
-    def finish(self, batch: AppliedBatch) -> None:
-        """Note the batch that the rows stand at, make all of it durable, and let the environment go."""
-        write(self._environment, lambda transaction: transaction.put(b"batch", batch.as_json(), db=self._meta))
-        self._environment.sync(True)
-        self.close()
-
-    def close(self) -> None:
-        """Let the environment go."""
-        self._environment.close()
 
 
 def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:
@@ -413,7 +375,8 @@ def short_key(key: bytes) -> bytes:
     return key[:_KEPT_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
 
 
-def _stored(key: bytes, row: bytes) -> bytes:
+def stored_row(key: bytes, row: bytes) -> bytes:
+    """The row as LMDB has it."""
     if len(key) <= SHORT_KEY_BYTES_MAX:
         return row
     return _KEY_SIZE.pack(len(key)) + key + row
