@@ -83,6 +83,15 @@ def stored(layout: Layout, view: str = "spending") -> tuple[int, list[tuple[byte
     return found
 
 
+def trouble(layout: Layout) -> str | None:
+    """Why the replica does not move, as readers are told."""
+    reader = ReplicaReader(layout.view("spending").replica)
+    with reader.snapshot() as snapshot:
+        found = snapshot.trouble()
+    reader.close()
+    return found
+
+
 def left_over(layout: Layout, view: str = "spending") -> list[str]:
     """What lies in the replica's folder and does not belong there after a load."""
     replica = layout.view(view).replica
@@ -147,6 +156,7 @@ def test_a_damaged_snapshot_is_told_and_leaves_the_last_batch_to_readers(made: M
         tail.step()
     tail.close()
     assert stored(layout) == before
+    assert trouble(layout) is None, "it is not being loaded any more"
     assert left_over(layout) == []
 
 

@@ -17,7 +17,7 @@ import stateside
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
-from stateside.replica.store import ReplicaReader
+from stateside.replica.store import ReplicaReader, ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.testing import append, rows, run_to
 
@@ -125,4 +125,23 @@ def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: 
     reader = ReplicaReader(places.replica)
     with reader.snapshot() as snapshot:
         assert "Batch 0 is gone" in (snapshot.trouble() or "")
+    reader.close()
+
+
+def test_what_a_killed_tail_told_readers_is_taken_back_once_the_next_one_moves(
+    spark: SparkSession, layout: Layout
+) -> None:
+    run(layout, spark, emma=1)
+    writer = ReplicaWriter(layout.view("spending").replica)
+    writer.note_trouble("It was being loaded")
+    writer.close()
+    stop = threading.Event()
+    thread = threading.Thread(target=Tail(layout.view("spending")).run, args=(stop,))
+    thread.start()
+    time.sleep(0.5)
+    stop.set()
+    thread.join()
+    reader = ReplicaReader(layout.view("spending").replica)
+    with reader.snapshot() as snapshot:
+        assert snapshot.trouble() is None
     reader.close()

@@ -2,6 +2,7 @@
 
 `log` has the batches (offsets, commits), `changelog` the changes of state, `compression` their envelope, `snapshot` all
 of the state at one version, `schema` the state's columns, `unsafe_row` Spark's row format; of a `transformWithState`
-`state_variables` has what it keeps, and `column_families` which changes are whose. Beside the checkpoint lie `catalogue`
-(completed by `variable_catalogue`) and `heartbeat`, which Stateside's runner writes and every reader relies on.
+`state_variables` has what it keeps, and `column_families` which changes are whose. Beside the checkpoint lie
+`catalogue` (completed by `variable_catalogue`) and `heartbeat`, which Stateside's runner writes and every reader relies
+on.
 """

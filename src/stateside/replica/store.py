@@ -260,6 +260,11 @@ class ReplicaWriter:
 
         self._write(drop)
 
+    def trouble(self) -> str | None:
+        """What readers are told of why the replica does not move."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._rows, self._meta).trouble()
+
     def name(self) -> str:
         """The replica's own name."""
         with self._environment.begin() as transaction:

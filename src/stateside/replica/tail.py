@@ -42,7 +42,7 @@ class Tail:
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
         self._translator: Translator | None = None
         self._stop = threading.Event()
-        self._trouble: str | None = None
+        self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
         self._idle_polls = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -75,14 +75,18 @@ class Tail:
 
     def _load(self, gap: CheckpointGap) -> None:
         """Begin anew from the newest snapshots, with readers on the old batch until then; the gap if there are none."""
-        view, operator = self._layout.name, self._catalogue.operator
+        view, operator, trouble = self._layout.name, self._catalogue.operator, self._trouble
         with Load(self._checkpoint, operator, self._writer, prefixed=self._prefixed(), view=view) as load:
             batch = load.secure()
             if batch is None:
                 raise gap
             self._note(f"It stands behind batches that are gone, and batch {batch} is being loaded from snapshots")
-            load.run(self._made_translator(), self._stop)
-        self._trouble = None
+            try:
+                load.run(self._made_translator(), self._stop)
+            except BaseException:
+                self._note(trouble)
+                raise
+        self._trouble = None  # as the new replica has it
 
     def _follow(self) -> bool:
         self._check_belongs()
