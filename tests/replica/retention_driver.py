@@ -28,8 +28,8 @@ from stateside.replica.tail import Tail
 from stateside.storage import Storage
 from stateside.testing import append
 
-EARLY, LATE, PER_BATCH = 12, 84, 4
-NAMES = [f"user-{number}" for number in range(9)] + ["long-" + "x" * 600]
+EARLY, LATE, PER_BATCH = 12, 52, 4
+NAMES = [f"user-{number}" for number in range(9)] + ["\U0001f600" * 150]  # longer than LMDB's keys can be
 
 
 def keeper() -> Any:
