@@ -1,5 +1,7 @@
 """The replica's LMDB environment: rows in key order and the batch they stand at, always moved together.
 
+Which environment of the replica's folder counts, `generations` says; readers follow when another one takes its place.
+
     rows:  encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
     meta:  "batch"     -> AppliedBatch     as JSON
            "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to be waiting
@@ -15,6 +17,7 @@ import json
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +29,7 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
+from stateside.replica import generations
 from stateside.storage import try_lock
 
 MAP_BYTES_START = 1 << 30
@@ -87,8 +91,8 @@ class Snapshot:
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
-        stored = self._transaction.get(_short(key), db=self._rows)
-        return None if stored is None else _whole(_short(key), bytes(stored))[1]
+        stored = self._transaction.get(short_key(key), db=self._rows)
+        return None if stored is None else _whole(short_key(key), bytes(stored))[1]
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
@@ -147,25 +151,54 @@ class ReplicaReader:
     """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet."""
 
     def __init__(self, directory: Path) -> None:
-        if not (directory / "data.mdb").exists():
-            raise FileNotFoundError(directory)
-        self._environment = _open(directory, readonly=True)
-        try:
-            self._rows = self._environment.open_db(b"rows", create=False)
-            self._meta = self._environment.open_db(b"meta", create=False)
-        except lmdb.NotFoundError:  # its writer is only just making it
-            self._environment.close()
-            raise FileNotFoundError(directory) from None
+        self._directory = directory
+        self._lock, self._snapshots = threading.Lock(), 0
+        self._sign = generations.sign(directory)
+        self._folder = generations.current(directory)
+        self._environment, self._rows, self._meta = self._open()
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """A consistent look at the replica; keep it short, it holds old pages back."""
-        with self._begin() as transaction:
-            yield Snapshot(transaction, self._rows, self._meta)
+        with self._lock:
+            if self._snapshots == 0 and generations.sign(self._directory) != self._sign:
+                self._follow()
+            self._snapshots += 1
+        try:
+            with self._begin() as transaction:
+                yield Snapshot(transaction, self._rows, self._meta)
+        finally:
+            with self._lock:
+                self._snapshots -= 1
 
     def close(self) -> None:
         """Let the environment go."""
         self._environment.close()
+
+    def _open(self) -> tuple[lmdb.Environment, Any, Any]:
+        """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
+        while True:
+            try:
+                return _open_to_read(self._folder)
+            except (FileNotFoundError, ReplicaInvalid):
+                sign = generations.sign(self._directory)
+                if sign == self._sign:
+                    raise
+                self._sign, self._folder = sign, generations.current(self._directory)
+
+    def _follow(self) -> None:
+        """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
+        before, self._sign = self._folder, generations.sign(self._directory)
+        self._folder = generations.current(self._directory)
+        if self._folder == before:
+            return
+        try:
+            opened = self._open()
+        except FileNotFoundError:
+            self._folder = before
+            return
+        self._environment.close()
+        self._environment, self._rows, self._meta = opened
 
     def _begin(self) -> lmdb.Transaction:
         try:
@@ -180,13 +213,11 @@ class ReplicaWriter:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self._lock: int | None = _lock(directory)
         try:
-            self._environment = _open(directory, readonly=False)
-            self._environment.reader_check()  # readers that were killed hold no old pages back
-            self._rows = self._environment.open_db(b"rows")
-            self._meta = self._environment.open_db(b"meta")
-            self._write(self._name)
+            generations.clean(directory)
+            self._open()
         except BaseException:
             os.close(self._lock)
             raise
@@ -229,12 +260,36 @@ class ReplicaWriter:
 
         self._write(drop)
 
+    def trouble(self) -> str | None:
+        """What readers are told of why the replica does not move."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._rows, self._meta).trouble()
+
+    def name(self) -> str:
+        """The replica's own name."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._rows, self._meta).replica()
+
+    def switch(self, folder: Path) -> None:
+        """Let the environment in this folder, which must be whole and closed, take the place of the present one."""
+        generations.make_current(self.directory, folder)
+        self._environment.close()
+        self._open()
+        generations.clean(self.directory)
+
     def close(self) -> None:
         """Let the environment and its lock go; a second time it does nothing."""
         self._environment.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _open(self) -> None:
+        self._environment = open_environment(generations.current(self.directory))
+        self._environment.reader_check()  # readers that were killed hold no old pages back
+        self._rows = self._environment.open_db(b"rows")
+        self._meta = self._environment.open_db(b"meta")
+        self._write(self._name)
 
     def _name(self, transaction: lmdb.Transaction) -> None:
         transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._meta, overwrite=False)
@@ -249,19 +304,24 @@ class ReplicaWriter:
             )
         for key, row in changes:
             if row is None:
-                transaction.delete(_short(key), db=self._rows)
+                transaction.delete(short_key(key), db=self._rows)
             else:
-                transaction.put(_short(key), _stored(key, row), db=self._rows)
+                transaction.put(short_key(key), stored_row(key, row), db=self._rows)
         transaction.put(b"batch", batch.as_json(), db=self._meta)
 
-    def _write(self, action: Any) -> None:
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    action(transaction)
-                return
-            except lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+    def _write(self, action: Callable[[lmdb.Transaction], object]) -> None:
+        write(self._environment, action)
+
+
+def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:
+    """Do this in one transaction, again in a larger map if it does not fit."""
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                action(transaction)
+            return
+        except lmdb.MapFullError:
+            environment.set_mapsize(2 * environment.info()["map_size"])
 
 
 def _lock(directory: Path) -> int:
@@ -275,7 +335,19 @@ def _lock(directory: Path) -> int:
     return handle
 
 
-def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
+def _open_to_read(directory: Path) -> tuple[lmdb.Environment, Any, Any]:
+    if not (directory / "data.mdb").exists():
+        raise FileNotFoundError(directory)
+    environment = open_environment(directory, readonly=True)
+    try:
+        return environment, environment.open_db(b"rows", create=False), environment.open_db(b"meta", create=False)
+    except lmdb.NotFoundError:  # its writer is only just making it
+        environment.close()
+        raise FileNotFoundError(directory) from None
+
+
+def open_environment(directory: Path, *, readonly: bool = False, sync: bool = True) -> lmdb.Environment:
+    """The environment in a folder, made if it is to be written and is not there; ReplicaInvalid if it is damaged."""
     try:
         return lmdb.open(
             str(directory),
@@ -284,6 +356,7 @@ def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
             max_dbs=4,
             max_readers=READERS_MAX,
             map_size=0 if (directory / "data.mdb").exists() else MAP_BYTES_START,
+            sync=sync,
             metasync=False,  # a loss of power may cost the last batch, which the checkpoint still has; never the order
         )
     except lmdb.Error as error:
@@ -300,13 +373,15 @@ def _behind(prefix: bytes) -> bytes:
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
-def _short(key: bytes) -> bytes:
+def short_key(key: bytes) -> bytes:
+    """The key as LMDB has it."""
     if len(key) <= SHORT_KEY_BYTES_MAX:
         return key
     return key[:_KEPT_BYTES] + blake2b(key, digest_size=_HASH_BYTES).digest() + b"\xff"
 
 
-def _stored(key: bytes, row: bytes) -> bytes:
+def stored_row(key: bytes, row: bytes) -> bytes:
+    """The row as LMDB has it."""
     if len(key) <= SHORT_KEY_BYTES_MAX:
         return row
     return _KEY_SIZE.pack(len(key)) + key + row
