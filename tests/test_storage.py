@@ -1,5 +1,6 @@
 """Storage reads any file system; an atomic write is whole or not there."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -118,3 +119,26 @@ def test_readers_see_the_old_content_or_the_new_one_and_never_a_part(tmp_path: P
     writer.join()
     assert set(seen) <= set(contents)
     assert len(set(seen)) > 1
+
+
+def test_a_file_that_was_brought_stays_when_it_is_deleted_where_it_was(storage: Storage, tmp_path: Path) -> None:
+    storage.bring("folder/b", tmp_path / "brought" / "b")
+    assert (tmp_path / "brought" / "b").stat().st_ino == (tmp_path / "folder" / "b").stat().st_ino
+    (tmp_path / "folder" / "b").unlink()
+    assert (tmp_path / "brought" / "b").read_bytes() == b"b's content"
+    with pytest.raises(FileNotFoundError):
+        storage.bring("folder/b", tmp_path / "brought" / "again")
+
+
+def test_a_file_that_cannot_be_linked_is_copied(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: Path) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage.bring("folder/b", tmp_path / "brought" / "b")
+    assert (tmp_path / "brought" / "b").read_bytes() == b"b's content"
+    assert (tmp_path / "brought" / "b").stat().st_ino != (tmp_path / "folder" / "b").stat().st_ino
+    with pytest.raises(FileNotFoundError):
+        storage.bring("folder/none", tmp_path / "brought" / "none")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
+_COPY_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -55,6 +57,27 @@ class Storage:
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(self.path(relative))
         return int(info.mtime_ns) // 1_000
+
+    def bring(self, relative: str, target: Path) -> None:
+        """Have the file at a local path too, whatever becomes of it here: linked where that is possible, else copied.
+
+        FileNotFoundError where there is none.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.filesystem, pafs.LocalFileSystem):
+            try:
+                os.link(self.path(relative), target)
+                return
+            except FileNotFoundError:
+                raise
+            except OSError:
+                pass  # another disk, or a file system or an owner that allows no links
+        with (
+            self.filesystem.open_input_stream(self.path(relative), compression=None) as stream,
+            target.open("xb") as file,
+        ):
+            while block := stream.read(_COPY_BYTES):
+                file.write(block)
 
     def _info(self, relative: str) -> pafs.FileInfo:
         return self.filesystem.get_file_info(self.path(relative))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.checkpoint.changelog import Change
-from stateside.checkpoint.delta import Snapshot, _records, newest_snapshot, read_delta
+from stateside.checkpoint.delta import Snapshot, _records, newest_delta_chain, newest_snapshot, read_delta
 from stateside.checkpoint.log import Commit
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
@@ -161,3 +161,25 @@ def test_a_snapshot_whose_later_deltas_are_gone_is_of_no_use(store: Callable[...
 
 def test_where_there_is_no_state_there_is_no_snapshot(put: Put) -> None:
     assert newest_snapshot(put("other", b""), 0, 0, 5) is None
+
+
+def test_the_shortest_way_to_a_batch_is_its_newest_snapshot_and_the_deltas_after_it(
+    store: Callable[..., Storage],
+) -> None:
+    storage = store(range(2, 13), 3, 7)
+    chain = newest_delta_chain(storage, Commit(8, 0, {}), 0, 0)
+    assert chain is not None
+    assert chain.file_names() == ["state/0/0/7.snapshot", "state/0/0/8.delta", "state/0/0/9.delta"]
+    assert chain.snapshot_at(Storage.at("/copy")) == Snapshot(Storage.at("/copy"), 0, 0, 7)
+    at_snapshot = newest_delta_chain(storage, Commit(6, 0, {}), 0, 0)
+    assert at_snapshot is not None and at_snapshot.file_names() == ["state/0/0/7.snapshot"]
+
+
+def test_without_a_snapshot_all_deltas_are_the_way_unless_one_is_gone(store: Callable[..., Storage]) -> None:
+    chain = newest_delta_chain(store(range(1, 4)), Commit(2, 0, {}), 0, 0)
+    assert chain is not None
+    assert chain.file_names() == [f"state/0/0/{version}.delta" for version in (1, 2, 3)]
+    assert chain.snapshot_at(Storage.at("/copy")) is None
+    assert newest_delta_chain(store(range(1, 4)), Commit(3, 0, {}), 0, 0) is None
+    (Path(store(range(1, 4)).root) / "state/0/0/2.delta").unlink()
+    assert newest_delta_chain(Storage.at(store(range(0)).root), Commit(2, 0, {}), 0, 0) is None

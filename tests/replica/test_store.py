@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
-from stateside.replica import store
+from stateside.replica import environment
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
 Changes = list[tuple[bytes, bytes | None]]
@@ -156,7 +156,7 @@ GROWN_BYTES = 3_000_000
 
 
 def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     writer = ReplicaWriter(tmp_path)
     rows = [(b"key %06d" % number, bytes(1_000)) for number in range(GROWN_BYTES // 1_000)]
     writer.apply(batch(0), iter(rows))
@@ -167,7 +167,7 @@ def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_grown_map_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     for number in range(3):
         writer = ReplicaWriter(tmp_path)
         writer.apply(batch(number), [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600)])
@@ -243,7 +243,7 @@ def test_a_reader_beside_the_writer_follows_a_map_that_grows(
 ) -> None:  # fmt: skip
     writer.close()
     (tmp_path / "data.mdb").unlink()
-    monkeypatch.setattr(store, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     small = ReplicaWriter(tmp_path)
     small.apply(batch(0), moves(0))
     reader = start_reader()

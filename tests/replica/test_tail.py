@@ -17,7 +17,7 @@ import stateside
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
-from stateside.replica.store import ReplicaReader
+from stateside.replica.store import ReplicaReader, ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.testing import append, rows, run_to
 
@@ -96,12 +96,24 @@ def test_a_checkpoint_that_is_away_leaves_the_last_batch_to_readers(spark: Spark
     assert totals(layout) == {"emma": 3}
 
 
+def test_commits_that_are_gone_are_not_needed_while_all_changelogs_are_there(
+    spark: SparkSession, layout: Layout
+) -> None:
+    for _ in range(3):
+        run(layout, spark, emma=1, oliver=2)
+    for batch in (0, 1):
+        (layout.view("spending").checkpoint / "commits" / str(batch)).unlink()
+    assert totals(layout) == {"emma": 3, "oliver": 6}
+
+
 def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: SparkSession, layout: Layout) -> None:
     for _ in range(3):
         run(layout, spark, emma=1)
     places = layout.view("spending")
     for batch in (0, 1):
         (places.checkpoint / "commits" / str(batch)).unlink()
+        for changelog in (places.checkpoint / "state").rglob(f"{batch + 1}_*.changelog"):
+            changelog.unlink()
     tail, stop = Tail(places), threading.Event()
     with pytest.raises(CheckpointGap, match="Batch 0 is gone, the oldest one left is 2"):
         tail.step()
@@ -113,4 +125,23 @@ def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: 
     reader = ReplicaReader(places.replica)
     with reader.snapshot() as snapshot:
         assert "Batch 0 is gone" in (snapshot.trouble() or "")
+    reader.close()
+
+
+def test_what_a_killed_tail_told_readers_is_taken_back_once_the_next_one_moves(
+    spark: SparkSession, layout: Layout
+) -> None:
+    run(layout, spark, emma=1)
+    writer = ReplicaWriter(layout.view("spending").replica)
+    writer.note_trouble("It was being loaded")
+    writer.close()
+    stop = threading.Event()
+    thread = threading.Thread(target=Tail(layout.view("spending")).run, args=(stop,))
+    thread.start()
+    time.sleep(0.5)
+    stop.set()
+    thread.join()
+    reader = ReplicaReader(layout.view("spending").replica)
+    with reader.snapshot() as snapshot:
+        assert snapshot.trouble() is None
     reader.close()

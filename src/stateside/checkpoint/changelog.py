@@ -130,6 +130,26 @@ def plain_row(stored: bytes, path: str) -> bytes:
     return stored[1:]
 
 
+def row_change(key: bytes, value: bytes | None, path: str, *, prefixed: bool) -> Change:
+    """The change that a key and a value of a store without column families stand for."""
+    first, rest = _split(key) if prefixed else (key, None)
+    return Change(
+        plain_row(first, path),
+        None if value is None else plain_row(value, path),
+        key_rest=None if rest is None else plain_row(rest, path),
+    )
+
+
+def read_lineage(storage: Storage, name: str) -> tuple[tuple[int, str], ...]:
+    """The lineage of a changelog alone; FileNotFoundError where there is no such file."""
+    path = storage.path(name)
+    content = b"".join(read_state_file(storage, name))
+    try:
+        return _header(content, path)[1]
+    except (struct.error, LookupError, ValueError, TypeError) as error:
+        raise damaged(path, 0, f"its lineage is not as expected, {error!r}") from None
+
+
 def _parse(content: bytes, path: str, prefixed: bool = False) -> Changelog:
     at_byte = 0
     try:
@@ -170,12 +190,7 @@ def _pairs(content: bytes, at_byte: int, path: str, prefixed: bool) -> Iterator[
         if key is None:
             return
         value, at_byte = _sized(content, at_byte)
-        first, rest = _split(key) if prefixed else (key, None)
-        yield Change(
-            plain_row(first, path),
-            None if value is None else plain_row(value, path),
-            key_rest=None if rest is None else plain_row(rest, path),
-        )
+        yield row_change(key, value, path, prefixed=prefixed)
 
 
 def _records(content: bytes, at_byte: int, path: str) -> Iterator[Change]:

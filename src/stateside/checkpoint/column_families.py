@@ -1,23 +1,18 @@
 """Column families: the parts that `transformWithState` divides a state store into, one or more a state variable.
 
 A changelog tells families by ids. Their names stand in the snapshots: Spark writes one whenever the families change,
-before the changelog of that batch. Ids count up from 1 within a partition and are never given twice.
-
-    VERSION.zip, or VERSION_ID.zip in checkpoint format v2, has among other files
-    metadata := "v1\\n" {"columnFamilyMapping": {name: id}, …}
+before the changelog of that batch (see `snapshot`). Ids count up from 1 within a partition and are never given twice.
 
 Besides the family of its own name a variable may have others, whose names begin with `$`: counts, times to expire.
 """
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 
 from stateside.checkpoint.changelog import Changelog, state_stem
 from stateside.checkpoint.log import Commit
+from stateside.checkpoint.snapshot import read_contents
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
@@ -46,6 +41,10 @@ class ColumnFamilies:
             )
         return names
 
+    def learn(self, partition: int, names: Mapping[int, str]) -> None:
+        """Keep the names that a snapshot of this partition has, so that they need not be looked up."""
+        self._names.setdefault(partition, {}).update(names)
+
     def _snapshots(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[str]:
         """The snapshots up to this batch that there may be, newest first, without looking further than is needed."""
         yield f"{state_stem(commit, self._operator, partition)}.zip"
@@ -57,21 +56,8 @@ class ColumnFamilies:
         older = (int(stem) for stem in stems if stem.isdigit() and int(stem) <= commit.batch)
         yield from (f"{folder}/{version}.zip" for version in sorted(older, reverse=True))
 
-    def _mapping(self, name: str) -> dict[int, str]:
+    def _mapping(self, name: str) -> Mapping[int, str]:
         try:
-            content = self._storage.read(name)
+            return read_contents(self._storage, name).families
         except FileNotFoundError:
             return {}  # there is no snapshot of that version
-        try:
-            with zipfile.ZipFile(BytesIO(content)) as archive:
-                version, _, text = archive.read("metadata").decode().partition("\n")
-            if version != "v1":
-                raise ValueError(f"version {version!r} of its metadata is not known")
-            mapping = json.loads(text)["columnFamilyMapping"]
-            return {int(family): str(family_name) for family_name, family in mapping.items()}
-        except (ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            raise CheckpointInvalid(
-                f"A snapshot of the state cannot be read: {error}",
-                where=self._storage.path(name),
-                next_step="Restore the file: the replica stays at its last good batch meanwhile",
-            ) from error

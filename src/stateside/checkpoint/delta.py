@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stateside.checkpoint.changelog import Change, Changelog
 from stateside.checkpoint.compression import damaged
@@ -46,8 +46,8 @@ class Snapshot:
         """Its file."""
         return f"{_folder(self.operator, self.partition)}/{self.version}.snapshot"
 
-    def rows(self) -> Iterator[Change]:
-        """All rows; CheckpointGap if the file is not there.
+    def rows(self, *, prefixed: bool = False) -> Iterator[Change]:
+        """All rows; CheckpointGap if the file is not there. With `prefixed` they are the same: no key is in two parts.
 
         Damage is told by CheckpointInvalid, perhaps after some rows: until the last one is there, none may count.
         """
@@ -59,9 +59,28 @@ class Snapshot:
         return _rows(pieces, path)
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaChain:
+    """What the state of a partition is made of: a snapshot, or nothing, and the deltas after it, in order."""
+
+    operator: int
+    partition: int
+    snapshot: Snapshot | None
+    deltas: tuple[Commit, ...]
+
+    def file_names(self) -> list[str]:
+        """All files that are needed."""
+        deltas = [_delta_name(commit, self.operator, self.partition) for commit in self.deltas]
+        return [self.snapshot.name(), *deltas] if self.snapshot else deltas
+
+    def snapshot_at(self, storage: Storage) -> Snapshot | None:
+        """The snapshot, as it lies in a copy of the checkpoint."""
+        return replace(self.snapshot, storage=storage) if self.snapshot else None
+
+
 def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) -> Changelog:
     """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
-    name = f"{_folder(operator, partition)}/{commit.batch + 1}.delta"
+    name = _delta_name(commit, operator, partition)
     try:
         pieces = read_state_file(storage, name)
     except FileNotFoundError:
@@ -83,6 +102,16 @@ def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int)
     return Snapshot(storage, operator, partition, version)
 
 
+def newest_delta_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> DeltaChain | None:
+    """The shortest way to the state after a batch; None if a file is missing on every way."""
+    snapshot = newest_snapshot(storage, operator, partition, commit.batch)
+    first = snapshot.version if snapshot else 0
+    if not _versions(storage.names(_folder(operator, partition)), ".delta") >= set(range(first + 1, commit.batch + 2)):
+        return None
+    deltas = tuple(Commit(batch, 0, {}) for batch in range(first, commit.batch + 1))
+    return DeltaChain(operator, partition, snapshot, deltas)
+
+
 def _versions(names: Iterable[str], suffix: str) -> set[int]:
     stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
     return {int(stem) for stem in stems if stem.isascii() and stem.isdigit()}
@@ -90,6 +119,10 @@ def _versions(names: Iterable[str], suffix: str) -> set[int]:
 
 def _folder(operator: int, partition: int) -> str:
     return f"state/{operator}/{partition}"
+
+
+def _delta_name(commit: Commit, operator: int, partition: int) -> str:
+    return f"{_folder(operator, partition)}/{commit.batch + 1}.delta"
 
 
 def _gone(path: str, what: str) -> CheckpointGap:

@@ -9,7 +9,7 @@ LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -38,6 +38,14 @@ class Ordered:
             self._transaction.delete(_short(key), db=self._database)
         else:
             self._transaction.put(_short(key), _stored(key, row), db=self._database)
+
+    def put_all(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """The same as `put` for many keys, none of them twice; fastest if they are in order."""
+        for key, row in changes:
+            if row is None:
+                self.put(key, None)
+        with self._transaction.cursor(db=self._database) as cursor:
+            cursor.putmulti([(_short(key), _stored(key, row)) for key, row in changes if row is not None])
 
     def swap(self, key: bytes, row: bytes | None) -> bytes | None:
         """The same as `put`, and gives back the row that the key had before."""

@@ -1,5 +1,7 @@
 """The replica's LMDB environment: rows in key order and the batch they stand at, always moved together.
 
+Which environment of the replica's folder counts, `generations` says; readers follow when another one takes its place.
+
 rows:     encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
 rollups:  number, coarser key -> sums     (see `rollups`; computed from the rows)
 meta:     "batch"     -> AppliedBatch     as JSON
@@ -14,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +27,11 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
+from stateside.replica import generations
+from stateside.replica.environment import Databases, open_environment, open_to_read, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Kept, Rollups, parse_kept
 from stateside.storage import try_lock
-
-MAP_BYTES_START = 1 << 30
-READERS_MAX = 512
-DATABASES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,10 @@ class AppliedBatch:
         return cls(**document | {"position": Position.parse(document["position"])})
 
 
-class _Databases:
-    """The environment's named databases."""
-
-    def __init__(self, environment: lmdb.Environment, *, create: bool) -> None:
-        self.rows, self.rollups, self.meta = (
-            environment.open_db(name, create=create) for name in (b"rows", b"rollups", b"meta")
-        )
-
-
 class Snapshot:
     """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only."""
 
-    def __init__(self, transaction: lmdb.Transaction, databases: _Databases) -> None:
+    def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
         self._transaction, self._databases = transaction, databases
         self._rows = Ordered(transaction, databases.rows)
 
@@ -127,24 +119,54 @@ class ReplicaReader:
     """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet."""
 
     def __init__(self, directory: Path) -> None:
-        if not (directory / "data.mdb").exists():
-            raise FileNotFoundError(directory)
-        self._environment = _open(directory, readonly=True)
-        try:
-            self._databases = _Databases(self._environment, create=False)
-        except lmdb.NotFoundError:  # its writer is only just making it
-            self._environment.close()
-            raise FileNotFoundError(directory) from None
+        self._directory = directory
+        self._lock, self._snapshots = threading.Lock(), 0
+        self._sign = generations.sign(directory)
+        self._folder = generations.current(directory)
+        self._environment, self._databases = self._open()
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """A consistent look at the replica; keep it short, it holds old pages back."""
-        with self._begin() as transaction:
-            yield Snapshot(transaction, self._databases)
+        with self._lock:
+            if self._snapshots == 0 and generations.sign(self._directory) != self._sign:
+                self._follow()
+            self._snapshots += 1
+        try:
+            with self._begin() as transaction:
+                yield Snapshot(transaction, self._databases)
+        finally:
+            with self._lock:
+                self._snapshots -= 1
 
     def close(self) -> None:
         """Let the environment go."""
         self._environment.close()
+
+    def _open(self) -> tuple[lmdb.Environment, Databases]:
+        """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
+        while True:
+            try:
+                return open_to_read(self._folder)
+            except (FileNotFoundError, ReplicaInvalid):
+                sign = generations.sign(self._directory)
+                if sign == self._sign:
+                    raise
+                self._sign, self._folder = sign, generations.current(self._directory)
+
+    def _follow(self) -> None:
+        """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
+        before, self._sign = self._folder, generations.sign(self._directory)
+        self._folder = generations.current(self._directory)
+        if self._folder == before:
+            return
+        try:
+            opened = self._open()
+        except FileNotFoundError:
+            self._folder = before
+            return
+        self._environment.close()
+        self._environment, self._databases = opened
 
     def _begin(self) -> lmdb.Transaction:
         try:
@@ -159,13 +181,11 @@ class ReplicaWriter:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self._lock: int | None = _lock(directory)
         try:
-            self._environment = _open(directory, readonly=False)
-            self._environment.reader_check()  # readers that were killed hold no old pages back
-            self._databases = _Databases(self._environment, create=True)
-            self._rollups = Rollups()
-            self._write(self._name)
+            generations.clean(directory)
+            self._open()
         except BaseException:
             os.close(self._lock)
             raise
@@ -226,12 +246,39 @@ class ReplicaWriter:
         self._write(drop)
         self._rollups = Rollups()
 
+    def trouble(self) -> str | None:
+        """What readers are told of why the replica does not move."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._databases).trouble()
+
+    def name(self) -> str:
+        """The replica's own name."""
+        with self._environment.begin() as transaction:
+            return Snapshot(transaction, self._databases).replica()
+
+    def switch(self, folder: Path) -> None:
+        """Let the environment in this folder, which must be whole and closed, take the place of the present one.
+
+        As with a new writer, `keep_rollups` comes before the next `apply`.
+        """
+        generations.make_current(self.directory, folder)
+        self._environment.close()
+        self._open()
+        generations.clean(self.directory)
+
     def close(self) -> None:
         """Let the environment and its lock go; a second time it does nothing."""
         self._environment.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _open(self) -> None:
+        self._environment = open_environment(generations.current(self.directory))
+        self._environment.reader_check()  # readers that were killed hold no old pages back
+        self._databases = Databases(self._environment, create=True)
+        self._rollups = Rollups()
+        self._write(self._name)
 
     def _name(self, transaction: lmdb.Transaction) -> None:
         transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._databases.meta, overwrite=False)
@@ -254,14 +301,8 @@ class ReplicaWriter:
                 rows.put(key, row)
         transaction.put(b"batch", batch.as_json(), db=self._databases.meta)
 
-    def _write(self, action: Any) -> None:
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    action(transaction)
-                return
-            except lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+    def _write(self, action: Callable[[lmdb.Transaction], object]) -> None:
+        write(self._environment, action)
 
 
 def _lock(directory: Path) -> int:
@@ -273,22 +314,3 @@ def _lock(directory: Path) -> int:
             next_step="That is fine for readers: it is served from here too, and taken over if that process ends",
         )
     return handle
-
-
-def _open(directory: Path, *, readonly: bool) -> lmdb.Environment:
-    try:
-        return lmdb.open(
-            str(directory),
-            readonly=readonly,
-            create=not readonly,
-            max_dbs=DATABASES_MAX,
-            max_readers=READERS_MAX,
-            map_size=0 if (directory / "data.mdb").exists() else MAP_BYTES_START,
-            metasync=False,  # a loss of power may cost the last batch, which the checkpoint still has; never the order
-        )
-    except lmdb.Error as error:
-        raise ReplicaInvalid(
-            f"The replica cannot be opened: {error}",
-            where=str(directory),
-            next_step="Delete this folder: it is rebuilt from the checkpoint",
-        ) from error

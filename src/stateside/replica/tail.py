@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.changelog import Change, Changelog
@@ -17,7 +17,8 @@ from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import rollups_of
+from stateside.replica.load import AnySnapshot, Load, LoadStopped, Translator
+from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.variables import VariableTranslator
 from stateside.storage import Storage
@@ -41,17 +42,21 @@ class Tail:
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica)
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
-        self._translator: _Translator | VariableTranslator | None = None
-        self._trouble: str | None = None
+        self._translator: Translator | None = None
+        self._stop = threading.Event()
+        self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
         self._idle_polls = 0
 
     def run(self, stop: threading.Event) -> None:
         """Follow the checkpoint until the event is set. After an error readers keep the last batch; it tries again."""
+        self._stop = stop
         pause_s = PAUSE_S_MIN
         while not stop.is_set():
             try:
                 pause_s = PAUSE_S_MIN if self.step() else min(2 * pause_s, PAUSE_S_MAX)
                 self._tell(None)
+            except LoadStopped:
+                break
             except Exception as error:  # whatever it is, the next try may succeed
                 self._tell(error)
                 pause_s = ERROR_PAUSE_S
@@ -59,7 +64,33 @@ class Tail:
         self._writer.close()
 
     def step(self) -> bool:
-        """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch."""
+        """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch.
+
+        If batches are gone before they were read, the replica is loaded anew; CheckpointGap if it cannot be.
+        """
+        try:
+            return self._follow()
+        except CheckpointGap as gap:
+            self._load(gap)
+        self._follow()
+        return True
+
+    def _load(self, gap: CheckpointGap) -> None:
+        """Begin anew from the newest snapshots, with readers on the old batch until then; the gap if there are none."""
+        view, operator, trouble = self._layout.name, self._catalogue.operator, self._trouble
+        with Load(self._checkpoint, operator, self._writer, prefixed=self._prefixed(), view=view) as load:
+            batch = load.secure()
+            if batch is None:
+                raise gap
+            self._note(f"It stands behind batches that are gone, and batch {batch} is being loaded from snapshots")
+            try:
+                load.run(self._made_translator(), self._declared_rollups(), self._stop)
+            except BaseException:
+                self._note(trouble)
+                raise
+        self._trouble, self._catalogue_file = None, None  # as the new replica has it; its rollups are looked at
+
+    def _follow(self) -> bool:
         self._check_belongs()
         if self._writer.batch() is not None:
             self._keep_rollups()
@@ -80,11 +111,14 @@ class Tail:
         trouble = None if error is None else str(error)
         if trouble == self._trouble:
             return
-        self._trouble = trouble
-        self._writer.note_trouble(trouble)
+        self._note(trouble)
         if error is not None:
             unexpected = None if isinstance(error, StatesideError) else error
             log.error("view %s: %s", self._layout.name, error, exc_info=unexpected)
+
+    def _note(self, trouble: str | None) -> None:
+        self._trouble = trouble
+        self._writer.note_trouble(trouble)
 
     def _check_belongs(self) -> None:
         """Begin anew if the checkpoint was replaced, or rolled back behind the replica's batch."""
@@ -123,9 +157,12 @@ class Tail:
         found = self._layout.catalogue.stat()
         if (found.st_ino, found.st_mtime_ns) == self._catalogue_file:
             return
-        self._catalogue = Catalogue.load(self._layout.catalogue)
-        self._writer.keep_rollups(rollups_of(self._catalogue, self._checkpoint.storage))
+        self._writer.keep_rollups(self._declared_rollups())
         self._catalogue_file = (found.st_ino, found.st_mtime_ns)
+
+    def _declared_rollups(self) -> Rollups:
+        self._catalogue = Catalogue.load(self._layout.catalogue)
+        return rollups_of(self._catalogue, self._checkpoint.storage)
 
     def _apply(self, batch: int) -> None:
         self._keep_rollups()
@@ -141,14 +178,20 @@ class Tail:
         self._writer.apply(state, changes)
 
     def _changes(self, plan: Plan, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
-        operator = self._catalogue.operator
+        operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
+        for partition in range(self._checkpoint.partitions(operator)):
+            changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
+            yield from translator.changes(commit, partition, changelog)
+
+    def _made_translator(self) -> Translator:
         if self._translator is None:
             kind = VariableTranslator if self._catalogue.kind == "state-variable" else _Translator
             self._translator = kind(self._catalogue, self._checkpoint)
-        prefixed = self._catalogue.kind == "session"
-        for partition in range(self._checkpoint.partitions(operator)):
-            changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
-            yield from self._translator.changes(commit, partition, changelog)
+        return self._translator
+
+    def _prefixed(self) -> bool:
+        """Whether the state has its keys in two parts, if it is in RocksDB."""
+        return self._catalogue.kind == "session"
 
     def _check_no_gap(self, batch: int) -> None:
         """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
@@ -158,9 +201,9 @@ class Tail:
 
     def _gap(self, batch: int, oldest: int) -> CheckpointGap:
         return CheckpointGap(
-            f"Batch {batch} is gone, the oldest one left is {oldest}: Spark's retention was faster than this replica",
+            f"Batch {batch} is gone, the oldest one left is {oldest}, and no snapshot of the state can replace it",
             where=self._checkpoint.storage.path(f"commits/{batch}"),
-            next_step="Run the view on a new folder with the same journal, and start `serve` together with `run`",
+            next_step="Let the view run on: Spark writes a snapshot every few batches, and the replica then loads it",
         )
 
     def _hear(self) -> None:
@@ -206,6 +249,7 @@ class _Translator:
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         schema = read_schema(checkpoint.storage, catalogue.operator)
         catalogue.check(schema)
+        self._prefixed = catalogue.kind == "session"
         self._decoder = RowDecoder(schema.key)
         # Of a key in two parts the last column, the session's start, stands by itself.
         self._first_decoder, self._rest_decoder = RowDecoder(schema.key[:-1]), RowDecoder(schema.key[-1:])
@@ -214,7 +258,14 @@ class _Translator:
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[tuple[bytes, bytes | None]]:
         """What a partition's changelog changes in the replica."""
-        return ((self._key(change), change.value) for change in changelog.changes)
+        return self._rows(changelog.changes)
+
+    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Iterator[tuple[bytes, bytes | None]]:
+        """The replica's rows in a snapshot of a partition."""
+        return self._rows(snapshot.rows(prefixed=self._prefixed))
+
+    def _rows(self, changes: Iterable[Change]) -> Iterator[tuple[bytes, bytes | None]]:
+        return ((self._key(change), change.value) for change in changes)
 
     def _key(self, change: Change) -> bytes:
         if change.key_rest is None:

@@ -1,0 +1,215 @@
+"""Snapshots of the state: all of one partition of a RocksDB state store at one version, as RocksDB's own files.
+
+    VERSION.zip, or VERSION_ID.zip in checkpoint format v2, has what is small and changes with every version:
+        metadata := "v1\\n" {"sstFiles": [{"localFileName": …, "dfsSstFileName": …, "sizeBytes": …}],
+                            "logFiles": the same with "dfsLogFileName", or nothing,
+                            "columnFamilyMapping": {name: id}, …}
+        CURRENT, MANIFEST-…, OPTIONS-…, and a write-ahead log, which is empty
+    SSTs/ and logs/ have what is large and never changes, shared between versions, under the dfs… names
+
+Put together under the local names they are a RocksDB, which is only ever opened to read, in a folder of the reader's
+own. Its keys and values are those of the changelogs (see `changelog`). Spark writes a snapshot every so many batches,
+in the background. The state of a batch is the newest snapshot in its lineage and the changelogs after it; before the
+first snapshot, all changelogs.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rocksdict import AccessType, Options, Rdict, RdictIter
+
+from stateside.checkpoint.changelog import Change, read_lineage, row_change, state_stem
+from stateside.checkpoint.log import Commit
+from stateside.errors import CheckpointInvalid
+from stateside.storage import Storage
+
+_FAMILY = struct.Struct("<h")
+_RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extractors": {}})}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A large file of a snapshot: its name as RocksDB knows it, where it lies beside the zip, and its size."""
+
+    local_name: str
+    stored_name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a snapshot's zip says of it: its large files, and the names of the column families by id."""
+
+    tables: tuple[Table, ...]
+    families: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the state of a partition is made of: a snapshot, or nothing, and the changelogs after it, in order.
+
+    Each version is given as a commit that names this partition's files; Spark may have deleted the real one.
+    """
+
+    operator: int
+    partition: int
+    snapshot: Commit | None
+    changelogs: tuple[Commit, ...]
+
+    def snapshot_name(self) -> str | None:
+        """The snapshot's zip."""
+        return f"{state_stem(self.snapshot, self.operator, self.partition)}.zip" if self.snapshot else None
+
+    def changelog_names(self) -> list[str]:
+        """The changelogs' files."""
+        return [f"{state_stem(commit, self.operator, self.partition)}.changelog" for commit in self.changelogs]
+
+
+def newest_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> Chain | None:
+    """The shortest way to the state of a batch; None if a file is missing on every way."""
+    names = set(storage.names(f"state/{operator}/{partition}"))
+    changelogs: list[Commit] = []
+    for version in _lineage(storage, commit, operator, partition, names):
+        stem = PurePosixPath(state_stem(version, operator, partition)).name
+        if f"{stem}.zip" in names:
+            return Chain(operator, partition, version, tuple(reversed(changelogs)))
+        if f"{stem}.changelog" not in names:
+            return None
+        changelogs.append(version)
+    whole = bool(changelogs) and changelogs[-1].batch == 0
+    return Chain(operator, partition, None, tuple(reversed(changelogs))) if whole else None
+
+
+def _lineage(
+    storage: Storage, commit: Commit, operator: int, partition: int, names: Collection[str]
+) -> Iterator[Commit]:
+    """The versions that a batch's state was made from, newest first, without a gap, back to where the files tell."""
+    yield commit
+    if not commit.state_ids:
+        yield from (Commit(batch, 0, {}) for batch in range(commit.batch - 1, -1, -1))
+        return
+    changelog = f"{state_stem(commit, operator, partition)}.changelog"
+    if PurePosixPath(changelog).name not in names:
+        return
+    ids = dict(read_lineage(storage, changelog))
+    for version in range(commit.batch, 0, -1):
+        if version not in ids:
+            return
+        yield Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
+
+
+def read_contents(storage: Storage, name: str) -> Contents:
+    """What a snapshot's zip says of it; FileNotFoundError where there is none."""
+    content = storage.read(name)
+    with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(content)) as archive:
+        version, _, text = archive.read("metadata").decode().partition("\n")
+        if version != "v1":
+            raise ValueError(f"version {version!r} of its metadata is not known")
+        metadata: dict[str, Any] = json.loads(text)
+        tables = [_table(entry, "SSTs", "dfsSstFileName") for entry in metadata.get("sstFiles") or ()]
+        tables += [_table(entry, "logs", "dfsLogFileName") for entry in metadata.get("logFiles") or ()]
+        families = metadata["columnFamilyMapping"]
+        return Contents(tuple(tables), {int(family): str(family_name) for family_name, family in families.items()})
+
+
+def _table(entry: Mapping[str, Any], folder: str, name: str) -> Table:
+    local, stored = PurePosixPath(entry["localFileName"]).name, PurePosixPath(entry[name]).name
+    return Table(f"archive/{local}" if folder == "logs" else local, f"{folder}/{stored}", int(entry["sizeBytes"]))
+
+
+def file_names(storage: Storage, chain: Chain) -> list[str]:
+    """All files that the chain needs; FileNotFoundError if its snapshot is gone."""
+    zip_name, folder = chain.snapshot_name(), f"state/{chain.operator}/{chain.partition}"
+    if zip_name is None:
+        return chain.changelog_names()
+    tables = [f"{folder}/{table.stored_name}" for table in read_contents(storage, zip_name).tables]
+    return [zip_name, *tables, *chain.changelog_names()]
+
+
+class StateSnapshot:
+    """An opened snapshot. `scratch`, a folder that is there for this alone, must last as long as it is open."""
+
+    def __init__(self, storage: Storage, name: str, scratch: Path) -> None:
+        self.path = storage.path(name)
+        contents = read_contents(storage, name)
+        self.families = contents.families
+        _put_together(storage, name, contents, scratch)
+        with _reading(self.path):
+            options, families = Options.load_latest(str(scratch), ignore_unknown_options=True)
+            access = AccessType.read_only(error_if_log_file_exist=False)
+            self._database = Rdict(str(scratch), options, families, access)
+
+    def __enter__(self) -> StateSnapshot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._database.close()
+
+    def rows(self, *, prefixed: bool = False) -> Iterator[Change]:
+        """The rows of a store without column families, in order of their keys."""
+        for key, value in self._pairs(b""):
+            try:
+                yield row_change(key, value, self.path, prefixed=prefixed)
+            except (struct.error, IndexError):
+                raise _unreadable(self.path, "a key is cut short") from None
+
+    def family_rows(self, family: int) -> Iterator[Change]:
+        """The rows of one column family, in order of their keys."""
+        for key, value in self._pairs(_FAMILY.pack(family)):
+            yield Change(key[_FAMILY.size :], value, family)
+
+    def _pairs(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, without more of them in memory than RocksDB reads at once."""
+        pairs: RdictIter = self._database.iter()
+        pairs.seek(prefix) if prefix else pairs.seek_to_first()
+        while pairs.valid():
+            key = pairs.key()
+            if not key.startswith(prefix):
+                return
+            yield key, pairs.value()
+            pairs.next()
+        with _reading(self.path):
+            pairs.status()  # a damaged table ends the rows too, and only this tells
+
+
+def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path) -> None:
+    folder = str(PurePosixPath(name).parent)
+    scratch.mkdir(parents=True)
+    with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(storage.read(name))) as archive:
+        archive.extractall(scratch)
+    for table in contents.tables:
+        stored, target = f"{folder}/{table.stored_name}", scratch / table.local_name
+        storage.bring(stored, target)
+        size_bytes = target.stat().st_size
+        if size_bytes != table.size_bytes:
+            raise _unreadable(storage.path(stored), f"it has {size_bytes} bytes and should have {table.size_bytes}")
+    for setting, content in _RAW_KEYS.items():
+        (scratch / setting).write_text(content)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Turns whatever a damaged snapshot makes go wrong into CheckpointInvalid. RocksDB's errors have no class."""
+    try:
+        yield
+    except CheckpointInvalid:
+        raise
+    except Exception as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _unreadable(path: str, reason: str) -> CheckpointInvalid:
+    return CheckpointInvalid(
+        f"A snapshot of the state cannot be read: {reason}",
+        where=path,
+        next_step="Restore the file: the replica stays at its last good batch meanwhile",
+    )

@@ -1,0 +1,77 @@
+"""Generations: the environments that a replica's folder has had, each loaded anew beside the one before it.
+
+    replica/writer.lock     held by the one process that writes here
+    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb
+    replica/current         once one was loaded: the name of its folder
+    replica/7/data.mdb      that environment
+    replica/loading/        files of the checkpoint, while they are loaded
+
+`current` is replaced in one step, and only when what it names is whole and durable. Whatever else is there was left
+behind by a crash, and the next writer removes it. A reader that still has a removed environment open reads on in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from stateside.errors import ReplicaInvalid
+from stateside.storage import sync_directory, write_atomically
+
+_POINTER = "current"
+_LOADING = "loading"
+
+Sign = tuple[int, int] | None
+
+
+def current(directory: Path) -> Path:
+    """The folder of the environment that counts."""
+    pointer = directory / _POINTER
+    try:
+        name = pointer.read_text()
+    except FileNotFoundError:
+        return directory
+    if not name.isdigit():
+        raise ReplicaInvalid(
+            f"The replica's pointer names no folder: {name[:80]!r}",
+            where=str(pointer),
+            next_step="Delete the replica's folder: it is rebuilt from the checkpoint",
+        )
+    return directory / name
+
+
+def sign(directory: Path) -> Sign:
+    """Another one whenever another environment counts; cheap enough to be asked for with every read."""
+    try:
+        found = os.stat(f"{directory}/{_POINTER}")  # noqa: PTH116 - a Path takes as long as the call
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def next_folder(directory: Path) -> Path:
+    """Where the next environment goes; not made yet."""
+    return directory / str(1 + max((int(name.name) for name in directory.iterdir() if name.name.isdigit()), default=0))
+
+
+def loading(directory: Path) -> Path:
+    """Where files of the checkpoint are kept while they are loaded."""
+    return directory / _LOADING
+
+
+def make_current(directory: Path, folder: Path) -> None:
+    """Let the environment in this folder count from now on."""
+    sync_directory(folder)
+    sync_directory(directory)
+    write_atomically(directory / _POINTER, folder.name.encode())
+
+
+def clean(directory: Path) -> None:
+    """Remove what does not count any more, and what crashes left. For the process alone that holds the lock."""
+    folder = current(directory)
+    for path in directory.iterdir():
+        if path.name == _LOADING or (path.name.isdigit() and path != folder):
+            shutil.rmtree(path, ignore_errors=True)  # a reader may be opening it: then the next start removes it
+        elif path.name.startswith(f".{_POINTER}.") or (folder != directory and path.suffix == ".mdb"):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,208 @@
+"""Loads a replica anew from snapshots of the state, when the batches between it and now are gone.
+
+1. Choose the newest committed batch whose state can be had in every partition: a snapshot, and all changelogs after it.
+2. Secure the files needed, by links or copies in the replica's folder: Spark may delete its own at any moment.
+3. Fill a new environment beside the present one, rows and rollups, in transactions of bounded size. Readers do not see
+   it.
+4. Make it durable, then let it take the place of the old one, in one step (`generations`).
+
+A crash before step 4 leaves the old replica, one after it the new one. What is left over goes at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog
+from stateside.checkpoint.delta import DeltaChain, Snapshot, newest_delta_chain, read_delta
+from stateside.checkpoint.log import Checkpoint, Commit
+from stateside.checkpoint.provider import Provider, provider_of
+from stateside.checkpoint.snapshot import Chain, StateSnapshot, file_names, newest_chain
+from stateside.checkpoint.state_file import checksum_names
+from stateside.replica import generations
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.rollups import Rollups
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.storage import Storage
+
+ROWS_PER_TRANSACTION = 50_000
+PROGRESS_S = 5.0
+BATCHES_TRIED_MAX = 10  # if none of the newest can be had, older ones would only lead back to the same gap
+CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often others are chosen
+
+log = logging.getLogger(__name__)
+
+Rows = Iterator[tuple[bytes, bytes | None]]
+AnyChain = Chain | DeltaChain
+AnySnapshot = StateSnapshot | Snapshot
+
+
+class Translator(Protocol):
+    """Turns what Spark stored into the replica's keys and rows."""
+
+    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
+        """What a partition's changelog changes in the replica."""
+
+    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
+        """The replica's rows in a snapshot of a partition."""
+
+
+class LoadStopped(Exception):
+    """The process is to end: the load was given up, and the old replica stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A batch that can be loaded, and what its state is made of in each partition."""
+
+    state: AppliedBatch
+    chains: tuple[AnyChain, ...]
+
+
+class Load:
+    """One load of one view's replica, in a `with`: `secure`, then `run`. Until the end the replica stays as it is."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, operator: int, writer: ReplicaWriter, *, prefixed: bool, view: str
+    ) -> None:
+        self._checkpoint, self._operator, self._writer = checkpoint, operator, writer
+        self._prefixed, self._view = prefixed, view
+        self._scratch = generations.loading(writer.directory)
+        self._choice: Choice | None = None
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def secure(self) -> int | None:
+        """Choose the newest batch that can be had, and secure its files; None if there is none."""
+        for _ in range(CHOICES_MAX):
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            try:
+                choice = self._choose()
+                if choice is None:
+                    return None
+                self._bring(choice)
+            except FileNotFoundError:
+                continue  # Spark deleted it just now: there is a newer one
+            if self._checkpoint.fingerprint(choice.state.batch) == choice.state.fingerprint:
+                self._choice = choice
+                return choice.state.batch
+        return None
+
+    def run(self, translator: Translator, rollups: Rollups, stop: threading.Event) -> None:
+        """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set."""
+        assert self._choice is not None, "its files are secured first"
+        new = NewReplica(generations.next_folder(self._writer.directory), self._writer.name(), rollups)
+        self._fill(new, self._choice, translator, stop)
+        self._writer.switch(new.folder)
+
+    def _bring(self, choice: Choice) -> None:
+        storage = self._checkpoint.storage
+        for chain in choice.chains:
+            names = chain.file_names() if isinstance(chain, DeltaChain) else file_names(storage, chain)
+            for name in dict.fromkeys(names):
+                storage.bring(name, self._scratch / name)
+                for checksum in checksum_names(name):
+                    with suppress(FileNotFoundError):  # not every file has them
+                        storage.bring(checksum, self._scratch / checksum)
+
+    def _choose(self) -> Choice | None:
+        partitions = range(self._checkpoint.partitions(self._operator))
+        for batch in self._checkpoint.commits()[: -1 - BATCHES_TRIED_MAX : -1]:
+            commit = self._checkpoint.commit(batch)
+            chains = []
+            for partition in partitions:
+                chain = self._newest_chain(commit, partition)
+                if chain is None:
+                    break
+                chains.append(chain)
+            else:
+                return Choice(self._state(commit), tuple(chains))
+        return None
+
+    def _newest_chain(self, commit: Commit, partition: int) -> AnyChain | None:
+        storage = self._checkpoint.storage
+        provider = provider_of(self._checkpoint.plan(commit.batch), storage.path(f"offsets/{commit.batch}"))
+        newest = newest_delta_chain if provider is Provider.HDFS else newest_chain
+        return newest(storage, commit, self._operator, partition)
+
+    def _state(self, commit: Commit) -> AppliedBatch:
+        plan, query = self._checkpoint.plan(commit.batch), self._checkpoint.query_id()
+        check_encoding(plan, self._checkpoint.storage.path(f"offsets/{commit.batch}"))
+        fingerprint = self._checkpoint.fingerprint(commit.batch)
+        if query is None or fingerprint is None:
+            raise FileNotFoundError(self._checkpoint.storage.path(f"commits/{commit.batch}"))
+        return AppliedBatch(query, commit.batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
+
+    def _fill(self, new: NewReplica, choice: Choice, translator: Translator, stop: threading.Event) -> None:
+        progress = _Progress(self._view, choice.state.batch)
+        try:
+            rows = (row for chain in choice.chains for row in self._rows_of(chain, translator))
+            while part := list(islice(rows, ROWS_PER_TRANSACTION)):
+                new.put(part)
+                progress.tell(len(part))
+                if stop.is_set():
+                    raise LoadStopped
+            new.finish(choice.state)
+        except BaseException:
+            new.close()
+            shutil.rmtree(new.folder, ignore_errors=True)
+            raise
+        progress.end()
+
+    def _rows_of(self, chain: AnyChain, translator: Translator) -> Rows:
+        return self._delta_rows(chain, translator) if isinstance(chain, DeltaChain) else self._rows(chain, translator)
+
+    def _delta_rows(self, chain: DeltaChain, translator: Translator) -> Rows:
+        secured = Storage.at(self._scratch)
+        snapshot = chain.snapshot_at(secured)
+        if snapshot is not None:
+            yield from translator.snapshot(chain.partition, snapshot)
+        for commit in chain.deltas:
+            delta = read_delta(secured, commit, chain.operator, chain.partition)
+            yield from translator.changes(commit, chain.partition, delta)
+
+    def _rows(self, chain: Chain, translator: Translator) -> Rows:
+        secured, name = Storage.at(self._scratch), chain.snapshot_name()
+        if name is not None:
+            opened = self._scratch / "opened" / str(chain.partition)
+            with StateSnapshot(secured, name, opened) as snapshot:
+                yield from translator.snapshot(chain.partition, snapshot)
+        for commit in chain.changelogs:
+            changelog = read_changelog(secured, commit, chain.operator, chain.partition, prefixed=self._prefixed)
+            yield from translator.changes(commit, chain.partition, changelog)
+
+
+class _Progress:
+    """Tells the log how far a load is: of a long one every few seconds, for everybody to see."""
+
+    def __init__(self, view: str, batch: int) -> None:
+        self._view, self._batch, self._rows, self._level = view, batch, 0, logging.INFO
+        self._begun_s = self._told_s = time.monotonic()
+
+    def tell(self, rows: int) -> None:
+        """So many rows more."""
+        self._rows += rows
+        if time.monotonic() - self._told_s >= PROGRESS_S:
+            self._told_s, self._level = time.monotonic(), logging.WARNING
+            self._log("is being loaded")
+
+    def end(self) -> None:
+        """All are there."""
+        self._log("was loaded")
+
+    def _log(self, done: str) -> None:
+        per_s = self._rows / max(time.monotonic() - self._begun_s, 1e-3)
+        how = f"{self._rows:,} rows, {per_s:,.0f} rows/s"
+        log.log(self._level, "view %s: batch %d %s from snapshots, %s", self._view, self._batch, done, how)
