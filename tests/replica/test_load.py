@@ -32,7 +32,7 @@ CHECKPOINTS = {
     "no changelogs": {**SOON, f"{STATE}.rocksdb.changelogCheckpointing.enabled": "false"},
 }
 VIEWS = {"ids": ("spending", "visits", "kept"), "no ids": ("spending",), "no changelogs": ("spending",)}
-DRIVER_S_MAX = 200
+DRIVER_S_MAX = 270
 
 
 @dataclass(frozen=True)
