@@ -28,7 +28,7 @@ from stateside.replica.tail import Tail
 from stateside.storage import Storage
 from stateside.testing import append
 
-EARLY, LATE, PER_BATCH = 12, 52, 4
+EARLY, LATE, PER_BATCH, KINDS = 12, 52, 4, 3
 NAMES = [f"user-{number}" for number in range(9)] + ["\U0001f600" * 150]  # longer than LMDB's keys can be
 
 
@@ -67,6 +67,10 @@ def application(views: list[str]) -> stateside.App:
         timed = events.withWatermark("time", "1 second")
         return timed.groupBy("entity", F.session_window("time", "1 second")).agg(F.sum("amount").alias("total"))
 
+    def kinds(events: DataFrame) -> DataFrame:
+        kind = (F.col("amount") % KINDS).alias("kind")
+        return events.groupBy("entity", kind).agg(F.sum("amount").alias("total"), F.count("*").alias("orders"))
+
     def kept(events: DataFrame) -> DataFrame:
         named = events.select("entity", "amount")
         return named.groupBy("entity").transformWithState(keeper(), "user string, amount long", "Update", "none")
@@ -74,6 +78,7 @@ def application(views: list[str]) -> stateside.App:
     declared: dict[str, Any] = {
         "spending": (spending, {"key": ["entity"]}),
         "visits": (visits, {"key": ["entity", "session_window"]}),
+        "kinds": (kinds, {"key": ["entity", "kind"], "rollups": [["kind"], []]}),
         "kept": (kept, {"key": ["entity"], "state": "total"}),
     }
     for name in views:

@@ -20,7 +20,9 @@ from stateside.layout import Layout
 from stateside.replica import load
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
-from stateside.testing import answer
+from stateside.testing import answer, rollup
+
+from .retention_driver import EARLY, KINDS, LATE
 
 pytestmark = pytest.mark.spark
 
@@ -38,10 +40,10 @@ CHECKPOINTS = {
     },
 }
 VIEWS = {
-    "ids": ("spending", "visits", "kept"),
+    "ids": ("spending", "visits", "kinds", "kept"),
     "no ids": ("spending",),
     "no changelogs": ("spending",),
-    "default store": ("spending", "visits"),
+    "default store": ("spending", "visits", "kinds"),
 }
 DRIVER_S_MAX = 270
 
@@ -131,6 +133,17 @@ def test_a_replica_that_was_away_for_too_long_catches_up_by_a_load(made: Made, t
         assert stored(layout, view)[0] < expected["batch"] - 10
         assert served(layout, view) == expected
         assert left_over(layout, view) == []
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["starts late", "was away"])
+@pytest.mark.parametrize("made", ["ids", "default store"], indirect=True)
+def test_a_replica_loaded_from_snapshots_has_the_rollups_of_all_events(made: Made, away: bool, tmp_path: Path) -> None:
+    layout = made.copy(tmp_path / "loaded", away=away)
+    by_kind = [range(kind, EARLY + LATE, KINDS) for kind in range(KINDS)]
+    expected = [{"kind": kind, "total": sum(of), "orders": len(of)} for kind, of in enumerate(by_kind)]
+    assert rollup(layout, "kinds", ["kind"]) == expected
+    assert rollup(layout, "kinds", []) == [{"total": sum(map(sum, by_kind)), "orders": EARLY + LATE}]
+    assert (layout.view("kinds").replica / "current").exists(), "it was not loaded: this test shows nothing"
 
 
 def test_a_loaded_replica_is_restarted_from_its_own_files(made: Made, tmp_path: Path) -> None:

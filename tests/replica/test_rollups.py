@@ -16,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stateside.errors import ValueOverflow
 from stateside.positions import Position
+from stateside.replica import generations
 from stateside.replica import rollups as rollups_module
 from stateside.replica.keys import KeyCodec
+from stateside.replica.new_replica import NewReplica
 from stateside.replica.rollups import Kept, RollupRows, pack, unpack
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
 
@@ -100,18 +102,38 @@ class Replica(RuleBasedStateMachine):
         self.writer.keep_rollups(rollups(self.kept))
         self.rows, self.next = {}, 0
 
+    @rule(batch=changes, more=changes)
+    def load(self, batch: list[tuple[Key, Row | None]], more: list[tuple[Key, Row | None]]) -> None:
+        """Fill a new replica, which takes the old one's place with its rollups in it."""
+        folder = generations.next_folder(self.writer.directory)
+        new = NewReplica(folder, self.writer.name(), rollups(self.kept))
+        for part in (batch, more):
+            new.put((CODEC.encode(key), None if row is None else row.encoded()) for key, row in part)
+        new.finish(AppliedBatch("q", self.next, Position.start(), 0, 0))
+        self.writer.switch(folder)
+        self.rows, self.next = (
+            {key: row for key, row in dict([*batch, *more]).items() if row is not None},
+            self.next + 1,
+        )
+        self.writer.close()
+        self.check()  # before any writer makes them anew
+        self.reopen()
+
     @invariant()
     def rollups_are_the_sums_of_the_live_rows(self) -> None:
         if not hasattr(self, "writer"):
             return
         self.writer.close()
+        self.check()
+        self.reopen()
+
+    def check(self) -> None:
         reader = ReplicaReader(Path(self.folder.name))
         with reader.snapshot() as snapshot:
             assert snapshot.count() == len(self.rows)
             assert snapshot.rollups() == self.kept
             assert found(snapshot, self.kept) == recounted(self.rows, self.kept)
         reader.close()
-        self.reopen()
 
     def teardown(self) -> None:
         if hasattr(self, "writer"):
