@@ -80,7 +80,7 @@ def test_the_default_store_refuses_checkpoint_format_v2(lab: Lab, feed: Feed) ->
 def test_the_default_store_refuses_transform_with_state(lab: Lab, feed: Feed) -> None:
     """So there are no column families in its files."""
     feed.add(usage("emma", 1, 0))
-    with lab.conf(DEFAULT_STORE), pytest.raises(Exception, match=r"(?i)multiple.column.famil|RocksDB"):
+    with lab.conf(DEFAULT_STORE), pytest.raises(StreamingQueryException, match="Please use RocksDBStateStoreProvider"):
         lab.run(feed.stream().groupBy("customer").transformWithState(_nothing(), "n long", "Update", "none"), "update")
 
 
