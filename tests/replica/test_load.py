@@ -43,7 +43,7 @@ VIEWS = {
     "no changelogs": ("spending",),
     "default store": ("spending", "visits"),
 }
-DRIVER_S_MAX = 200
+DRIVER_S_MAX = 270
 
 
 @dataclass(frozen=True)
