@@ -83,12 +83,13 @@ class Tail:
             if batch is None:
                 raise gap
             self._note(f"It stands behind batches that are gone, and batch {batch} is being loaded from snapshots")
+            self._catalogue_file = None  # the writer has to be told anew of the rollups, however the load ends
             try:
                 load.run(self._made_translator(), self._declared_rollups(), self._stop)
             except BaseException:
                 self._note(trouble)
                 raise
-        self._trouble, self._catalogue_file = None, None  # as the new replica has it; its rollups are looked at
+        self._trouble = None  # as the new replica has it
 
     def _follow(self) -> bool:
         self._check_belongs()
