@@ -29,6 +29,10 @@ from stateside.pipeline.sources import Source, journal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_NO_SPARK_YET = (
+    "Spark is not running while the module is loaded: use it inside the views' functions only, and give the type of a "
+    "function of your own as LongType(), not as 'long'"
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 
 Function = Callable[["DataFrame"], "DataFrame"]
