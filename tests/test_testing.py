@@ -7,7 +7,7 @@ import pytest
 
 from stateside.errors import EventRefused
 from stateside.journal import Event
-from stateside.pipeline.app import BatchId
+from stateside.pipeline.sinks.sink import BatchId
 from stateside.positions import Position
 from stateside.testing import Crash, CrashingSink, crash_marker, temporary_journal
 

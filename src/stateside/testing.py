@@ -31,6 +31,7 @@ from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink
+from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
 from stateside.positions import Position
 from stateside.replica.tail import Tail
 from stateside.serving.views import Answer, Floor, ViewReader
@@ -85,7 +86,7 @@ def run_to(
     session: SparkSession,
     position: Position | None = None,
     *,
-    events_per_batch: int = 1_000_000,
+    events_per_batch: int = EVENTS_PER_BATCH_MAX,
 ) -> None:
     """Run the application until it has processed the journal up to a position (its end by default), then stop it.
 

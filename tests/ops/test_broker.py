@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from stateside.errors import SetupError
 from stateside.ops.broker import Broker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.network]
+pytestmark = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches 46 jars
 
 
 def send(broker: Broker, topic: str, value: str) -> None:

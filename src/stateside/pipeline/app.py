@@ -24,13 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateside.errors import StatesideError, ViewInvalid
 from stateside.pipeline.rollups import declared_rollups
-from stateside.pipeline.sinks.sink import BatchId, Guarantee, Sink, SinkContext, SinkFactory
+from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["App", "BatchId", "Function", "Guarantee", "Rows", "Sink", "SinkContext", "SinkFactory", "View", "load"]
 
 _NO_SPARK_YET = (
     "Spark is not running while the module is loaded: use it inside the views' functions only, and give the type of a "

@@ -22,6 +22,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from stateside.pipeline.truststore import write_truststore
 
 LOCK = Path(__file__).with_name("jars.lock")
 FETCH_TIMEOUT_S = 300  # a jar of 10 MB on a slow line
+FETCHES_AT_ONCE = 4  # each is a Java of its own, which mostly waits
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def fetch(group: str, *, cache: Path | None = None, lock: Path = LOCK) -> list[P
     jars = [jar for jar in locked(lock.read_text()) if jar.group == group]
     assert jars, f"jars.lock has no group {group!r}"
     folder = (cache or cache_folder()) / "jars"
-    return [_have(jar, folder) or _bring(jar, folder) for jar in jars]
+    with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+        return list(pool.map(lambda jar: _have(jar, folder) or _bring(jar, folder), jars))
 
 
 def locked(text: str) -> list[Jar]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stateside.errors import SettingInvalid
+from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
 from stateside.positions import Position
 
 FILE_NAME = "stateside.toml"
@@ -54,7 +55,7 @@ class RunSettings:
     master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster's address.")
     driver_memory: str = _setting("1g", "The heap of Spark's driver.")
     partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
-    events_per_batch_max: int = _setting(1_000_000, "A batch takes in at most so many events.", least=1)
+    events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
     batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
     batches_kept: int = _setting(7_200, "For so many batches a replica that was away finds what it missed.", least=2)
     restarts_max: int = _setting(5, "A view that fails is started again so often before the run ends.", least=0)

@@ -30,7 +30,7 @@ from stateside.journal import Journal
 from stateside.journal.payload import check_fields, payload_columns
 from stateside.journal.segment import DurableEnd
 from stateside.journal.writer import PARTITION
-from stateside.pipeline.sources import JOURNAL_FORMAT
+from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX, JOURNAL_FORMAT
 from stateside.positions import Position
 
 FORMAT = JOURNAL_FORMAT
@@ -40,7 +40,6 @@ ENVELOPE = (
     "tags array<string>, payload string"
 )
 ENVELOPE_NAMES = tuple(column.split()[0] for column in ENVELOPE.split(", "))
-EVENTS_PER_BATCH_MAX = 1_000_000
 EVENTS_PER_PARTITION_MIN = 20_000  # fewer are not worth a second task
 PARTITIONS_MAX = 8
 MARKS_MAX = 64

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOURNAL_FORMAT = "stateside-journal"
+EVENTS_PER_BATCH_MAX = 1_000_000
 _FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 
 
@@ -34,7 +35,7 @@ class Reading:
 
     journal: Path
     fields: str = ""
-    events_per_batch_max: int = 1_000_000
+    events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
     pause_file: Path | None = None
 

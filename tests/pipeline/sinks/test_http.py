@@ -179,7 +179,7 @@ def test_a_header_from_the_environment_is_sent_and_never_shown(
 
 
 def test_a_header_whose_variable_is_not_set_is_told(layout: Layout, url: str) -> None:
-    with pytest.raises(SetupError, match="'Authorization' comes from the environment variable 'NOBODY_SET_THIS'"):
+    with pytest.raises(SetupError, match="'Authorization' is to come from the environment variable 'NOBODY_SET_THIS'"):
         opened(layout, http(url, headers={"Authorization": "env:NOBODY_SET_THIS"}))
 
 

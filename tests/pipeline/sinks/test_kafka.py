@@ -33,7 +33,7 @@ from stateside.processes import free_port
 from .harness import VIEW, SinkCase, SinkSuite, Values, Verdict, World
 
 kafka_sink = import_module("stateside.pipeline.sinks.kafka")  # the package has the function under this name
-real = [pytest.mark.e2e, pytest.mark.network]
+real = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches 46 jars
 PARTITIONS = 2
 
 

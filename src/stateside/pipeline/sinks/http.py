@@ -21,7 +21,6 @@ anything else means refused.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from stateside.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.pipeline.secret_options import with_secrets
 from stateside.pipeline.sinks.cut import Cut
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
@@ -183,7 +183,7 @@ def _retry_after_s(header: str | None) -> float:
 
 def _resolved(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers with their secrets. Checked here, because the HTTP library's errors would show a bad value."""
-    resolved = {name: _from_environment(name, value) for name, value in headers.items()}
+    resolved = with_secrets(headers)
     for name, value in resolved.items():
         if not _HEADER_VALUE.fullmatch(value):
             raise SetupError(
@@ -192,19 +192,6 @@ def _resolved(headers: Mapping[str, str]) -> dict[str, str]:
                 next_step="Mend it (a secret read from a file often ends with a line end), then run again",
             )
     return resolved
-
-
-def _from_environment(header: str, value: str) -> str:
-    if not value.startswith("env:"):
-        return value
-    variable = value.removeprefix("env:")
-    try:
-        return os.environ[variable]
-    except KeyError:
-        raise SetupError(
-            f"The header {header!r} comes from the environment variable {variable!r}, which is not set",
-            next_step="Set it, then run again",
-        ) from None
 
 
 def _check_url(url: str) -> None:
