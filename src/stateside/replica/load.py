@@ -15,14 +15,12 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
-from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog
-from stateside.checkpoint.delta import DeltaChain, Snapshot, newest_delta_chain, read_delta
+from stateside.checkpoint.changelog import check_encoding, read_changelog
+from stateside.checkpoint.delta import DeltaChain, newest_delta_chain, read_delta
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.provider import Provider, provider_of
 from stateside.checkpoint.snapshot import Chain, StateSnapshot, file_names, newest_chain
@@ -31,6 +29,7 @@ from stateside.replica import generations
 from stateside.replica.new_replica import NewReplica
 from stateside.replica.rollups import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.replica.translation import Rows, Translator
 from stateside.storage import Storage
 
 ROWS_PER_TRANSACTION = 50_000
@@ -40,19 +39,7 @@ CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often ot
 
 log = logging.getLogger(__name__)
 
-Rows = Iterator[tuple[bytes, bytes | None]]
 AnyChain = Chain | DeltaChain
-AnySnapshot = StateSnapshot | Snapshot
-
-
-class Translator(Protocol):
-    """Turns what Spark stored into the replica's keys and rows."""
-
-    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
-        """What a partition's changelog changes in the replica."""
-
-    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
-        """The replica's rows in a snapshot of a partition."""
 
 
 class LoadStopped(Exception):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.changelog import Change, Changelog
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.log import Checkpoint, Commit, Plan
 from stateside.checkpoint.provider import read_batch_changes
-from stateside.checkpoint.schema import read_schema
-from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
-from stateside.replica.keys import KeyCodec
-from stateside.replica.load import AnySnapshot, Load, LoadStopped, Translator
+from stateside.replica.load import Load, LoadStopped
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
-from stateside.replica.variables import VariableTranslator
+from stateside.replica.translation import Translator, translator_of
 from stateside.storage import Storage
 
 PAUSE_S_MIN = 0.01
@@ -186,8 +182,7 @@ class Tail:
 
     def _made_translator(self) -> Translator:
         if self._translator is None:
-            kind = VariableTranslator if self._catalogue.kind == "state-variable" else _Translator
-            self._translator = kind(self._catalogue, self._checkpoint)
+            self._translator = translator_of(self._catalogue, self._checkpoint)
         return self._translator
 
     def _prefixed(self) -> bool:
@@ -242,35 +237,3 @@ def _follows(heartbeat: Heartbeat, last: Heartbeat) -> bool:
     assert heartbeat.source_end is not None and last.source_end is not None, "others are not kept"
     went_on = last.batch is None or (heartbeat.batch is not None and heartbeat.batch >= last.batch)
     return went_on and heartbeat.source_end.covers(last.source_end)
-
-
-class _Translator:
-    """Turns the state's keys into the replica's: the view's key columns, in the view's order, in byte order."""
-
-    def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
-        schema = read_schema(checkpoint.storage, catalogue.operator)
-        catalogue.check(schema)
-        self._prefixed = catalogue.kind == "session"
-        self._decoder = RowDecoder(schema.key)
-        # Of a key in two parts the last column, the session's start, stands by itself.
-        self._first_decoder, self._rest_decoder = RowDecoder(schema.key[:-1]), RowDecoder(schema.key[-1:])
-        self._codec = KeyCodec([column.asked_type for column in catalogue.key])
-        self._order = [column.stored.index for column in catalogue.key]
-
-    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[tuple[bytes, bytes | None]]:
-        """What a partition's changelog changes in the replica."""
-        return self._rows(changelog.changes)
-
-    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Iterator[tuple[bytes, bytes | None]]:
-        """The replica's rows in a snapshot of a partition."""
-        return self._rows(snapshot.rows(prefixed=self._prefixed))
-
-    def _rows(self, changes: Iterable[Change]) -> Iterator[tuple[bytes, bytes | None]]:
-        return ((self._key(change), change.value) for change in changes)
-
-    def _key(self, change: Change) -> bytes:
-        if change.key_rest is None:
-            values = self._decoder.decode(change.key)
-        else:
-            values = self._first_decoder.decode(change.key) + self._rest_decoder.decode(change.key_rest)
-        return self._codec.encode([values[index] for index in self._order])
