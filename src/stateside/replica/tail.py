@@ -33,7 +33,7 @@ class Tail:
 
     def __init__(self, layout: ViewLayout) -> None:
         self._layout = layout
-        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
+        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint_location))
         self._catalogue = Catalogue.load(layout.catalogue)
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica)

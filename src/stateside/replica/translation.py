@@ -15,7 +15,7 @@ from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.snapshot import StateSnapshot
 from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.replica.keys import KeyCodec
+from stateside.replica.keys import NO_KEY, KeyCodec
 from stateside.replica.variables import VariableTranslator
 
 Rows = Iterator[tuple[bytes, bytes | None]]
@@ -34,6 +34,7 @@ class Translator(Protocol):
 
 def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
     """The translator of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
+    catalogue.check_query(checkpoint.query_id())
     kind = VariableTranslator if catalogue.kind == "state-variable" else RowTranslator
     return kind(catalogue, checkpoint)
 
@@ -67,4 +68,4 @@ class RowTranslator:
             values = self._decoder.decode(change.key)
         else:
             values = self._first_decoder.decode(change.key) + self._rest_decoder.decode(change.key_rest)
-        return self._codec.encode([values[index] for index in self._order])
+        return self._codec.encode([values[index] for index in self._order]) or NO_KEY
