@@ -140,7 +140,7 @@ class Checkpoint:
         version, _, rest = self.storage.read(name).decode().partition("\n")
         if version not in versions:
             raise self._invalid(name, f"format {version!r} is not known")
-        first, *others = rest.split("\n")
+        first, *others = rest.removesuffix("\n").split("\n")  # the last line may be ended or not
         return self._json(name, first), others, version
 
     def _json(self, name: str, text: str) -> dict[str, Any]:
