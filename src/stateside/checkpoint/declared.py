@@ -79,10 +79,8 @@ class Declarations:
 
     def check(self, inferred: Inferred) -> None:
         """SettingInvalid, or ViewInvalid, for the first thing in them that does not fit the query's views."""
-        there = [*(view.view for view in inferred.views), *(refusal.view for refusal in inferred.refused)]
-        for name in (*(self.serve or ()), *self.views):
-            if name not in there:
-                raise _wrong(f"There is no view {name!r}", self.where, f"There are: {', '.join(there)}")
+        for error in self._unknown(inferred).values():
+            raise error
         names: dict[str, str] = {}
         for view in self._served(inferred):
             name = self._declared(view).view
@@ -104,7 +102,17 @@ class Declarations:
                 views[made.view] = made
             except StatesideError as error:
                 refused.append(Refusal(view.view, str(error)))
+        refused += [Refusal(name, str(error)) for name, error in self._unknown(inferred).items()]
         return replace(inferred, views=tuple(views.values()), refused=tuple(refused))
+
+    def _unknown(self, inferred: Inferred) -> dict[str, SettingInvalid]:
+        """The views that are named and that the query has not, each with what to say of it."""
+        there = [*(view.view for view in inferred.views), *(refusal.view for refusal in inferred.refused)]
+        return {
+            name: _wrong(f"There is no view {name!r}", self.where, f"There are: {', '.join(there)}")
+            for name in (*(self.serve or ()), *self.views)
+            if name not in there
+        }
 
     def _served(self, inferred: Inferred) -> list[Catalogue]:
         return [view for view in inferred.views if self._serves(view.view)]
@@ -175,8 +183,8 @@ class _Applied:
         if len(types) != len(fits) or not all(fit(type_) for (_, fit), type_ in zip(fits, types, strict=True)):
             given = ", ".join(f"{buffer.name} {buffer.type}" for buffer in stored) or "none"
             raise self._wrong(
-                f"its column {name!r} is a {made.finaliser}, which no buffers ({given}) can be",
-                f"A {made.finaliser} is made of: {', '.join(described for described, _ in fits)}",
+                f"its column {name!r} cannot be made by {made.finaliser} of the buffers {given}",
+                f"For {made.finaliser} it takes: {', '.join(described for described, _ in fits)}",
             )
         expression = f"{made.finaliser}({', '.join(made.buffers)})"
         return ViewColumn(name, self._type(name, made, stored), made.finaliser, stored, expression)
