@@ -5,6 +5,7 @@ Every mistake is told with what lies there and what to name instead. Nothing is 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ def examine(storage: Storage) -> Found:
 
 
 def check_readable(checkpoint: Checkpoint, batch: int) -> None:
-    """CheckpointInvalid if the batch's state is in a store, an encoding or a codec that cannot be read."""
+    """CheckpointInvalid if the batch's files, or its state's store, encoding or codec, are not known."""
+    checkpoint.commit(batch)
     plan, path = checkpoint.plan(batch), checkpoint.storage.path(f"offsets/{batch}")
     provider_of(plan, path)
     check_encoding(plan, path)
@@ -175,6 +177,6 @@ def _refused(storage: Storage, what: str, next_step: str) -> CheckpointInvalid:
 
 def _reason(error: BaseException) -> str:
     """What the system said, on one line, without the parts that only its makers understand."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.split(" [")[0].split(". Detail")[0]
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
     return str(error).splitlines()[0].split(". Detail")[0][:200]

@@ -81,12 +81,14 @@ class Foreign:
         try:
             found = examine(self.storage)
             inferred = self._infer()
+            served = None if inferred is None else self._servable(self.declarations.apply(inferred))
+        except FileNotFoundError:  # it is being taken away, or replaced, just now
+            found, served = Found.NO_QUERY, None
         except StatesideError as error:  # as it was, readers have what they had
             return Told(note=str(error))
-        if inferred is None:
+        if served is None:
             waiting = Found.NO_BATCH if found is Found.STATE else found
             return Told(note=_WAITING[waiting].format(self.location))
-        served = self._servable(self.declarations.apply(inferred))
         self._store(served)
         return Told(refused=served.refused)
 
