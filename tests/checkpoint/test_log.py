@@ -13,6 +13,7 @@ from stateside.positions import Position
 from stateside.storage import Storage
 
 Put = Callable[[str, bytes | str], Storage]
+Encode = Callable[..., bytes]
 
 PLAN = {"batchWatermarkMs": 1_500, "batchTimestampMs": 2_500, "conf": {"spark.sql.shuffle.partitions": "2"}}
 OFFSETS = f'v1\n{json.dumps(PLAN)}\n{{"0":7}}'
@@ -100,6 +101,14 @@ def test_the_query_has_an_id_once_it_has_started(put: Put) -> None:
 
 def test_the_number_of_partitions_is_the_operators(put: Put) -> None:
     assert Checkpoint(put("state/2/_metadata/metadata", OPERATOR)).partitions(2) == 4
+
+
+def test_an_aggregation_without_a_key_has_one_partition_whatever_is_noted(put: Put, encode_schema: Encode) -> None:
+    metadata = OPERATOR.replace('"operatorId":0', '"operatorId":0,"operatorName":"stateStoreSave"')
+    put("state/2/_metadata/metadata", metadata)
+    for key, partitions in ([], 1), ([("word", "string")], 4):
+        storage = put("state/2/0/_metadata/schema", encode_schema(key, [("count", "long")]))
+        assert Checkpoint(storage).partitions(2) == partitions
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ class _Applied:
                     f"Its buffers are: {', '.join(buffers) or 'none'}",
                 )
         stored = tuple(buffers[buffer] for buffer in made.buffers)
-        fits = _FINALISERS[made.finaliser]
+        fits = FINALISERS[made.finaliser]
         types = [parse_type(buffer.type) for buffer in stored]
         if len(types) != len(fits) or not all(fit(type_) for (_, fit), type_ in zip(fits, types, strict=True)):
             given = ", ".join(f"{buffer.name} {buffer.type}" for buffer in stored) or "none"
@@ -250,9 +250,9 @@ def _declaration(document: dict[str, Any], table: str, where: str) -> Declaratio
 
 
 def _made(document: Any, column: str, where: str) -> Made:
-    example = f'Write it like {{ sum = ["sum"] }}; there are: {", ".join(_FINALISERS)}'
+    example = f'Write it like {{ sum = ["sum"] }}; there are: {", ".join(FINALISERS)}'
     finalisers = [name for name in document if name != _TYPE] if isinstance(document, dict) else []
-    if len(finalisers) != 1 or finalisers[0] not in _FINALISERS:
+    if len(finalisers) != 1 or finalisers[0] not in FINALISERS:
         raise _wrong(f"{column} has not one finaliser that there is", where, example)
     type_ = document.get(_TYPE)
     if type_ is not None and not isinstance(type_, str):
@@ -284,7 +284,7 @@ _A_DOUBLE: tuple[str, Fits] = ("a double", lambda type_: type_ == _DOUBLE)
 _A_DECIMAL: tuple[str, Fits] = ("a decimal", lambda type_: isinstance(type_, Decimal))
 _A_BOOLEAN: tuple[str, Fits] = ("a boolean (isEmpty)", lambda type_: type_ == _BOOLEAN)
 _ANY: tuple[str, Fits] = ("one buffer of any type", lambda type_: True)
-_FINALISERS: dict[str, tuple[tuple[str, Fits], ...]] = {
+FINALISERS: dict[str, tuple[tuple[str, Fits], ...]] = {
     "count": (_A_LONG,),
     "sum": (("a long or a double", lambda type_: type_ in (_LONG, _DOUBLE)),),
     "try_sum": (_A_LONG, _A_BOOLEAN),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Kind, Stored, ViewColumn
-from stateside.checkpoint.log import SUPPORTED, Checkpoint
+from stateside.checkpoint.log import AGGREGATION, SUPPORTED, Checkpoint
 from stateside.checkpoint.schema import Column, StateSchema, read_schema
 from stateside.checkpoint.state_variables import StateVariable, read_variables
 from stateside.checkpoint.types import Primitive, Struct, parse_type
@@ -244,7 +244,7 @@ def _begins(columns: Sequence[Column], first: Sequence[Column]) -> bool:
 
 
 WAYS: dict[str, Way] = {
-    "stateStoreSave": _aggregation,
+    AGGREGATION: _aggregation,
     "sessionWindowStateStoreSaveExec": _session,
     "dedupe": _deduplication,
     "dedupeWithinWatermark": _deduplication,

@@ -20,10 +20,12 @@ from hashlib import blake2b
 from typing import Any
 
 from stateside.checkpoint.offsets import read_named_position, read_position
+from stateside.checkpoint.schema import read_schema
 from stateside.errors import CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
 
+AGGREGATION = "stateStoreSave"  # Spark's name of the operator
 SUPPORTED = "Stateside reads the checkpoints that Spark 4.0 to 4.2 writes"
 
 
@@ -109,10 +111,17 @@ class Checkpoint:
         return sorted(int(name) for name in self.storage.names("state") if name.isdigit())
 
     def partitions(self, operator: int) -> int:
-        """How many partitions a stateful operator's state has."""
+        """How many partitions a stateful operator's state has.
+
+        Of an aggregation without a key it is one, whatever Spark notes: there is no more than one row to keep.
+        """
         metadata, name = self.operator_metadata(operator)
         with self._reading(name):
-            return int(metadata["stateStoreInfo"][0]["numPartitions"])
+            count = int(metadata["stateStoreInfo"][0]["numPartitions"])
+            kind = metadata.get("operatorInfo", {}).get("operatorName")
+        if kind == AGGREGATION and count > 1 and not read_schema(self.storage, operator).key:
+            return 1
+        return count
 
     def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
         """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
