@@ -86,6 +86,14 @@ def test_a_session_is_asked_by_its_start_behind_the_other_columns(tmp_path: Path
     assert session.whole.index == value.index(SESSION)
 
 
+def test_a_session_window_may_be_without_a_zone(tmp_path: Path) -> None:
+    fields = [{"name": name, "type": "timestamp_ntz", "nullable": True, "metadata": {}} for name in ("start", "end")]
+    value = [USER, ("session_window", {"type": "struct", "fields": fields}), COUNT]
+    key = [USER, ("sessionStartTime", "timestamp")]
+    view = only(inferred(tmp_path, WrittenOperator(key, value, "sessionWindowStateStoreSaveExec")))
+    assert shown(view) == (["user", "session_window"], ["count"])
+
+
 def test_a_session_whose_window_is_not_where_it_should_be_is_refused(tmp_path: Path) -> None:
     key = [USER, ("sessionStartTime", "timestamp")]
     found = inferred(tmp_path / "visits", WrittenOperator(key, [COUNT, USER], "sessionWindowStateStoreSaveExec"))

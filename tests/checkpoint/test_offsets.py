@@ -168,3 +168,16 @@ class TestSparksOwnFiles:
         first, last = (log.plan(log.commits()[at]).position for at in (0, -1))
         assert last["offset"] > first["offset"]
         assert last.covers(first)
+
+    def test_the_rate_by_batch_counts_its_rows(self, spark: SparkSession, tmp_path: Path) -> None:
+        frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load()
+        checkpoint = tmp_path / "checkpoint"
+        query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+        log = Checkpoint(Storage.at(checkpoint))
+        try:
+            while len(log.commits()) < 2:
+                assert query.isActive
+                query.awaitTermination(0.2)
+        finally:
+            query.stop()
+        assert [str(log.plan(batch).position) for batch in (0, 1)] == ["offset:7", "offset:14"]

@@ -246,6 +246,35 @@ def test_the_state_metadata_names_operator_store_and_number_of_partitions(lab: L
     )
 
 
+def test_an_aggregation_without_a_key_keeps_its_row_in_one_partition_and_notes_more(lab: Lab, feed: Feed) -> None:
+    """The reader looks for one partition's files then: those of the others, which the metadata counts, never come."""
+    feed.add(usage("emma", 1, 0))
+    lab.run(feed.stream().groupBy().count(), mode="update")
+
+    assert '"numPartitions":2' in (lab.checkpoint.path / "state" / "0" / "_metadata" / "metadata").read_text()
+    assert [path.name for path in (lab.checkpoint.path / "state" / "0").iterdir() if path.name.isdigit()] == ["0"]
+    assert len(lab.checkpoint.state_ids(0)) == 1
+
+
+@pytest.mark.parametrize("within_watermark", [False, True])
+def test_a_removal_of_duplicates_keeps_the_keys_that_it_has_seen(lab: Lab, feed: Feed, within_watermark: bool) -> None:
+    """Views of other people's queries are inferred by the operator's name, and what is always null is not shown."""
+    feed.add(usage("emma", 1, 0))
+    stream = feed.stream()
+    if within_watermark:
+        unique = stream.withWatermark("at", "1 hour").dropDuplicatesWithinWatermark(["customer"])
+    else:
+        unique = stream.dropDuplicates(["customer"])
+    lab.run(unique)
+
+    [row] = lab.spark.read.format("state-metadata").load(str(lab.checkpoint.path)).collect()
+    schema = StateSchema.read(lab.checkpoint.state_folder() / "_metadata" / "schema")
+    assert row.operatorName == ("dedupeWithinWatermark" if within_watermark else "dedupe")
+    assert [(column["name"], column["type"]) for column in schema.key] == [("customer", "string")]
+    [value] = [(column["name"], column["type"]) for column in schema.value]
+    assert value == (("expiresAtMicros", "long") if within_watermark else ("__dummy__", "void"))
+
+
 def _by_customer(*aggregates: str) -> Query:
     expressions: list[Column] = [sf.expr(text) for text in aggregates]
     return lambda stream: stream.groupBy("customer").agg(*expressions)

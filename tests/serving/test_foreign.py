@@ -157,6 +157,15 @@ class TestRows:
         written.batch([([], None)])
         assert rows(foreign, "words") == []
 
+    def test_a_view_without_a_key_is_asked_by_its_name_alone(self, checkpoint: Path) -> None:
+        Written(checkpoint, WrittenOperator([], [COUNT])).batch([([], [3])])
+        with serving(checkpoint) as server:
+            server.eventually("/words/rows", "rows", [{"count": 3}])
+            assert "by nothing: count (long)" in server.child.tail()
+            command = [sys.executable, "-m", "stateside", "get", "words", "--url", server.url]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+            assert '"count": 3' in done.stdout
+
     def test_keys_that_were_seen_are_rows_without_columns(self, checkpoint: Path) -> None:
         Written(checkpoint, WrittenOperator([USER], [("__dummy__", "void")], "dedupe")).batch([(["emma"], [None])])
         foreign = opened(checkpoint)

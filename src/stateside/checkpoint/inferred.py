@@ -27,7 +27,7 @@ from stateside.storage import Storage
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_CHARS_MAX = 100
 _AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
-_SESSION_WINDOW = Struct(("start", "end"), (Primitive("timestamp"), Primitive("timestamp")))
+_SESSION_WINDOWS = [Struct(("start", "end"), (Primitive(time),) * 2) for time in ("timestamp", "timestamp_ntz")]
 _NOTHING = {"void", "null"}
 
 
@@ -194,7 +194,7 @@ def _session_place(operator: Operator, schema: StateSchema) -> int:
     grouping = list(schema.value[: len(schema.key)])
     for place, column in enumerate(grouping):
         rest = grouping[:place] + grouping[place + 1 :]
-        if parse_type(column.type) == _SESSION_WINDOW and _begins(rest, others) and start.type == "timestamp":
+        if parse_type(column.type) in _SESSION_WINDOWS and _begins(rest, others) and start.type == "timestamp":
             return place
     raise CheckpointInvalid(
         "The session window cannot be told among the columns "

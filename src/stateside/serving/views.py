@@ -13,6 +13,7 @@ from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.finalise import finaliser
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.inferred import Refusal
+from stateside.checkpoint.place import reading
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
@@ -250,7 +251,8 @@ class Views:
         try:
             if view.name not in self._replicas:
                 self._replicas[view.name] = ReplicaReader(view.replica)
-            return ViewReader(view, self._clock, self._replicas[view.name])
+            with reading(Storage.at(view.checkpoint_location)):
+                return ViewReader(view, self._clock, self._replicas[view.name])
         except FileNotFoundError:
             raise NotFreshEnough(
                 f"The view {view.name!r} has no batch yet", next_step="Ask again in a moment"
