@@ -25,6 +25,7 @@ class TestACheckpoint:
         folder = tmp_path / "words"
         assert examine(Storage.at(folder)) is Found.NO_FOLDER
         folder.mkdir()
+        (folder / ".metadata.tmp").touch()  # as Spark begins to write it
         assert examine(Storage.at(folder)) is Found.NO_QUERY
         written = Written(folder, WORDS)
         assert examine(Storage.at(folder)) is Found.NO_BATCH
@@ -102,8 +103,9 @@ class TestSomethingElse:
 
 class TestAddresses:
     @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-    def test_a_local_place_has_one_name_however_it_is_written(self, tmp_path: Path, prefix: str) -> None:
-        location, storage = located(f"{prefix}{tmp_path}")
+    @pytest.mark.parametrize("end", ["", "/"])
+    def test_a_local_place_has_one_name_however_it_is_written(self, tmp_path: Path, prefix: str, end: str) -> None:
+        location, storage = located(f"{prefix}{tmp_path}{end}")
         assert (location, storage.root) == (str(tmp_path), str(tmp_path))
 
     def test_a_relative_path_is_made_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stateside.checkpoint.declared import Declarations
 from stateside.errors import (
@@ -29,7 +32,7 @@ from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign, default_folder, open_foreign
 from stateside.serving.told import Told
-from stateside.serving.views import Answer, Floor, Views
+from stateside.serving.views import Answer, Floor, ViewReader, Views
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 
 WAIT_S_MAX = 20.0
@@ -188,6 +191,47 @@ class TestRows:
         foreign = opened(checkpoint)
         foreign.start()
         assert rows(foreign, "words", "emma") == [{"user": "emma", "count": 3}]
+
+
+NAMES = st.sampled_from(["a", "b", "sum"])
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(max_size=5),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "integer": st.integers(-(2**31), 2**31 - 1),
+    "boolean": st.booleans(),
+    "double": st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0),  # -0.0 is 0.0 in keys
+}
+COLUMNS = st.lists(st.tuples(NAMES, st.sampled_from(sorted(VALUES))), max_size=3)
+
+
+class TestAnyQuery:
+    @settings(max_examples=20)
+    @given(st.data())
+    def test_its_rows_are_what_its_batches_leave_whatever_its_columns(self, data: st.DataObject) -> None:
+        key, value = data.draw(COLUMNS), data.draw(COLUMNS.filter(bool))
+
+        def row(columns: list[tuple[str, str]]) -> st.SearchStrategy[tuple[Any, ...]]:
+            return st.tuples(*(st.none() | VALUES[type_] for _, type_ in columns))
+
+        batches = data.draw(
+            st.lists(st.dictionaries(row(key), st.none() | row(value), max_size=4), min_size=1, max_size=3)
+        )
+        left: dict[Any, Any] = {}
+        with TemporaryDirectory() as folder:
+            written = Written(Path(folder) / "words", WrittenOperator(key, value))
+            for batch in batches:
+                written.batch([*batch.items()])
+                left |= batch
+            foreign = opened(written.folder)
+            foreign.start()
+            tail = Tail(foreign.layout.view("words"))
+            tail.step()
+            tail.close()
+            reader = ViewReader(foreign.layout.view("words"))
+            found = asyncio.run(reader.rows((), Floor(wait_ms=0))).rows
+            reader.close()
+        expected = [(*k, *v) for k, v in left.items() if v is not None]
+        assert sorted(repr((*each.values(),)) for each in found) == sorted(map(repr, expected))
 
 
 class TestRefusals:

@@ -29,7 +29,7 @@ from stateside.serving.views import Floor, ViewReader
 
 pytestmark = pytest.mark.spark
 
-BATCHES = 4
+BATCHES = 3
 STATE = "spark.sql.streaming.stateStore"
 PROVIDERS = {"hdfs": "HDFSBackedStateStoreProvider", "rocksdb": "RocksDBStateStoreProvider"}
 SCHEMA = "customer string, kind int, amount decimal(20,2), at timestamp"
@@ -81,11 +81,9 @@ CASES = [
     (total, "rocksdb", {}),
     (windows, "hdfs", {}),
     (sliding, "rocksdb", {}),
-    (expressions, "hdfs", {}),
     (expressions, "rocksdb", {"checkpointFormatVersion": "1"}),
     (sessions, "hdfs", {}),
     (sessions, "rocksdb", {}),
-    (duplicates, "hdfs", {}),
     (duplicates, "rocksdb", {}),
     (duplicates_for_a_while, "hdfs", {}),
     (two_operators, "hdfs", {}),

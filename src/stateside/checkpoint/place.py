@@ -48,6 +48,7 @@ def located(location: str) -> tuple[str, Storage]:
     path = location.removeprefix("file://").removeprefix("file:") if location.startswith("file:/") else location
     if "://" not in path:
         path = str(Path(path).absolute())
+    path = path.rstrip("/") or path
     try:
         return path, Storage.at(path)
     except (pa.ArrowInvalid, OSError, ValueError) as error:
@@ -68,7 +69,7 @@ def examine(storage: Storage) -> Found:
             raise _refused(
                 storage, "This is a file, and a checkpoint is a folder", "Name the query's checkpointLocation"
             )
-        names = set(storage.names())
+        names = {name for name in storage.names() if not name.startswith(".")}
         if not names & {"metadata", "offsets", "commits"}:
             if names - {"sources"}:
                 raise _no_checkpoint(storage, names)
