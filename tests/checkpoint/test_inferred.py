@@ -131,6 +131,14 @@ def test_an_operator_that_cannot_be_served_is_refused_by_name_and_does_no_harm_t
     assert "stateStoreSave" in refusal.why
 
 
+def test_a_column_of_which_an_answer_would_lose_a_field_is_refused(tmp_path: Path) -> None:
+    fields = [{"name": "a", "type": type_, "nullable": True, "metadata": {}} for type_ in ("long", "string")]
+    pairs = {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": True}
+    found = inferred(tmp_path / "orders", WORDS, WrittenOperator([USER], [("max", pairs)]))
+    assert [view.view for view in found.views] == ["orders-0"]
+    assert "In its column max two fields have one name" in found.refused[0].why
+
+
 def test_an_operator_without_metadata_is_of_an_older_spark(tmp_path: Path) -> None:
     Written(tmp_path, WORDS).batch()
     (tmp_path / "state" / "0" / "_metadata" / "metadata").unlink()

@@ -19,7 +19,7 @@ from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Kind, Stored, V
 from stateside.checkpoint.log import AGGREGATION, SUPPORTED, Checkpoint
 from stateside.checkpoint.schema import Column, StateSchema, read_schema
 from stateside.checkpoint.state_variables import StateVariable, read_variables
-from stateside.checkpoint.types import Primitive, Struct, parse_type
+from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.variable_catalogue import served_variable
 from stateside.errors import CheckpointInvalid, StatesideError, ViewInvalid
 from stateside.storage import Storage
@@ -123,11 +123,33 @@ def unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 def _views_of(checkpoint: Checkpoint, operator: Operator) -> list[Catalogue | Refusal]:
     try:
-        return list(_way(checkpoint, operator)(operator))
+        return [_named_apart(view) for view in _way(checkpoint, operator)(operator)]
     except FileNotFoundError as error:
         return [Refusal(operator.view, f"A file that tells of its state is missing: {error}. {SUPPORTED}.")]
     except StatesideError as error:
         return [Refusal(operator.view, str(error))]
+
+
+def _named_apart(view: Catalogue | Refusal) -> Catalogue | Refusal:
+    """The view, unless a struct in it has two fields of one name: in an answer one of them would be lost."""
+    if isinstance(view, Refusal):
+        return view
+    types = {column.name: column.type for column in view.key} | {column.name: column.type for column in view.columns}
+    for name, type_ in types.items():
+        if _doubled(parse_type(type_)):
+            return Refusal(view.view, f"In its column {name} two fields have one name. Let the query rename one.")
+    return view
+
+
+def _doubled(type_: SparkType) -> bool:
+    match type_:
+        case Struct(names, types):
+            return len(set(names)) < len(names) or any(map(_doubled, types))
+        case Array(element):
+            return _doubled(element)
+        case Map(key, value):
+            return _doubled(key) or _doubled(value)
+    return False
 
 
 def _way(checkpoint: Checkpoint, operator: Operator) -> Way:

@@ -9,11 +9,11 @@ date                    2026-01-31                     the same
 timestamp               ISO 8601, UTC without a zone   ISO 8601 in UTC, with Z
 timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
+interval                not in keys                    ISO 8601: P1Y2M, P3DT0.5S; a negative one with - in front
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
 map                     not in keys                    an object if its keys are strings, else a list of
                                                        {"key": …, "value": …}
-interval                not in keys                    ISO 8601, each part with its sign: P14M, PT-90.5S, P1M-3DT4S
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ Render = Callable[[Any], Any]
 Leaf = tuple[str, SparkType]
 
 _FIRST_DAY = date(1970, 1, 1)
+_DAY_US = 86_400_000_000
 _NUMBER_CHARS_MAX = 400
 
 
@@ -140,11 +141,8 @@ _RENDERERS: dict[str, Render] = {
 def _renderer(type_: SparkType) -> Render | None:
     """For values that are there; None where they stay as they are."""
     match type_:
-        case Primitive("interval"):
-            return lambda parts: _interval(*parts)
-        case Primitive(name) if name.startswith("interval "):
-            in_months = name.removeprefix("interval ").split(" ")[0] in ("year", "month")
-            return (lambda months: _interval(months, 0, 0)) if in_months else lambda time_us: _interval(0, 0, time_us)
+        case Primitive(name) if name.startswith("interval"):
+            return _interval_renderer(name)
         case Primitive(name):
             return _RENDERERS.get(name)
         case Decimal():
@@ -160,6 +158,25 @@ def _renderer(type_: SparkType) -> Render | None:
     raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
 
 
+def _interval_renderer(name: str) -> Render:
+    if name == "interval":  # of the calendar: its parts are not one number
+        return lambda parts: "P{}M{}DT{}S".format(*parts[:2], f"{decimal.Decimal(parts[2]).scaleb(-6).normalize():f}")
+    return _months if name in ("interval year", "interval month", "interval year to month") else _span
+
+
+def _months(months: int) -> str:
+    years, rest = divmod(abs(months), 12)
+    text = (f"{years}Y" if years else "") + (f"{rest}M" if rest else "")
+    return f"{'-' if months < 0 else ''}P{text or '0M'}"
+
+
+def _span(time_us: int) -> str:
+    days, rest_us = divmod(abs(time_us), _DAY_US)
+    seconds = decimal.Decimal(rest_us).scaleb(-6).normalize()
+    text = (f"{days}D" if days else "") + (f"T{seconds:f}S" if rest_us else "")
+    return f"{'-' if time_us < 0 else ''}P{text or 'T0S'}"
+
+
 def _map_renderer(key: SparkType, value: SparkType) -> Render:
     one, other = renderer(key), renderer(value)
     if key == Primitive("string"):
@@ -171,11 +188,3 @@ def _no_number(number: float) -> str:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"
-
-
-def _interval(months: int, days: int, time_us: int) -> str:
-    """An interval as a text that says the same in every calendar: months, days and seconds stay apart."""
-    whole_s, rest_us = divmod(abs(time_us), 1_000_000)
-    seconds = f"{'-' * (time_us < 0)}{whole_s}" + f".{rest_us:06}".rstrip("0").rstrip(".")
-    date_part = f"{months}M" * (months != 0) + f"{days}D" * (days != 0)
-    return "P" + date_part + (f"T{seconds}S" if time_us or not date_part else "")
