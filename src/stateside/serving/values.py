@@ -14,6 +14,7 @@ struct                  its fields, a part each        an object
 array                   not in keys                    a list
 map                     not in keys                    an object if its keys are strings, else a list of
                                                        {"key": …, "value": …}
+interval                not in keys                    ISO 8601, each part with its sign: P14M, PT-90.5S, P1M-3DT4S
 """
 
 from __future__ import annotations
@@ -141,8 +142,11 @@ _RENDERERS: dict[str, Render] = {
 def _renderer(type_: SparkType) -> Render | None:
     """For values that are there; None where they stay as they are."""
     match type_:
-        case Primitive(name) if name.startswith("interval"):
-            return _interval_renderer(name)
+        case Primitive("interval"):
+            return lambda parts: _interval(*parts)
+        case Primitive(name) if name.startswith("interval "):
+            in_months = name.removeprefix("interval ").split(" ")[0] in ("year", "month")
+            return (lambda months: _interval(months, 0, 0)) if in_months else lambda time_us: _interval(0, 0, time_us)
         case Primitive(name):
             return _RENDERERS.get(name)
         case Decimal():
@@ -158,25 +162,6 @@ def _renderer(type_: SparkType) -> Render | None:
     raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
 
 
-def _interval_renderer(name: str) -> Render:
-    if name == "interval":  # of the calendar: its parts are not one number
-        return lambda parts: "P{}M{}DT{}S".format(*parts[:2], f"{decimal.Decimal(parts[2]).scaleb(-6).normalize():f}")
-    return _months if name in ("interval year", "interval month", "interval year to month") else _span
-
-
-def _months(months: int) -> str:
-    years, rest = divmod(abs(months), 12)
-    text = (f"{years}Y" if years else "") + (f"{rest}M" if rest else "")
-    return f"{'-' if months < 0 else ''}P{text or '0M'}"
-
-
-def _span(time_us: int) -> str:
-    days, rest_us = divmod(abs(time_us), _DAY_US)
-    seconds = decimal.Decimal(rest_us).scaleb(-6).normalize()
-    text = (f"{days}D" if days else "") + (f"T{seconds:f}S" if rest_us else "")
-    return f"{'-' if time_us < 0 else ''}P{text or 'T0S'}"
-
-
 def _map_renderer(key: SparkType, value: SparkType) -> Render:
     one, other = renderer(key), renderer(value)
     if key == Primitive("string"):
@@ -188,3 +173,11 @@ def _no_number(number: float) -> str:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"
+
+
+def _interval(months: int, days: int, time_us: int) -> str:
+    """An interval as a text that says the same in every calendar: months, days and seconds stay apart."""
+    whole_s, rest_us = divmod(abs(time_us), 1_000_000)
+    seconds = f"{'-' * (time_us < 0)}{whole_s}" + f".{rest_us:06}".rstrip("0").rstrip(".")
+    date_part = f"{months}M" * (months != 0) + f"{days}D" * (days != 0)
+    return "P" + date_part + (f"T{seconds}S" if time_us or not date_part else "")
