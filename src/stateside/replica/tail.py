@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat
@@ -166,7 +165,7 @@ class Tail:
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
         query = self._checkpoint.query_id()
-        changes = list(self._changes(plan, commit))
+        changes = self._changes(plan, commit)
         if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
             raise CheckpointInvalid(
                 "The checkpoint was replaced while it was read", where=self._checkpoint.storage.root
@@ -174,11 +173,13 @@ class Tail:
         state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
         self._writer.apply(state, changes)
 
-    def _changes(self, plan: Plan, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
+    def _changes(self, plan: Plan, commit: Commit) -> list[tuple[bytes, bytes | None]]:
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
+        changes: list[tuple[bytes, bytes | None]] = []
         for partition in range(self._checkpoint.partitions(operator)):
             changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
-            yield from translator.changes(commit, partition, changelog)
+            changes += translator.changes(commit, partition, changelog)
+        return changes
 
     def _made_translator(self) -> Translator:
         if self._translator is None:
