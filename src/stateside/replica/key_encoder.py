@@ -102,13 +102,13 @@ class _Keys:
         self._there: Flags = np.ones(len(rows), bool)
         self._parts: list[Bytes] = []
         self._masks: list[Flags] = []
+        self._sizes = np.zeros(len(rows), np.int64)
         self.others: Flags = np.zeros(len(rows), bool)
 
     def encoded(self) -> Slices:
         """The bytes of the matrix that count, row by row."""
-        mask = np.hstack(self._masks)
-        sizes = mask.sum(axis=1)
-        return Slices(np.hstack(self._parts)[mask].tobytes(), np.cumsum(sizes) - sizes, sizes)
+        counted = np.hstack(self._parts)[np.hstack(self._masks)]
+        return Slices(counted.tobytes(), np.cumsum(self._sizes) - self._sizes, self._sizes)
 
     def add(self, rows: Slices, types: Sequence[SparkType], index: int) -> None:
         """A part: its first byte, and its value where there is one. It is a column of rows of these types."""
@@ -116,7 +116,7 @@ class _Keys:
         self._leave(rows.sizes < first + len(types) * _WORD_BYTES)
         nulls = (self._numbers(rows.begins + index // 8, "u1") >> index % 8) & 1
         before, self._there = self._there, self._there & (nulls == 0)
-        self._put(self._there[:, None].astype(np.uint8), before[:, None])
+        self._put(self._there[:, None].astype(np.uint8), before[:, None], before)
         self._add_value(types[index], rows, rows.begins + first + index * _WORD_BYTES)
         self._there = before
 
@@ -142,8 +142,11 @@ class _Keys:
         longest = int(sizes.max()) + 1  # with the byte that ends it
         text = self._numbers(texts.begins, f"V{longest}").view(np.uint8).reshape(-1, longest)
         inside = np.arange(longest) < sizes
-        self._leave(((text <= _ESCAPED_MAX) & inside).any(axis=1))
-        self._put(text * inside, (np.arange(longest) <= sizes) & self._there[:, None])
+        escaped = (text <= _ESCAPED_MAX) & inside
+        if escaped.any():
+            self._leave(escaped.any(axis=1))
+        mask = (np.arange(longest) <= sizes) & self._there[:, None]
+        self._put(text * inside, mask, (sizes[:, 0] + 1) * self._there)
 
     def _elsewhere(self, rows: Slices, places: Places) -> Slices:
         """What lies elsewhere in the rows, and has its size and offset at these places."""
@@ -161,11 +164,12 @@ class _Keys:
 
     def _put_number(self, numbers: Numbers, type_: str) -> None:
         part = numbers.astype(type_).view(np.uint8).reshape(len(numbers), -1)
-        self._put(part, np.broadcast_to(self._there[:, None], part.shape))
+        self._put(part, np.broadcast_to(self._there[:, None], part.shape), part.shape[1] * self._there)
 
-    def _put(self, part: Bytes, mask: Flags) -> None:
+    def _put(self, part: Bytes, mask: Flags, sizes: Numbers) -> None:
         self._parts.append(part)
         self._masks.append(mask)
+        self._sizes += sizes
 
 
 def _in_order(numbers: Numbers) -> Numbers:

@@ -47,6 +47,13 @@ class Ordered:
         with self._transaction.cursor(db=self._database) as cursor:
             cursor.putmulti([(_short(key), _stored(key, row)) for key, row in changes if row is not None])
 
+    def append(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys in order that all lie behind those which are there."""
+        in_order = all(len(key) < _KEPT_BYTES for key, _ in rows)  # LMDB has longer ones by their hash
+        with self._transaction.cursor(db=self._database) as cursor:
+            _, added = cursor.putmulti([(_short(key), _stored(key, row)) for key, row in rows], append=in_order)
+        assert added == len(rows), "a key was there already"
+
     def swap(self, key: bytes, row: bytes | None) -> bytes | None:
         """The same as `put`, and gives back the row that the key had before."""
         short = _short(key)

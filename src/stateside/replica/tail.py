@@ -13,6 +13,7 @@ from stateside.checkpoint.provider import read_batch_changes
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.load import Load, LoadStopped
+from stateside.replica.progress import Watch, nobody
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.translation import Translator, translator_of
@@ -28,10 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Tail:
-    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop."""
+    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop.
 
-    def __init__(self, layout: ViewLayout) -> None:
-        self._layout = layout
+    `watch` is told how far it is when the replica has to be loaded.
+    """
+
+    def __init__(self, layout: ViewLayout, watch: Watch = nobody) -> None:
+        self._layout, self._watch = layout, watch
         self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
         self._catalogue = Catalogue.load(layout.catalogue)
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
@@ -80,7 +84,7 @@ class Tail:
             self._note(f"It stands behind batches that are gone, and batch {batch} is being loaded from snapshots")
             self._catalogue_file = None  # the writer has to be told anew of the rollups, however the load ends
             try:
-                load.run(self._made_translator(), self._declared_rollups(), self._stop)
+                load.run(self._made_translator(), self._declared_rollups(), self._stop, self._watch)
             except BaseException:
                 self._note(trouble)
                 raise
