@@ -67,9 +67,11 @@ class Slices:
     @classmethod
     def of(cls, parts: Sequence[bytes | None]) -> Slices:
         """The slices that these are, one after the other."""
-        sizes = np.fromiter((_GONE if part is None else len(part) for part in parts), np.int64, len(parts))
-        ends = np.cumsum(np.maximum(sizes, 0))
-        return cls(b"".join(part for part in parts if part is not None), ends - np.maximum(sizes, 0), sizes)
+        there = [part for part in parts if part is not None]
+        sizes = np.full(len(parts), _GONE, np.int64)
+        sizes[[part is not None for part in parts] if len(there) < len(parts) else slice(None)] = list(map(len, there))
+        rooms = np.maximum(sizes, 0)
+        return cls(b"".join(there), np.cumsum(rooms) - rooms, sizes)
 
     def __len__(self) -> int:
         return len(self.begins)

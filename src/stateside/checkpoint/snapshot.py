@@ -188,12 +188,13 @@ class StateSnapshot:
         """All keys and values, of so many bytes at a time; the same as `_pairs`, with less to do for each row."""
         pairs: RdictIter = self._database.iter()
         pairs.seek_to_first()
-        valid, key, value, step = pairs.valid, pairs.key, pairs.value, pairs.next
+        valid, next_key, next_value, step = pairs.valid, pairs.key, pairs.value, pairs.next
         keys, values, size = [], [], 0
         while valid():
-            keys.append(key())
-            values.append(value())
-            size += len(keys[-1]) + len(values[-1])
+            key, value = next_key(), next_value()
+            keys.append(key)
+            values.append(value)
+            size += len(key) + len(value)
             step()
             if size >= BLOCK_BYTES:
                 yield keys, values

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 import lmdb
@@ -49,9 +50,10 @@ class Ordered:
 
     def append(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """The same for keys in order that all lie behind those which are there."""
-        in_order = all(len(key) < _KEPT_BYTES for key, _ in rows)  # LMDB has longer ones by their hash
+        in_order = max(map(len, map(itemgetter(0), rows)), default=0) < _KEPT_BYTES  # LMDB has others by their hash
+        stored = rows if in_order else [(_short(key), _stored(key, row)) for key, row in rows]
         with self._transaction.cursor(db=self._database) as cursor:
-            _, added = cursor.putmulti([(_short(key), _stored(key, row)) for key, row in rows], append=in_order)
+            _, added = cursor.putmulti(stored, append=in_order)
         assert added == len(rows), "a key was there already"
 
     def swap(self, key: bytes, row: bytes | None) -> bytes | None:

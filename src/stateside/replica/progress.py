@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 LOG_S = 5.0
 WATCH_S = 0.2
-READING_SHARE = 0.7
+READING_SHARE = 0.4
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 RUN_BYTES = 128 * 1024 * 1024  # about so much memory the changes have before they become a run
 PAGE_ROWS = 1_000
-PAGES_AT_ONCE = 64
+PAGES_AT_ONCE = 16  # more would not stay in the processor's caches
 _CHANGE_BYTES = 250  # what a change takes besides its bytes, in a dict and in a list
 _WITHOUT_REFERENCES = 2  # marshal's version: a later one would look for objects that are there twice
 
-_key = itemgetter(0)
+_key, _row = itemgetter(0), itemgetter(1)
 
 Change = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
@@ -54,7 +54,7 @@ class SortedRuns:
         """Some more changes, after all that were there before."""
         for_now = list(changes)
         self._changes.update(for_now)
-        self._size += sum(_CHANGE_BYTES + len(key) + len(row or b"") for key, row in for_now)
+        self._size += _CHANGE_BYTES * len(for_now) + _bytes(map(_key, for_now)) + _bytes(map(_row, for_now))
         if self._size >= RUN_BYTES:
             self._write_run()
 
@@ -92,6 +92,10 @@ class SortedRuns:
         self._file.seek(page.begin)
         changes: list[Change] = marshal.loads(self._file.read(page.size))
         return changes
+
+
+def _bytes(parts: Iterable[bytes | None]) -> int:
+    return sum(map(len, filter(None, parts)))
 
 
 def _taken(run: list[Change], bound: bytes | None) -> list[Change]:
