@@ -56,9 +56,9 @@ class PlayedSpark:
         self._put("state/0/_metadata/metadata", b"v1\n" + json.dumps(stores).encode())
         self._put("state/0/0/_metadata/schema", _utf("v2") + _schema(KEY) + _schema(BUFFERS))
 
-    def changelogs(self, numbers: Numbers) -> list[bytes]:
-        """What each partition's changelog has if these accounts' rows changed, to other values every time."""
-        return [compressed(pairs(part, self.batch + 1) + b"\xff" * 4) for part in self._split(numbers)]
+    def changelogs(self, numbers: Numbers, change: int = 0) -> list[bytes]:
+        """What each partition's changelog has if these accounts' rows changed to values that depend on `change`."""
+        return [compressed(pairs(part, change) + b"\xff" * 4) for part in self._split(numbers)]
 
     def commit(self, changelogs: list[bytes]) -> None:
         """Run the next batch: write its changelogs, then commit it."""
