@@ -84,6 +84,22 @@ def test_an_impossible_size_anywhere_in_a_run_is_told_with_its_byte(
     assert error.value.where == f"file, byte {told}"
 
 
+@settings(max_examples=50)
+@given(runs, st.integers(1, 30))
+def test_a_block_has_the_same_pairs_as_its_parts(
+    encode_delta: Encode, found: list[tuple[int, int, int | None]], part_rows: int
+) -> None:
+    block, before = whole_block(encode_delta(pairs_of(found)), "file"), blocks.PART_ROWS
+    blocks.PART_ROWS = part_rows
+    try:
+        parts = list(block.parts())
+    finally:
+        blocks.PART_ROWS = before
+    assert [change for part in parts for change in part] == list(block)
+    assert all(len(part) <= part_rows for part in parts)
+    assert sum(len(part.keys.content) for part in parts) <= len(block.keys.content)
+
+
 @given(st.lists(st.none() | st.binary(max_size=30)))
 def test_slices_are_what_they_were_made_of(parts: list[bytes | None]) -> None:
     assert Slices.of(parts).tolist() == parts

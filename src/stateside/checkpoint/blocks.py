@@ -22,6 +22,7 @@ import numpy.typing as npt
 from stateside.checkpoint.compression import damaged
 
 BLOCK_BYTES = 4 * 1024 * 1024  # of a large file, so much is looked at in one go
+PART_ROWS = 100_000
 SIZES_IN_GROUPS_MAX = 16  # slices of so many sizes are cut out size by size; of more, one by one
 RUN_AFTER_PAIRS = 8  # so many pairs of the same sizes let expect more of them
 _RUN_STEP = 256
@@ -30,6 +31,7 @@ _FIRST_BYTES = np.array(
     [2**64 - 2 ** (64 - 8 * count) for count in range(_SORTED_BY_BYTES + 1)], np.uint64
 )  # of a word
 _ALIKE_BYTES_MAX = 64
+_GROUPED_BYTES_MAX = 64 * 1024
 
 _SIZE = struct.Struct(">i")
 _END_MARK = _SIZE.pack(-1)
@@ -90,6 +92,17 @@ class Slices:
             parts[these] = self._of_size(size, self.begins[these])
         return parts
 
+    def between(self, first: int, end: int) -> Slices:
+        """Those from one place in the order up to another, without the content that is not theirs."""
+        begins, sizes = self.begins[first:end], self.sizes[first:end]
+        ends = begins + np.maximum(sizes, 0)
+        base = int(begins.min(initial=len(self.content)))
+        return Slices(self.content[base : int(ends.max(initial=base))], begins - base, sizes)
+
+    def padded(self, byte_count: int) -> Slices:
+        """The same with so many bytes behind the content: as far as that one may look beyond the end of a part."""
+        return Slices(self.content + bytes(byte_count), self.begins, self.sizes)
+
     def part(self, which: Places) -> Slices:
         """Some of them, by their places in the order."""
         return Slices(self.content, self.begins[which], self.sizes[which])
@@ -109,18 +122,17 @@ class Slices:
         """
         if not len(self):
             return np.arange(0)
-        content = np.frombuffer(self.content + bytes(_SORTED_BY_BYTES), np.uint8)
-        alike = self._alike_bytes(content)
-        words = numbers_at(content, self.begins + alike, ">u8").astype(np.uint64)
+        alike = self._alike_bytes()
+        words = self.padded(_SORTED_BY_BYTES).numbers(alike, ">u8").astype(np.uint64)
         own = _FIRST_BYTES[np.clip(self.sizes - alike, 0, _SORTED_BY_BYTES)]
         return np.argsort(words & own, kind="stable")
 
-    def _alike_bytes(self, content: npt.NDArray[np.uint8]) -> int:
+    def _alike_bytes(self) -> int:
         """With how many bytes all begin alike, as far as it is looked at."""
         size = int(min(self.sizes.min(), _ALIKE_BYTES_MAX))
         if size <= 0:
             return 0
-        heads = numbers_at(content, self.begins, f"V{size}").view(np.uint8).reshape(-1, size)
+        heads = self.numbers(0, f"V{size}").view(np.uint8).reshape(-1, size)
         differ = (heads != heads[0]).any(axis=0)
         return int(differ.argmax()) if differ.any() else size
 
@@ -134,7 +146,7 @@ class Slices:
 
     def _few_sizes(self) -> list[int] | None:
         """The sizes that the parts have; None if these are too many."""
-        if self.sizes.max(initial=0) > BLOCK_BYTES:
+        if self.sizes.max(initial=0) > _GROUPED_BYTES_MAX:
             return None
         sizes = np.flatnonzero(np.bincount(self.sizes + 1)) - 1
         return sizes.tolist() if len(sizes) <= SIZES_IN_GROUPS_MAX else None
@@ -168,11 +180,21 @@ class Block(Collection[Change]):
             assert key is not None, "a key is always there"
             yield Change(key, value, key_rest=rest)
 
+    def parts(self) -> Iterator[Block]:
+        """The same changes as blocks of at most so many rows that not much memory is taken by what is made of one."""
+        if len(self) <= PART_ROWS:
+            yield self
+            return
+        for first in range(0, len(self), PART_ROWS):
+            end = first + PART_ROWS
+            rests = self.rests.between(first, end) if self.rests else None
+            yield Block(self.keys.between(first, end), self.values.between(first, end), rests)
+
     def __contains__(self, change: object) -> bool:
         return any(change == own for own in self)
 
 
-def numbers_at(content: bytes | npt.NDArray[np.uint8], places: Places, type_: str) -> Numbers:
+def numbers_at(content: bytes, places: Places, type_: str) -> Numbers:
     """The numbers of this type that stand at these bytes, wherever that is. All of them must be inside the content."""
     last = len(content) - np.dtype(type_).itemsize
     if not len(places):

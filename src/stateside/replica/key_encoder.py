@@ -55,14 +55,16 @@ class KeyEncoder:
         """The encoded keys. Of prefixed ones `rests` has the last column, each in a row of its own."""
         if not self._at_once or not len(rows):
             return Slices.of(self._one_by_one(rows, rests))
-        keys = _Keys(rows, _fixed_bytes(self._types))
+        # With some bytes behind it, a look at where no row is, or at a text and what follows it, stays inside.
+        room = _fixed_bytes(self._types) + TEXT_BYTES_MAX + 1
+        keys, first, rest = _Keys(len(rows)), rows.padded(room), rests and rests.padded(room)
         for index in self._order:
-            if rests is None:
-                keys.add(rows, self._types, index)
+            if rest is None:
+                keys.add(first, self._types, index)
             elif index < len(self._types) - 1:
-                keys.add(rows, self._types[:-1], index)
+                keys.add(first, self._types[:-1], index)
             else:
-                keys.add(rests, self._types[-1:], 0)
+                keys.add(rest, self._types[-1:], 0)
         others = np.flatnonzero(keys.others)
         return keys.encoded().replaced(others, self._one_by_one(rows.part(others), rests and rests.part(others)))
 
@@ -96,14 +98,12 @@ def _first_byte(types: Sequence[SparkType]) -> int:
 class _Keys:
     """The matrix as it grows, part by part. `others` are the rows that are left to the codec."""
 
-    def __init__(self, rows: Slices, fixed_bytes: int) -> None:
-        # With some bytes behind it, a look at where no row is, or at a text and what follows it, stays inside.
-        self._content = np.frombuffer(rows.content + bytes(fixed_bytes + TEXT_BYTES_MAX + 1), np.uint8)
-        self._there: Flags = np.ones(len(rows), bool)
+    def __init__(self, count: int) -> None:
+        self._there: Flags = np.ones(count, bool)
         self._parts: list[Bytes] = []
         self._masks: list[Flags] = []
-        self._sizes = np.zeros(len(rows), np.int64)
-        self.others: Flags = np.zeros(len(rows), bool)
+        self._sizes = np.zeros(count, np.int64)
+        self.others: Flags = np.zeros(count, bool)
 
     def encoded(self) -> Slices:
         """The bytes of the matrix that count, row by row."""
@@ -114,7 +114,7 @@ class _Keys:
         """A part: its first byte, and its value where there is one. It is a column of rows of these types."""
         first = _first_byte(types)
         self._leave(rows.sizes < first + len(types) * _WORD_BYTES)
-        nulls = (self._numbers(rows.begins + index // 8, "u1") >> index % 8) & 1
+        nulls = (self._numbers(rows, rows.begins + index // 8, "u1") >> index % 8) & 1
         before, self._there = self._there, self._there & (nulls == 0)
         self._put(self._there[:, None].astype(np.uint8), before[:, None], before)
         self._add_value(types[index], rows, rows.begins + first + index * _WORD_BYTES)
@@ -129,18 +129,18 @@ class _Keys:
             case Primitive(name) if name in _TEXTS:
                 self._add_text(self._elsewhere(rows, places))
             case Primitive("boolean"):
-                self._put_number(self._numbers(places, "u1") != 0, "u1")
+                self._put_number(self._numbers(rows, places, "u1") != 0, "u1")
             case Primitive(name) if name in _FLOATS:
-                self._put_number(_in_order(self._numbers(places, _FLOATS[name])), ">u8")
+                self._put_number(_in_order(self._numbers(rows, places, _FLOATS[name])), ">u8")
             case _:
-                numbers = self._numbers(places, _INTEGERS[type_.name] if isinstance(type_, Primitive) else "<i8")
+                numbers = self._numbers(rows, places, _INTEGERS[type_.name] if isinstance(type_, Primitive) else "<i8")
                 self._put_number(numbers.astype(np.int64).view(np.uint64) ^ _SIGN, ">u8")
 
     def _add_text(self, texts: Slices) -> None:
         self._leave(texts.sizes > TEXT_BYTES_MAX)
         sizes = np.where(self.others, 0, texts.sizes)[:, None]
         longest = int(sizes.max()) + 1  # with the byte that ends it
-        text = self._numbers(texts.begins, f"V{longest}").view(np.uint8).reshape(-1, longest)
+        text = self._numbers(texts, texts.begins, f"V{longest}").view(np.uint8).reshape(-1, longest)
         inside = np.arange(longest) < sizes
         escaped = (text <= _ESCAPED_MAX) & inside
         if escaped.any():
@@ -150,8 +150,8 @@ class _Keys:
 
     def _elsewhere(self, rows: Slices, places: Places) -> Slices:
         """What lies elsewhere in the rows, and has its size and offset at these places."""
-        sizes = self._numbers(places, "<u4").astype(np.int64)
-        offsets = self._numbers(places + 4, "<u4").astype(np.int64)
+        sizes = self._numbers(rows, places, "<u4").astype(np.int64)
+        offsets = self._numbers(rows, places + 4, "<u4").astype(np.int64)
         self._leave(offsets + sizes > rows.sizes)
         known = self._there & ~self.others
         return Slices(rows.content, np.where(known, rows.begins + offsets, 0), np.where(known, sizes, 0))
@@ -159,8 +159,8 @@ class _Keys:
     def _leave(self, rows: Flags | np.bool_) -> None:
         self.others |= rows & self._there
 
-    def _numbers(self, places: Places, type_: str) -> Numbers:
-        return numbers_at(self._content, np.where(self.others, 0, places), type_)
+    def _numbers(self, rows: Slices, places: Places, type_: str) -> Numbers:
+        return numbers_at(rows.content, np.where(self.others, 0, places), type_)
 
     def _put_number(self, numbers: Numbers, type_: str) -> None:
         part = numbers.astype(type_).view(np.uint8).reshape(len(numbers), -1)
