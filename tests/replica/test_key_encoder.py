@@ -1,6 +1,7 @@
 """Keys by the block: the same bytes as one by one, for every type and however odd the values are."""
 
 import struct
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ from stateside.checkpoint.blocks import Slices
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.replica import key_encoder
 from stateside.replica.key_encoder import TEXT_BYTES_MAX, KeyEncoder
 from stateside.replica.keys import KeyCodec, keyable
 from tests.rows import VALUES, WINDOW, encode_row, struct_of
@@ -25,6 +27,13 @@ MORE = {"float": ODD_FLOATS, "double": ODD_FLOATS, "string": LONG_TEXTS, "binary
 KEYABLE = sorted(type_ for type_ in VALUES if keyable(parse_type(type_)))
 types_of_keys = st.lists(st.sampled_from(["string", "string", WINDOW, *KEYABLE]), min_size=1, max_size=4)
 often = settings(max_examples=200)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_at_once_too() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_encoder, "AT_ONCE_ROWS_MIN", 1)
+        yield
 
 
 def rows_of(types: list[str]) -> st.SearchStrategy[list[tuple[Any, ...]]]:

@@ -26,6 +26,7 @@ from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, pa
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.replica.keys import KeyCodec
 
+AT_ONCE_ROWS_MIN = 16  # fewer are faster one by one
 TEXT_BYTES_MAX = 256  # of a longer one the room for all others would be large
 _ESCAPED_MAX = 1
 _SIGN = np.uint64(1 << 63)
@@ -53,7 +54,7 @@ class KeyEncoder:
 
     def encode(self, rows: Slices, rests: Slices | None = None) -> Slices:
         """The encoded keys. Of prefixed ones `rests` has the last column, each in a row of its own."""
-        if not self._at_once or not len(rows):
+        if not self._at_once or len(rows) < AT_ONCE_ROWS_MIN:
             return Slices.of(self._one_by_one(rows, rests))
         # With some bytes behind it, a look at where no row is, or at a text and what follows it, stays inside.
         room = _fixed_bytes(self._types) + TEXT_BYTES_MAX + 1
