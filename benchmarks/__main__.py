@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
-from benchmarks import app, journal, replica
+from benchmarks import app, cold_start, decode, journal, replica, visible
+from benchmarks.compare import Figure, Result
 
-BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
+BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
+    "app": app.run,
+    "cold-start": cold_start.run,
+    "decode": decode.run,
+    "journal": journal.run,
+    "replica": replica.run,
+    "visible": visible.run,
+}
 
 
 @click.command()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 import lmdb
@@ -46,6 +47,14 @@ class Ordered:
                 self.put(key, None)
         with self._transaction.cursor(db=self._database) as cursor:
             cursor.putmulti([(_short(key), _stored(key, row)) for key, row in changes if row is not None])
+
+    def append(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys in order that all lie behind those which are there."""
+        in_order = max(map(len, map(itemgetter(0), rows)), default=0) < _KEPT_BYTES  # LMDB has others by their hash
+        stored = rows if in_order else [(_short(key), _stored(key, row)) for key, row in rows]
+        with self._transaction.cursor(db=self._database) as cursor:
+            _, added = cursor.putmulti(stored, append=in_order)
+        assert added == len(rows), "a key was there already"
 
     def swap(self, key: bytes, row: bytes | None) -> bytes | None:
         """The same as `put`, and gives back the row that the key had before."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat
@@ -14,6 +13,7 @@ from stateside.checkpoint.provider import read_batch_changes
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica.load import Load, LoadStopped
+from stateside.replica.progress import Watch, nobody
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.translation import Translator, translator_of
@@ -29,10 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Tail:
-    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop."""
+    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop.
 
-    def __init__(self, layout: ViewLayout) -> None:
-        self._layout = layout
+    `watch` is told how far it is when the replica has to be loaded.
+    """
+
+    def __init__(self, layout: ViewLayout, watch: Watch = nobody) -> None:
+        self._layout, self._watch = layout, watch
         self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
         self._catalogue = Catalogue.load(layout.catalogue)
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
@@ -81,7 +84,7 @@ class Tail:
             self._note(f"It stands behind batches that are gone, and batch {batch} is being loaded from snapshots")
             self._catalogue_file = None  # the writer has to be told anew of the rollups, however the load ends
             try:
-                load.run(self._made_translator(), self._declared_rollups(), self._stop)
+                load.run(self._made_translator(), self._declared_rollups(), self._stop, self._watch)
             except BaseException:
                 self._note(trouble)
                 raise
@@ -166,7 +169,7 @@ class Tail:
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
         query = self._checkpoint.query_id()
-        changes = list(self._changes(plan, commit))
+        changes = self._changes(plan, commit)
         if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
             raise CheckpointInvalid(
                 "The checkpoint was replaced while it was read", where=self._checkpoint.storage.root
@@ -174,11 +177,13 @@ class Tail:
         state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
         self._writer.apply(state, changes)
 
-    def _changes(self, plan: Plan, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
+    def _changes(self, plan: Plan, commit: Commit) -> list[tuple[bytes, bytes | None]]:
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
+        changes: list[tuple[bytes, bytes | None]] = []
         for partition in range(self._checkpoint.partitions(operator)):
             changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
-            yield from translator.changes(commit, partition, changelog)
+            changes += translator.changes(commit, partition, changelog)
+        return changes
 
     def _made_translator(self) -> Translator:
         if self._translator is None:
