@@ -85,16 +85,6 @@ def test_freshness_moves_without_a_batch(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_cleared_replica_is_as_a_new_one(tmp_path: Path, writer: ReplicaWriter) -> None:
-    writer.apply(batch(5), [(b"a", b"1")])
-    writer.freshen(5)
-    writer.clear()
-    assert writer.batch() is None
-    writer.apply(batch(0), [(b"b", b"2")])
-    writer.close()
-    assert read(tmp_path) == [(b"b", b"2")]
-
-
 @given(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text(max_size=9))
 def test_a_batch_is_read_back_as_it_was_stored(number: int, offset: int, time_us: int, query: str) -> None:
     stored = AppliedBatch(query, number, Position.of({"0": offset, "b": 1}), time_us, time_us)

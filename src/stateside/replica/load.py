@@ -90,7 +90,8 @@ class Load:
     def run(self, translator: Translator, rollups: Rollups, stop: threading.Event) -> None:
         """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set."""
         assert self._choice is not None, "its files are secured first"
-        new = NewReplica(generations.next_folder(self._writer.directory), self._writer.name(), rollups)
+        folder, name = generations.next_folder(self._writer.directory), self._writer.name()
+        new = NewReplica(folder, name, rollups, self._writer.share)
         self._fill(new, self._choice, translator, stop)
         self._writer.switch(new.folder)
 

@@ -10,6 +10,7 @@ import lmdb
 from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
+from stateside.replica.share import Share
 from stateside.replica.store import AppliedBatch
 
 
@@ -20,13 +21,15 @@ class NewReplica:
     before `finish`.
     """
 
-    def __init__(self, folder: Path, name: str, rollups: Rollups) -> None:
+    def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
         self.folder = folder
         self._rollups = rollups
         self._environment = open_environment(folder, sync=False)
         self._databases = Databases(self._environment, create=True)
         self._note(b"replica", name.encode())
         self._note(b"rollups", rollups.as_json())
+        if share is not None:
+            self._note(b"share", str(share).encode())
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Apply some changes, in one transaction; of several to one key the last one counts."""
