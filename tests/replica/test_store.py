@@ -165,6 +165,43 @@ def test_a_grown_map_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(read(tmp_path)) == 1_800
 
 
+GROWS = """
+import sys
+from pathlib import Path
+from stateside.positions import Position
+from stateside.replica import environment
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+
+environment.MAP_BYTES_START = 256 * 1024
+writer = ReplicaWriter(Path(sys.argv[1]))
+for number in range(4):
+    changes = [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600 * number + 1)]
+    writer.apply(AppliedBatch("query", number, Position.start(), 0, 0), changes)
+    print(number, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_map_grows_under_open_snapshots_of_a_reader_in_another_process(tmp_path: Path) -> None:
+    """A map that moved under an open snapshot would end the process: it has room from the beginning."""
+    command = [sys.executable, "-c", GROWS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert _lines(process).readline() == "0\n"
+        reader = ReplicaReader(tmp_path)
+        size = (tmp_path / "data.mdb").stat().st_size
+        with reader.snapshot() as first:
+            for number in range(1, 4):
+                _ask(process, 0)
+                assert _lines(process).readline() == f"{number}\n"
+                with reader.snapshot() as beside:
+                    assert beside.count() == sum(600 * batch + 1 for batch in range(number + 1))
+                    assert len(list(beside.range(b""))) == beside.count()
+                assert list(first.range(b"")) == [(b"0 000000", bytes(1_000))]
+        _ask(process, 0)
+        reader.close()
+    assert (tmp_path / "data.mdb").stat().st_size > 10 * size
+
+
 # Other processes
 
 ROWS = 50

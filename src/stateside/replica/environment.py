@@ -15,16 +15,22 @@ MAP_BYTES_START = 1 << 30
 READER_MAP_BYTES = 1 << 40  # of addresses, not of memory: a reader's map need not grow while it has snapshots open
 READERS_MAX = 512
 DATABASES_MAX = 8
+FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
 
 
 class Databases:
-    """The environment's named databases."""
+    """The environment's named databases. With `create` errors are as for `write`, else NotFoundError of LMDB's."""
 
     def __init__(self, environment: lmdb.Environment, *, create: bool) -> None:
-        self.rows, self.rollups, self.meta, self.past, self.undo = (
-            environment.open_db(name, create=create) for name in (b"rows", b"rollups", b"meta", b"past", b"undo")
-        )
+        try:
+            self.rows, self.rollups, self.meta, self.past, self.undo = (
+                environment.open_db(name, create=create) for name in (b"rows", b"rollups", b"meta", b"past", b"undo")
+            )
+        except lmdb.Error as error:
+            if not create:
+                raise
+            raise _unwritable(Path(environment.path()), error) from error
 
 
 def open_environment(directory: Path, *, readonly: bool = False, sync: bool = True) -> lmdb.Environment:
@@ -41,9 +47,9 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
             return _open(directory, readonly=readonly, sync=sync, map_bytes=map_bytes)
         except lmdb.MemoryError:  # so many addresses are not allowed here
             return _open(directory, readonly=readonly, sync=sync, map_bytes=0 if there else MAP_BYTES_START)
-    except lmdb.DiskError as error:
-        raise _full(directory, error) from error
     except lmdb.Error as error:
+        if not readonly and disk_is_full(directory):
+            raise full_disk(directory, str(error)) from error
         raise ReplicaInvalid(
             f"The replica cannot be opened: {error}",
             where=str(directory),
@@ -76,14 +82,16 @@ def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], ob
             return
         except lmdb.MapFullError:
             environment.set_mapsize(2 * environment.info()["map_size"])
-        except lmdb.DiskError as error:
-            raise _full(directory, error) from error
         except lmdb.Error as error:
-            raise ReplicaInvalid(
-                f"The replica cannot be written: {error}",
-                where=str(directory),
-                next_step="See to this disk: the replica stays at its last batch, and tries again",
-            ) from error
+            raise _unwritable(directory, error) from error
+
+
+def sync(environment: lmdb.Environment) -> None:
+    """Make all that was written durable; errors as for `write`."""
+    try:
+        environment.sync(True)
+    except lmdb.Error as error:
+        raise _unwritable(Path(environment.path()), error) from error
 
 
 def _open(directory: Path, *, readonly: bool, sync: bool, map_bytes: int) -> lmdb.Environment:
@@ -113,9 +121,26 @@ def _allocate_lock_file(directory: Path) -> None:
         os.close(handle)
 
 
-def _full(directory: Path, error: Exception) -> SetupError:
+def _unwritable(directory: Path, error: lmdb.Error) -> ReplicaInvalid | SetupError:
+    if isinstance(error, lmdb.DiskError) or disk_is_full(directory):  # LMDB takes the last short write for a bad disk
+        return full_disk(directory, str(error))
+    return ReplicaInvalid(
+        f"The replica cannot be written: {error}",
+        where=str(directory),
+        next_step="See to this disk: the replica stays at its last batch, and tries again",
+    )
+
+
+def disk_is_full(directory: Path) -> bool:
+    """Whether there is hardly any room left where this folder lies."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize < FULL_BYTES
+
+
+def full_disk(directory: Path, reason: str) -> SetupError:
+    """What is told of a disk without room for a replica."""
     return SetupError(
-        f"The replica cannot be written, its disk is full: {error}",
+        f"The replica cannot be written, its disk is full: {reason}",
         where=str(directory),
         next_step="Make room on this disk: the replica stays at its last batch, and then goes on by itself",
     )

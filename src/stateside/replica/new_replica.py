@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import lmdb
 
-from stateside.replica.environment import Databases, open_environment, write
+from stateside.replica.environment import Databases, open_environment, sync, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
 from stateside.replica.share import Share
@@ -25,11 +26,16 @@ class NewReplica:
         self.folder = folder
         self._rollups = rollups
         self._environment = open_environment(folder, sync=False)
-        self._databases = Databases(self._environment, create=True)
-        self._note(b"replica", name.encode())
-        self._note(b"rollups", rollups.as_json())
-        if share is not None:
-            self._note(b"share", str(share).encode())
+        try:
+            self._databases = Databases(self._environment, create=True)
+            self._note(b"replica", name.encode())
+            self._note(b"rollups", rollups.as_json())
+            if share is not None:
+                self._note(b"share", str(share).encode())
+        except BaseException:
+            self.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Apply some changes, in one transaction; of several to one key the last one counts."""
@@ -47,7 +53,7 @@ class NewReplica:
     def finish(self, batch: AppliedBatch) -> None:
         """Note the batch that the rows stand at, make all of it durable, and let the environment go."""
         self._note(b"batch", batch.as_json())
-        self._environment.sync(True)
+        sync(self._environment)
         self.close()
 
     def close(self) -> None:

@@ -136,9 +136,9 @@ class ReplicaWriter:
     def _open(self) -> None:
         self._environment = open_environment(generations.current(self.directory))
         self._checked_s = 0.0
-        self._databases = Databases(self._environment, create=True)
         self._rollups = Rollups()
         try:
+            self._databases = Databases(self._environment, create=True)
             self._begin_replica()
         except BaseException:
             self._environment.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from stateside.errors import CheckpointInvalid, SetupError, StatesideError
+from stateside.errors import CheckpointInvalid, StatesideError
+from stateside.replica.environment import full_disk
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -16,11 +17,7 @@ def explained(error: Exception, checkpoint: str, replica: Path) -> Exception:
         return error
     where = str(error.filename or checkpoint)
     if error.errno in _FULL:
-        return SetupError(
-            f"The replica cannot be written, its disk is full: {error.strerror}",
-            where=str(replica),
-            next_step="Make room on this disk: the replica stays at its last batch, and then goes on by itself",
-        )
+        return full_disk(replica, str(error.strerror))
     if isinstance(error, PermissionError):
         return CheckpointInvalid(
             f"The checkpoint may not be read: {error.strerror or error}",
