@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
-from benchmarks import app, journal, replica
+from benchmarks import app, following, journal, replica
 
-BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
+BENCHMARKS = {"app": app.run, "following": following.run, "journal": journal.run, "replica": replica.run}
 
 
 @click.command()
@@ -18,7 +19,7 @@ BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def main(names: tuple[str, ...], json_file: Path | None) -> None:
     """Run the benchmarks of these NAMES, or all."""
-    results = []
+    results: list[dict[str, Any]] = []
     for name in names or BENCHMARKS:
         with tempfile.TemporaryDirectory(prefix="stateside-bench-") as folder:
             for result in BENCHMARKS[name](Path(folder)):

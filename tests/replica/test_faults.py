@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ import pytest
 from stateside.layout import Layout, ViewLayout
 from stateside.replica import tail as tail_module
 from stateside.replica.history import Keep
-from stateside.replica.reader import ReplicaReader
+from stateside.replica.keys import KeyCodec
+from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.rollups import RollupRows
 from stateside.replica.tail import Tail
 
-from .spark_job import Changes, Job, Rows, answered, replica_rows
+from .spark_job import Changes, Job, Row, Rows, answered, catalogue, replica_rows
 
 WAIT_S_MAX = 20.0
 
@@ -170,6 +173,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def fill(disk: Path) -> Path:
+    """To the last block."""
+    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4_096))
+    return disk / "ballast"
+
+
 def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_it_goes_on(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:
@@ -179,13 +190,7 @@ def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_i
         job.run(change(number))
     followed = follow(job.view)
     followed.at(3)
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4_096))
-        except OSError:
-            pass
+    ballast = fill(small_disk)
     job.run(change(4, rows=5_000))
     job.run(change(5))
     assert followed.trouble("disk is full", str(job.view.replica), "Make room on this disk") == (3, job.states[3])
@@ -340,26 +345,66 @@ def test_a_tail_killed_at_any_moment_leaves_the_rows_of_the_batch_that_it_says(t
         followed.process.communicate()
         reader = ReplicaReader(job.view.replica)
         with reader.snapshot() as snapshot:
-            applied, oldest = snapshot.batch(), snapshot.oldest()
-            if applied is None:
-                continue
-            assert replica_rows(snapshot) == job.states[applied.batch]
-        assert oldest == 0
-        for batch in range(0, applied.batch + 1, 7):
+            applied = snapshot.batch()
+            seen.append(-1 if applied is None else applied.batch)
+            assert snapshot.oldest() == (None if applied is None else 0)
+        for batch in {seen[-1], *range(0, seen[-1] + 1, 7)} - {-1}:
             with reader.snapshot(as_of=batch) as snapshot:
-                assert replica_rows(snapshot) == job.states[batch]
-                assert snapshot.count() == len(job.states[batch])
+                assert_is(snapshot, job.states[batch])
         reader.close()
-        seen.append(applied.batch)
     assert seen == sorted(seen)
     assert len(set(seen)) > 3, f"it was killed at {seen} only"
+
+
+def assert_is(snapshot: Snapshot, rows: Rows) -> None:
+    """The replica's rows, their number, and its rollups by country and in total."""
+    assert replica_rows(snapshot) == rows
+    assert snapshot.count() == len(rows)
+    by_country: dict[str, Row] = {}
+    for (_, country), (orders, total) in rows.items():
+        before = by_country.get(country, (0, 0))
+        by_country[country] = (before[0] + orders, before[1] + total)
+    layout = RollupRows(catalogue().columns)
+    found = {KeyCodec(["string"]).decode(key)[0]: tuple(layout.values(row)) for key, row in snapshot.rollup(0, b"")}
+    assert found == by_country
+    [(_, row)] = snapshot.rollup(1, b"")
+    assert tuple(layout.values(row)) == tuple(map(sum, zip(*rows.values(), strict=True)))
+
+
+MANY = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from stateside.replica.keys import KeyCodec
+from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.rollups import RollupRows
+reader = ReplicaReader(Path(sys.argv[1]))
+with ExitStack() as stack:
+    print(len([stack.enter_context(reader.snapshot()).batch() for _ in range(400)]))
+"""
+
+
+def test_on_a_full_disk_new_readers_are_answered_too(tmp_path: Path, small_disk: Path) -> None:
+    """They enter themselves in a file that LMDB maps: without its blocks that would be the end of them."""
+    job = Job(Layout(tmp_path / "application").view("spending"))
+    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job.run(change(0))
+    tail = Tail(job.view)
+    tail.step()
+    fill(small_disk)
+    command = [sys.executable, "-c", MANY, str(job.view.replica)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    tail.close()
+    assert (done.returncode, done.stdout) == (0, "400\n"), done.stderr
 
 
 PINS = """
 import sys
 from pathlib import Path
 from stateside.replica.history import Keep
-from stateside.replica.reader import ReplicaReader
+from stateside.replica.keys import KeyCodec
+from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.rollups import RollupRows
 reader = ReplicaReader(Path(sys.argv[1]))
 with reader.snapshot() as snapshot:
     print("pinned", flush=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
 from stateside.replica import environment
+from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
 Changes = list[tuple[bytes, bytes | None]]
@@ -131,6 +132,13 @@ def test_keys_of_any_length_are_found_in_order_and_by_any_prefix(batches: list[C
         reader.close()
 
 
+@given(st.lists(st.tuples(st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"a", b"a\0", b"\xff"]), st.integers())))
+def test_changes_are_put_in_order_whatever_their_keys(pairs: list[tuple[bytes, int]]) -> None:
+    moves: Changes = [(key, b"%d" % number) for key, number in pairs]
+    assert list(in_order(moves)) == sorted(dict(moves).items())
+    assert list(in_order(iter(moves))) == sorted(dict(moves).items())
+
+
 def test_long_keys_that_begin_alike_are_in_order(tmp_path: Path) -> None:
     writer = ReplicaWriter(tmp_path)
     rows = [(b"x" * 500 + b"%02d" % number, b"") for number in range(50)]
@@ -170,6 +178,7 @@ import sys
 from pathlib import Path
 from stateside.positions import Position
 from stateside.replica import environment
+from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 
 environment.MAP_BYTES_START = 256 * 1024
@@ -286,6 +295,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from stateside.positions import Position
+from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 
 writer = ReplicaWriter(Path(sys.argv[1]))

@@ -140,9 +140,9 @@ class History:
 
     def forget(self) -> None:
         """Drop all records: none of the batches before can be read any more."""
-        if self.oldest() is not None:
-            self._transaction.drop(self._databases.past, delete=False)
-            self._transaction.drop(self._databases.undo, delete=False)
+        for database in (self._databases.past, self._databases.undo):
+            if self._transaction.stat(database)["entries"]:
+                self._transaction.drop(database, delete=False)
 
     def _prune(self, keep: Keep, now_us: int, chunks_max: int) -> None:
         self._prune_records(keep, now_us)

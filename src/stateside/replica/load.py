@@ -112,8 +112,7 @@ class Load:
                 break
             except _SnapshotDamaged as damaged:
                 self._pass_over(damaged)
-                if self.secure() is None:
-                    raise damaged.error from None
+                self.secure()  # raises if there is no other
             except CheckpointInvalid as error:
                 raise self._in_checkpoint(error) from error
         self._writer.switch(new.folder)
