@@ -15,7 +15,7 @@ committed yet. So only the version tells which batches a snapshot has in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -87,13 +87,18 @@ def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) 
     return Changelog(whole_block(content, storage.path(name)))
 
 
-def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int) -> Snapshot | None:
+def newest_snapshot(
+    storage: Storage, operator: int, partition: int, batch: int, without: Collection[str] = ()
+) -> Snapshot | None:
     """The snapshot from which the state after a batch is built soonest; None if there is none.
+
+    Those among `without`, whole names, are passed over: they turned out to be damaged.
 
     Its version is at most batch + 1, and each delta that is then needed is there. Without one the state can still be
     built from batch 0 on if no delta is gone.
     """
-    names = storage.names(_folder(operator, partition))
+    folder = _folder(operator, partition)
+    names = [name for name in storage.names(folder) if f"{folder}/{name}" not in without]
     deltas, snapshots = _versions(names, ".delta"), _versions(names, ".snapshot")
     version = max((found for found in snapshots if found <= batch + 1), default=None)
     if version is None or not deltas >= set(range(version + 1, batch + 2)):
@@ -101,9 +106,11 @@ def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int)
     return Snapshot(storage, operator, partition, version)
 
 
-def newest_delta_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> DeltaChain | None:
+def newest_delta_chain(
+    storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
+) -> DeltaChain | None:
     """The shortest way to the state after a batch; None if a file is missing on every way."""
-    snapshot = newest_snapshot(storage, operator, partition, commit.batch)
+    snapshot = newest_snapshot(storage, operator, partition, commit.batch, without)
     first = snapshot.version if snapshot else 0
     if not _versions(storage.names(_folder(operator, partition)), ".delta") >= set(range(first + 1, commit.batch + 2)):
         return None

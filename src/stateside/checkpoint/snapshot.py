@@ -76,9 +76,15 @@ class Chain:
         return [f"{state_stem(commit, self.operator, self.partition)}.changelog" for commit in self.changelogs]
 
 
-def newest_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> Chain | None:
-    """The shortest way to the state of a batch; None if a file is missing on every way."""
-    names = set(storage.names(f"state/{operator}/{partition}"))
+def newest_chain(
+    storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
+) -> Chain | None:
+    """The shortest way to the state of a batch; None if a file is missing on every way.
+
+    Snapshots among `without`, whole names, are passed over: they turned out to be damaged.
+    """
+    folder = f"state/{operator}/{partition}"
+    names = {name for name in storage.names(folder) if f"{folder}/{name}" not in without}
     changelogs: list[Commit] = []
     for version in _lineage(storage, commit, operator, partition, names):
         stem = PurePosixPath(state_stem(version, operator, partition)).name
@@ -106,7 +112,17 @@ def _lineage(
     for version in range(commit.batch, 0, -1):
         if version not in ids:
             return
-        yield Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
+        earlier = Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
+        yield earlier
+        if version - 1 not in ids:  # a lineage ends at a snapshot: that version's own changelog has what was before
+            ids |= _earlier_ids(storage, earlier, operator, partition, names)
+
+
+def _earlier_ids(
+    storage: Storage, commit: Commit, operator: int, partition: int, names: Collection[str]
+) -> dict[int, str]:
+    changelog = f"{state_stem(commit, operator, partition)}.changelog"
+    return dict(read_lineage(storage, changelog)) if PurePosixPath(changelog).name in names else {}
 
 
 def read_contents(storage: Storage, name: str) -> Contents:

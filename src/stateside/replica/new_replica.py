@@ -6,16 +6,18 @@ In any other order every transaction would copy much of what those before it had
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import lmdb
 
-from stateside.replica.environment import Databases, open_environment, write
+from stateside.replica.environment import Databases, open_environment, sync, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
 from stateside.replica.runs import SortedRuns
+from stateside.replica.share import Share
 from stateside.replica.store import AppliedBatch
 
 
@@ -26,14 +28,21 @@ class NewReplica:
     before `finish`.
     """
 
-    def __init__(self, folder: Path, name: str, rollups: Rollups) -> None:
+    def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
         self.folder = folder
         self._rollups = rollups
         self._environment = open_environment(folder, sync=False)
-        self._databases = Databases(self._environment, create=True)
         self._runs = SortedRuns(folder)
-        self._note(b"replica", name.encode())
-        self._note(b"rollups", rollups.as_json())
+        try:
+            self._databases = Databases(self._environment, create=True)
+            self._note(b"replica", name.encode())
+            self._note(b"rollups", rollups.as_json())
+            if share is not None:
+                self._note(b"share", str(share).encode())
+        except BaseException:
+            self.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take in some changes; of several to one key the last one counts."""
@@ -48,7 +57,7 @@ class NewReplica:
             write(self._environment, partial(self._append, rows))
             stored(len(rows))
         self._note(b"batch", batch.as_json())
-        self._environment.sync(True)
+        sync(self._environment)
         self.close()
 
     def close(self) -> None:
