@@ -121,7 +121,7 @@ def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_
 
 def test_readers_have_the_last_batch_until_the_new_one_is_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the replica after every row of a rebuild."""
-    monkeypatch.setattr(load, "ROWS_PER_TRANSACTION", 1)
+    monkeypatch.setattr(load, "ROWS_AT_ONCE", 1)
     for seed in range(5):
         job.run(some(seed))
     before = job.rows

@@ -2,7 +2,7 @@
 
 `keys` orders the rows, many at once with `key_encoder`; `store` moves them, their `rollups` and their `history` in
 transactions of an LMDB `environment`, `reader` reads them, as of an older batch through `past`. `tail` follows the
-checkpoint, `waking` tells it when. Where batches are gone, or others, `load` begins anew from snapshots of the state, in
-an environment of its own (`generations`), which `new_replica` fills in the order of the keys (`runs`) while `progress`
-tells how far it is. A replica may hold only its `share` of the keys.
+checkpoint, `waking` tells it when. Where batches are gone, or others, `load` begins anew from snapshots of the
+state, in an environment of its own (`generations`), which `new_replica` fills in the order of the keys (`runs`) while
+`progress` tells how far it is. A replica may hold only its `share` of the keys.
 """
