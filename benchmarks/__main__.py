@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import app, following, journal, replica
+from benchmarks import app, cold_start, decode, following, journal, replica, visible
+from benchmarks.compare import Figure, Result
 
-BENCHMARKS = {"app": app.run, "following": following.run, "journal": journal.run, "replica": replica.run}
+BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
+    "app": app.run,
+    "cold-start": cold_start.run,
+    "decode": decode.run,
+    "following": following.run,
+    "journal": journal.run,
+    "replica": replica.run,
+    "visible": visible.run,
+}
 
 
 @click.command()

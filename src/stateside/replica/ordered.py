@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 import lmdb
@@ -65,6 +66,14 @@ class Ordered:
     def put_all(self, changes: Sequence[Change]) -> None:
         """The same as `put` for many keys, none of them twice; fastest if they are in order."""
         self.put_sorted(Changes([key for key, _ in changes], [row for _, row in changes]))
+
+    def append(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys in order that all lie behind those which are there."""
+        in_order = max(map(len, map(itemgetter(0), rows)), default=0) < _KEPT_BYTES  # LMDB has others by their hash
+        stored = rows if in_order else [(_short(key), _stored(key, row)) for key, row in rows]
+        with self._transaction.cursor(db=self._database) as cursor:
+            _, added = cursor.putmulti(stored, append=in_order)
+        assert added == len(rows), "a key was there already"
 
     def put_sorted(self, changes: Changes) -> None:
         """The same for changes that are in order already."""

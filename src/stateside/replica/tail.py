@@ -22,6 +22,7 @@ from stateside.replica.freshness import Freshness
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
 from stateside.replica.load import Load, LoadStopped
+from stateside.replica.progress import Watch, nobody
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.share import Share
 from stateside.replica.sharing import SharedTranslator
@@ -42,11 +43,16 @@ class _Replaced(CheckpointGap):
 
 
 class Tail:
-    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop."""
+    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop.
 
-    def __init__(self, layout: ViewLayout, *, share: Share | None = None, keep: Keep | None = None) -> None:
-        """With a share, the replica holds these keys alone. `keep` says for how long older batches can be read."""
-        self._layout, self._share = layout, share
+    `watch` is told how far it is when the replica has to be loaded. With a share, the replica holds these keys alone.
+    `keep` says for how long older batches can be read.
+    """
+
+    def __init__(
+        self, layout: ViewLayout, *, share: Share | None = None, keep: Keep | None = None, watch: Watch = nobody
+    ) -> None:
+        self._layout, self._share, self._watch = layout, share, watch
         self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
         self._catalogue = Catalogue.load(layout.catalogue)
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
@@ -115,7 +121,7 @@ class Tail:
             self._note(f"{why}, and batch {batch} is being loaded")
             self._catalogue_file = None  # the writer has to be told anew of the rollups, however the load ends
             try:
-                load.run(self._made_translator(), self._declared_rollups(), self._stop)
+                load.run(self._made_translator(), self._declared_rollups(), self._stop, self._watch)
             except BaseException:
                 self._note(trouble)
                 raise
