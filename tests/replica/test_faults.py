@@ -58,6 +58,20 @@ thread.join()
 """
 
 
+PINS = """
+import sys
+from pathlib import Path
+from stateside.replica.history import Keep
+from stateside.replica.keys import KeyCodec
+from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.rollups import RollupRows
+reader = ReplicaReader(Path(sys.argv[1]))
+with reader.snapshot() as snapshot:
+    print("pinned", flush=True)
+    sys.stdin.read()
+"""
+
+
 class Followed:
     """A view whose tail runs in another process; this one reads."""
 
@@ -201,6 +215,30 @@ def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_i
     assert followed.at(5) == job.rows
 
 
+def test_a_disk_too_full_even_for_the_trouble_is_outlasted(
+    tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
+) -> None:
+    """A reader holds all old pages back, so that not even a note can be written."""
+    job = Job(Layout(tmp_path / "application").view("spending"))
+    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job.run(change(0))
+    followed = follow(job.view)
+    followed.at(0)
+    command = [sys.executable, "-c", PINS, str(job.view.replica)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "pinned\n"
+        job.run(change(1))
+        followed.at(1)
+        ballast = fill(small_disk)
+        job.run(change(2, rows=5_000))
+        time.sleep(1)
+        assert answered(job.view) == (1, job.states[1], None)
+        ballast.unlink()
+        assert followed.at(2) == job.rows
+        reader.communicate()
+
+
 def test_a_rebuild_on_a_full_disk_leaves_the_old_replica_and_is_done_once_there_is_room(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:
@@ -338,9 +376,9 @@ def test_a_tail_killed_at_any_moment_leaves_the_rows_of_the_batch_that_it_says(t
     for number in range(300):
         job.run({(f"customer {row}", f"{row % 3}"): (number, row) for row in range(number % 5, 40, 3)})
     seen = []
-    for round_ in range(20):
+    for round_ in range(12):
         followed = Followed(job.view, [])
-        time.sleep(0.01 + 0.006 * round_)
+        time.sleep(0.01 + 0.01 * round_)
         followed.process.kill()
         followed.process.communicate()
         reader = ReplicaReader(job.view.replica)
@@ -396,20 +434,6 @@ def test_on_a_full_disk_new_readers_are_answered_too(tmp_path: Path, small_disk:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     tail.close()
     assert (done.returncode, done.stdout) == (0, "400\n"), done.stderr
-
-
-PINS = """
-import sys
-from pathlib import Path
-from stateside.replica.history import Keep
-from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import RollupRows
-reader = ReplicaReader(Path(sys.argv[1]))
-with reader.snapshot() as snapshot:
-    print("pinned", flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_a_reader_that_was_killed_holds_no_old_pages_back(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

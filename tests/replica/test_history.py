@@ -15,7 +15,7 @@ from stateside.clock import ManualClock
 from stateside.errors import HistoryGone, NotFreshEnough
 from stateside.positions import Position
 from stateside.replica import generations, history
-from stateside.replica.history import Keep, pack_chunks, unpack
+from stateside.replica.history import Keep, entries_from, pack_chunks
 from stateside.replica.new_replica import NewReplica
 from stateside.replica.ordered import Changes as Undone
 from stateside.replica.rollups import Rollups
@@ -118,8 +118,11 @@ def assert_is(snapshot: Snapshot, rows: Rows) -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.none() | st.binary(max_size=9_000)), max_size=30))
 def test_chunks_have_what_was_put_into_them(entries: Changes) -> None:
-    undone = Undone([key for key, _ in entries], [row for _, row in entries])
-    assert [entry for chunk in pack_chunks(undone) for entry in unpack(chunk)] == entries
+    ordered = sorted(dict(entries).items())
+    undone = Undone([key for key, _ in ordered], [row for _, row in ordered])
+    for first in (b"", *(key for key, _ in entries)):
+        found = [entry for chunk in pack_chunks(undone) for entry in entries_from(chunk, first)]
+        assert found == [entry for entry in ordered if entry[0] >= first]
 
 
 def test_a_scan_over_several_pages_sees_one_batch_while_the_replica_moves_on(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import CheckpointGap
+from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.layout import Layout, ViewLayout
 from stateside.replica import load
 from stateside.replica.reader import Snapshot
@@ -216,6 +216,29 @@ def test_if_all_snapshots_are_damaged_the_newest_is_told_and_readers_keep_the_la
             tail.step()
         assert str(job.view.checkpoint) in str(error.value), "it names the file in the checkpoint, not a copy of it"
         assert has(tail) == (1, job.states[1])
+
+
+def test_a_damaged_file_after_a_snapshot_is_told_by_its_place_in_the_checkpoint(job: Job) -> None:
+    for seed in range(2):
+        job.run(some(seed))
+    with following(job.view) as tail:
+        tail.step()
+        for seed in range(2, 12):
+            job.run(some(seed))
+        job.snapshot(9)
+        job.purge(8)
+        damaged = [job.changes_file(10, partition) for partition in range(2)]
+        contents = [path.read_bytes() for path in damaged]
+        for path in damaged:
+            path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(CheckpointInvalid) as error:
+            tail.step()
+        assert str(damaged[0]) in str(error.value)
+        assert has(tail) == (1, job.states[1])
+        for path, content in zip(damaged, contents, strict=True):
+            path.write_bytes(content)
+        tail.step()
+        assert has(tail) == (11, job.rows)
 
 
 def test_a_tail_that_is_to_end_stops_between_two_batches_of_many(job: Job) -> None:

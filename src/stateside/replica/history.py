@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -195,11 +196,14 @@ def first_key(chunk: bytes) -> bytes:
     return chunk[begin : begin + size]
 
 
-def unpack(chunk: bytes) -> list[Entry]:
-    """A chunk's entries, in order."""
+def entries_from(chunk: bytes, first: bytes) -> Iterator[Entry]:
+    """A chunk's entries from this key on, in order; no more of them is taken out than is asked for."""
     (count,) = _COUNT.unpack_from(chunk)
     sizes = struct.unpack_from(f"<{count}I{count}i", chunk, _COUNT.size)
-    ends = accumulate((max(size, 0) for size in sizes), initial=_COUNT.size * (1 + 2 * count))
-    begins = list(ends)
-    parts = [chunk[begins[at] : begins[at + 1]] for at in range(2 * count)]
-    return [(parts[at], None if sizes[count + at] < 0 else parts[count + at]) for at in range(count)]
+    begins = list(accumulate(sizes[:count], initial=_COUNT.size * (1 + 2 * count)))
+    start = bisect_left(range(count), first, key=lambda at: chunk[begins[at] : begins[at + 1]])
+    at_byte = begins[-1] + sum(size for size in sizes[count : count + start] if size > 0)
+    for at in range(start, count):
+        size, key = sizes[count + at], chunk[begins[at] : begins[at + 1]]
+        yield key, None if size < 0 else chunk[at_byte : at_byte + size]
+        at_byte += max(size, 0)

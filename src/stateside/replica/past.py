@@ -6,12 +6,11 @@ keys, and so are the present rows. Memory: one chunk for each later batch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import takewhile
 
-from stateside.replica.history import Entry, History, Record, first_key, unpack
+from stateside.replica.history import Entry, History, Record, entries_from, first_key
 from stateside.replica.ordered import Ordered
 
 
@@ -62,11 +61,8 @@ class PastTable:
 
     def _entries(self, record: Record, first: bytes) -> Iterator[Entry]:
         """What a batch replaced, from this key on."""
-        number = self._chunk_with(record, first)
-        entries = unpack(self._history.chunk(record.batch, self._table, number))
-        yield from entries[bisect_left(entries, first, key=lambda entry: entry[0]) :]
-        for later in range(number + 1, record.chunks[self._table]):
-            yield from unpack(self._history.chunk(record.batch, self._table, later))
+        for number in range(self._chunk_with(record, first), record.chunks[self._table]):
+            yield from entries_from(self._history.chunk(record.batch, self._table, number), first)
 
     def _chunk_with(self, record: Record, key: bytes) -> int:
         """The number of the last chunk that begins at or before this key; the first one if none does."""
