@@ -139,6 +139,13 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
     from rich.console import Console
 
+    from stateside.layout import Layout
+
+    if Layout(folder).pointed() is not None:
+        raise RequestInvalid(
+            f"The folder {folder} serves a checkpoint that is not this application's", next_step="Give another --dir"
+        )
+
     from stateside.pipeline import foreground
     from stateside.pipeline.app import load
 
@@ -164,11 +171,22 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 @main.command()
-@click.option("--dir", "folder", required=True, type=_FOLDER, help="The application's folder.")
+@click.argument("checkpoint", required=False)
+@click.option(
+    "--dir", "folder", type=_FOLDER, help="The application's folder; of a CHECKPOINT: where its replicas lie."
+)
+@click.option("--declare", type=_FILE, help="What there is to know of a CHECKPOINT's views, in TOML: docs/serve.md.")
+@click.option("--wait", is_flag=True, help="Wait for a CHECKPOINT that is not there yet.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
-def serve(folder: Path, port: int, workers: int) -> None:
-    """Serve an application's views over HTTP on the loopback interface, until Ctrl-C or SIGTERM.
+def serve(
+    checkpoint: str | None, folder: Path | None, declare: Path | None, wait: bool, port: int, workers: int
+) -> None:
+    """Serve views over HTTP on the loopback interface, until Ctrl-C or SIGTERM.
+
+    With --dir alone it serves an application's views. With CHECKPOINT, a path or a URI, it serves the state of any
+    Structured Streaming query, whoever wrote it, while it runs or after: the query needs no change, and nothing is ever
+    written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down.
     """
@@ -176,13 +194,50 @@ def serve(folder: Path, port: int, workers: int) -> None:
     from stateside.processes import free_port
     from stateside.serving.server import serve as serve_folder
 
+    if checkpoint is None and folder is None:
+        raise RequestInvalid(
+            "There is nothing to serve", next_step="Name a query's CHECKPOINT, or an application's --dir"
+        )
+    pointed = None if folder is None else Layout(folder).pointed()
+    port = port or free_port()
+    if checkpoint is not None or pointed is not None:
+        _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, port=port, workers=workers)
+        return
+    assert folder is not None, "or there is a checkpoint"
+    if declare is not None or wait:
+        flag = "--wait" if wait else "--declare"
+        raise RequestInvalid(
+            f"{flag} is for a CHECKPOINT, and none is named", next_step=f"Name it, or leave {flag} out"
+        )
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
-    port = port or free_port()
     click.echo(f"Serving {folder} at http://127.0.0.1:{port}/v1/views", err=True)
     if not Layout(folder).views():
         click.echo("There is no view in it yet: waiting for the first one, which `stateside run` makes", err=True)
     serve_folder(folder.absolute(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
+
+
+def _serve_checkpoint(
+    checkpoint: str, folder: Path | None, declare: Path | None, wait: bool, *, port: int, workers: int
+) -> None:
+    from stateside.checkpoint.declared import Declarations
+    from stateside.serving.foreign import open_foreign
+    from stateside.serving.server import serve as serve_folder
+    from stateside.serving.told import Told
+
+    declarations = None if declare is None else Declarations.parse(declare.read_bytes(), str(declare))
+    foreign = open_foreign(checkpoint, folder, declarations)
+    foreign.start(wait=wait)
+    root = foreign.layout.root
+    click.echo(f"Serving {foreign.location} at http://127.0.0.1:{port}/v1/views, replicas in {root}", err=True)
+    for line in foreign.described():
+        click.echo(line, err=True)
+    told = Told.load(foreign.layout)
+    for refusal in told.refused:
+        click.echo(f"  not served: {refusal.view}: {refusal.why}", err=True)
+    if told.note:
+        click.echo(told.note, err=True)
+    serve_folder(root, port=port, workers=workers, foreign=foreign)
 
 
 def _asking(command: Callable[..., None]) -> Callable[..., None]:

@@ -15,12 +15,20 @@ FOLDER/
   tables/NAME/                Delta tables: the archive
   files/PATH/                 what sinks write as files, one a batch
   spark/                      Spark's scratch files
+
+A folder that serves the checkpoint of a job which is not ours has views with catalogue and replica only, and these two:
+
+  checkpoint.json             the pointer: where that checkpoint is; it lies elsewhere, and is never written to
+  inferred.json               which of its views are not served, with the reasons, and what is waited for
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from stateside.errors import CheckpointInvalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,11 @@ class ViewLayout:
     def checkpoint(self) -> Path:
         """Spark's checkpoint."""
         return self.root / "checkpoint"
+
+    @property
+    def checkpoint_location(self) -> str:
+        """Where readers find the checkpoint, a path or a URI: elsewhere, if the folder has a pointer."""
+        return Layout(self.root.parent.parent).pointed() or str(self.checkpoint)
 
     @property
     def catalogue(self) -> Path:
@@ -94,6 +107,29 @@ class Layout:
     def pause(self) -> Path:
         """While this file exists no new batch is begun."""
         return self.root / "pause"
+
+    @property
+    def pointer(self) -> Path:
+        """Names the checkpoint that is served from here, if it is that of a job which is not ours."""
+        return self.root / "checkpoint.json"
+
+    @property
+    def inferred(self) -> Path:
+        """What could be told of that checkpoint's views."""
+        return self.root / "inferred.json"
+
+    def pointed(self) -> str | None:
+        """The path or URI that the pointer names; None in an application's folder, which has none."""
+        try:
+            return str(json.loads(self.pointer.read_bytes())["checkpoint"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, LookupError, TypeError) as error:
+            raise CheckpointInvalid(
+                f"The pointer to the checkpoint cannot be read: {error!r}",
+                where=str(self.pointer),
+                next_step="Delete this folder, and serve the checkpoint again: replicas are rebuilt",
+            ) from error
 
     @property
     def spark(self) -> Path:

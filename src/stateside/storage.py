@@ -51,6 +51,10 @@ class Storage:
         """Whether there is such a file or folder."""
         return bool(self._info(relative).type != pafs.FileType.NotFound)
 
+    def is_folder(self, relative: str) -> bool:
+        """Whether there is such a folder."""
+        return bool(self._info(relative).type == pafs.FileType.Directory)
+
     def modified_us(self, relative: str) -> int:
         """When the file was last written, in microseconds since 1970; FileNotFoundError where there is none."""
         info = self._info(relative)

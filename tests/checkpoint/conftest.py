@@ -154,6 +154,11 @@ def encode_schema() -> Callable[..., bytes]:
     return _schema_file
 
 
+@pytest.fixture(scope="session")
+def encode_text() -> Callable[[str], bytes]:
+    return _utf
+
+
 @pytest.fixture
 def put(tmp_path: Path) -> Callable[[str, bytes | str], Storage]:
     """Lay a file down in the checkpoint's folder; returns the folder."""

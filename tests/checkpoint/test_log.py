@@ -13,6 +13,7 @@ from stateside.positions import Position
 from stateside.storage import Storage
 
 Put = Callable[[str, bytes | str], Storage]
+Encode = Callable[..., bytes]
 
 PLAN = {"batchWatermarkMs": 1_500, "batchTimestampMs": 2_500, "conf": {"spark.sql.shuffle.partitions": "2"}}
 OFFSETS = f'v1\n{json.dumps(PLAN)}\n{{"0":7}}'
@@ -26,6 +27,24 @@ def test_a_plan_says_up_to_where_under_which_watermark_and_when(put: Put) -> Non
     assert (plan.batch, plan.position) == (3, Position.of({"0": 7}))
     assert (plan.watermark_us, plan.planned_us) == (1_500_000, 2_500_000)
     assert plan.conf == {"spark.sql.shuffle.partitions": "2"}
+
+
+def test_a_plan_whose_last_line_is_ended_is_the_same(put: Put) -> None:
+    assert Checkpoint(put("offsets/3", OFFSETS + "\n")).plan(3) == Checkpoint(put("offsets/4", OFFSETS)).plan(3)
+
+
+def test_a_plan_of_format_v2_has_its_sources_by_name(put: Put) -> None:
+    """As Spark writes it with spark.sql.streaming.queryEvolution.enableSourceEvolution."""
+    more = {**PLAN, "version": 2, "sourceMetadataInfo": {"orders": {"sourceId": "orders", "providerName": "kafka"}}}
+    lines = ['pay:{"logOffset":3}', 'orders:{"calls":{"0":12}}', "empty:-", "1:5"]
+    plan = Checkpoint(put("offsets/3", "\n".join(["v2", json.dumps(more), *lines]))).plan(3)
+    assert str(plan.position) == "orders.calls-0:12,pay.files:4,s1.offset:5"
+    assert plan.watermark_us == 1_500_000
+
+
+def test_one_source_of_format_v2_needs_no_name(put: Put) -> None:
+    plan = Checkpoint(put("offsets/0", f"v2\n{json.dumps(PLAN)}\n0:3")).plan(0)
+    assert str(plan.position) == "offset:3"
 
 
 def test_a_commit_tells_when_its_file_was_written(put: Put, tmp_path: Path) -> None:
@@ -43,6 +62,18 @@ def test_a_commit_of_format_v2_names_the_state_files_that_count(put: Put) -> Non
     commit = Checkpoint(put("commits/3", COMMIT_V2)).commit(3)
     assert commit.state_id(operator=0, partition=1) == "b"
     assert commit.state_id(operator=1, partition=0, store=1) == "d"
+
+
+def test_a_commit_of_format_v3_names_them_too(put: Put) -> None:
+    content = COMMIT_V2.replace("v2\n{", 'v3\n{"sinkMetadataMap":{"0":{"active":true}},')
+    assert Checkpoint(put("commits/3", content)).commit(3).state_id(1, 0, 1) == "d"
+
+
+def test_the_operators_are_the_folders_of_the_state_by_number(put: Put) -> None:
+    assert Checkpoint(put("metadata", "")).operators() == []
+    for operator in ("10", "2", "_temporary"):
+        storage = put(f"state/{operator}/_metadata/metadata", OPERATOR)
+    assert Checkpoint(storage).operators() == [2, 10]
 
 
 def test_a_batch_exists_once_its_commit_exists(put: Put) -> None:
@@ -72,6 +103,14 @@ def test_the_number_of_partitions_is_the_operators(put: Put) -> None:
     assert Checkpoint(put("state/2/_metadata/metadata", OPERATOR)).partitions(2) == 4
 
 
+def test_an_aggregation_without_a_key_has_one_partition_whatever_is_noted(put: Put, encode_schema: Encode) -> None:
+    metadata = OPERATOR.replace('"operatorId":0', '"operatorId":0,"operatorName":"stateStoreSave"')
+    put("state/2/_metadata/metadata", metadata)
+    for key, partitions in ([], 1), ([("word", "string")], 4):
+        storage = put("state/2/0/_metadata/schema", encode_schema(key, [("count", "long")]))
+        assert Checkpoint(storage).partitions(2) == partitions
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -83,12 +122,13 @@ def test_the_number_of_partitions_is_the_operators(put: Put) -> None:
         (f"v1\n{json.dumps(PLAN)}\n{{", "JSONDecodeError"),
         (f'v1\n{json.dumps(PLAN)}\n{{"journal":"a","0":-5}}', "is no offset"),
         (f'v1\n{json.dumps(PLAN)}\n{{"journal":"a","0":true}}', "is no offset"),
+        (f"v2\n{json.dumps(PLAN)}\nnothing", "no name"),
         ('v1\n{"batchTimestampMs":1}\n{"0":7}', "batchWatermarkMs"),
         ('v1\n{"batchTimestampMs":1,"batchWatermarkMs":"soon"}\n{"0":7}', "soon"),
         (b"v1\n{\xff}", "utf-8"),
     ],
     ids=["empty", "version", "no JSON", "null", "no source", "torn", "below zero", "a truth for an offset",
-         "no watermark", "a text for a watermark", "no text"],
+         "no name of a source", "no watermark", "a text for a watermark", "no text"],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_read_is_told_with_its_file(put: Put, content: bytes | str, reason: str) -> None:
     with pytest.raises(CheckpointInvalid, match=reason) as damaged:
@@ -96,7 +136,7 @@ def test_a_plan_that_cannot_be_read_is_told_with_its_file(put: Put, content: byt
     assert str(damaged.value.where).endswith("offsets/3")
 
 
-@pytest.mark.parametrize("content", ["", "v3\n{}", "v1\n[]", "v2\n{", b"v1\n\xff"])
+@pytest.mark.parametrize("content", ["", "v4\n{}", "v1\n[]", "v2\n{", b"v1\n\xff"])
 def test_a_commit_that_cannot_be_read_is_told_with_its_file(put: Put, content: bytes | str) -> None:
     with pytest.raises(CheckpointInvalid) as damaged:
         Checkpoint(put("commits/3", content)).commit(3)

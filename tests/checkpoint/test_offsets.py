@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.offsets import read_position
+from stateside.checkpoint.offsets import read_named_position, read_position
 from stateside.errors import PositionInvalid
 from stateside.journal import Event, JournalWriter
 from stateside.positions import OFFSET_MAX, Position
@@ -32,6 +32,8 @@ JOURNAL = '{"journal":"6f7e","0":%d}'
         (['{"logOffset":-1}'], "start"),
         (["5"], "offset:5"),
         (["-1"], "start"),
+        (['{"offset":20,"timestamp":1000}'], "offset:20"),
+        (['{"activeSourceName":"old","allSourceNames":["old","new"],"completedSourceNames":[]}'], "start"),
         (["-"], "start"),
         (["true"], "start"),
         (["null"], "start"),
@@ -61,6 +63,27 @@ def test_an_offset_is_a_position_or_promises_nothing(lines: list[str], position:
 def test_a_damaged_offset_is_told(line: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         read_position([line])
+
+
+@pytest.mark.parametrize(
+    ("lines", "position"),
+    [
+        (['0:{"calls":{"0":12}}'], "calls-0:12"),
+        (['orders:{"calls":{"0":12}}'], "calls-0:12"),
+        (['0:{"calls":{"0":12}}', "1:5"], "s0.calls-0:12,s1.offset:5"),
+        (["1:5", '0:{"calls":{"0":12}}'], "s0.calls-0:12,s1.offset:5"),
+        (['orders:{"calls":{"0":12}}', "pay:-"], "orders.calls-0:12"),
+        ([f"a:{JOURNAL % 7}", '0:{"calls":{"0":12}}'], "0:7,s0.calls-0:12"),
+        (["no partition:3", "1:5"], "s1.offset:5"),
+    ],
+)
+def test_an_offset_of_a_source_with_a_name_is_a_position_too(lines: list[str], position: str) -> None:
+    assert str(read_named_position(lines)) == position
+
+
+def test_a_line_without_a_name_is_damaged() -> None:
+    with pytest.raises(ValueError, match="no name"):
+        read_named_position(["5"])
 
 
 partitions = st.dictionaries(st.sampled_from(["0", "1"]), st.integers(1, OFFSET_MAX), min_size=1)

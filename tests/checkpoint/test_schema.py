@@ -1,5 +1,6 @@
 """The state's schema: columns of keys and values, out of any number of chunks."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -45,7 +46,13 @@ def test_a_schema_cut_at_any_byte_is_damaged(put: Put, encode_schema: Encode) ->
         assert str(damaged.value.where).endswith(NAME)
 
 
-@pytest.mark.parametrize("version", ["v1", "v3"])
+def test_version_1_has_each_schema_as_one_text(put: Put, encode_text: Encode) -> None:
+    fields = ({"type": "struct", "fields": [{"name": n, "type": t} for n, t in part]} for part in (KEY, VALUE))
+    content = encode_text("v1") + b"".join(encode_text(json.dumps(struct)) for struct in fields)
+    assert read_schema(put(NAME, content), operator=3) == EXPECTED
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
 def test_another_version_is_told(put: Put, encode_schema: Encode, version: str) -> None:
     with pytest.raises(CheckpointInvalid, match=f"version '{version}' is not known"):
         read_schema(put(NAME, encode_schema(KEY, VALUE, version=version)), operator=3)

@@ -9,8 +9,8 @@ import pytest
 
 import stateside
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.rollup_declarations import check_rollups
 from stateside.errors import ViewInvalid
-from stateside.pipeline.rollups import check_rollups
 
 COUNTRY = KeyColumn("country", "string", Stored(0, "country", "string"), "country")
 SESSION = KeyColumn("session", "…", Stored(1, "sessionStartTime", "timestamp"), "…", Stored(1, "session", "…"))

@@ -90,6 +90,9 @@ class Catalogue:
 
     `rollups` names, for each coarser key that sums are kept by, its columns in the order they are asked by. They are
     the replica's: the state knows nothing of them.
+
+    `query` is the id of the query that the catalogue was inferred from (see `inferred`), and of no other; None if it
+    was derived from a plan. An inferred one need not show all columns of the state.
     """
 
     application: str
@@ -101,6 +104,7 @@ class Catalogue:
     window: Window | None = None
     family: str | None = None
     rollups: tuple[tuple[str, ...], ...] = ()
+    query: str | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""
@@ -137,7 +141,16 @@ class Catalogue:
         buffers = {buffer.index: buffer for column in self.columns for buffer in column.buffers}
         others = len(self.key) if self.kind == "session" else 0  # columns of the value row that are no buffers
         self._check("key", [column.stored for column in self.key], schema.key, len(self.key))
-        self._check("value", [*wholes, *buffers.values()], schema.value, others + len(buffers))
+        count = others + len(buffers) if self.query is None else len(schema.value)
+        self._check("value", [*wholes, *buffers.values()], schema.value, count)
+
+    def check_query(self, query: str | None) -> None:
+        """Refuse the state of another query than the one that the catalogue was inferred from."""
+        if self.query is not None and self.query != query:
+            raise ViewInvalid(
+                f"The view {self.view!r} was inferred from the query {self.query}, the checkpoint is of {query} now",
+                next_step="Wait a moment: the server infers the views anew",
+            )
 
     def _check(self, part: str, declared: Sequence[Stored], found: Sequence[Column], count: int) -> None:
         if len(found) != count:

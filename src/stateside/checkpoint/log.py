@@ -1,8 +1,10 @@
 """The batches of a checkpoint: what Spark planned (`offsets/N`) and what it finished (`commits/N`).
 
     offsets/N := "v1\\n" {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}} ("\\n" source's offset)*
+               | "v2\\n" the same with more in it                                   ("\\n" source's name ":" offset)*
     commits/N := "v1\\n" {"nextBatchWatermarkMs": …}
                | "v2\\n" {"nextBatchWatermarkMs": …, "stateUniqueIds": {operator: [partition: [store: id]]}}
+               | "v3\\n" the same with the query's sinks
 
 Batch N leaves the state at version N + 1. A batch exists for us only once `commits/N` exists; in checkpoint format v2
 that file also names the state files that count, whatever other attempts left behind.
@@ -17,11 +19,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from stateside.checkpoint.offsets import read_position
+from stateside.checkpoint.offsets import read_named_position, read_position
+from stateside.checkpoint.schema import read_schema
 from stateside.errors import CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
 
+AGGREGATION = "stateStoreSave"  # Spark's name of the operator
 SUPPORTED = "Stateside reads the checkpoints that Spark 4.0 to 4.2 writes"
 
 
@@ -76,12 +80,12 @@ class Checkpoint:
         """What was planned for the batch."""
         name = f"offsets/{batch}"
         with self._reading(name):
-            metadata, sources = self._entry(name, ("v1",))
-            if not sources:
+            metadata, lines, version = self._entry(name, ("v1", "v2"))
+            if not lines:
                 raise self._invalid(name, "it names no source")
             return Plan(
                 batch=batch,
-                position=read_position(sources),
+                position=read_position(lines) if version == "v1" else read_named_position(lines),
                 watermark_us=int(metadata["batchWatermarkMs"]) * 1_000,
                 planned_us=int(metadata["batchTimestampMs"]) * 1_000,
                 conf=metadata.get("conf", {}),
@@ -91,7 +95,7 @@ class Checkpoint:
         """The proof that the batch is finished; FileNotFoundError if it is not."""
         name = f"commits/{batch}"
         with self._reading(name):
-            metadata, _ = self._entry(name, ("v1", "v2"))
+            metadata, _, _ = self._entry(name, ("v1", "v2", "v3"))
         return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
 
     def fingerprint(self, batch: int) -> str | None:
@@ -102,11 +106,22 @@ class Checkpoint:
             return None
         return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
+    def operators(self) -> list[int]:
+        """The numbers of the query's stateful operators, ascending; none before its first batch is planned."""
+        return sorted(int(name) for name in self.storage.names("state") if name.isdigit())
+
     def partitions(self, operator: int) -> int:
-        """How many partitions a stateful operator's state has."""
+        """How many partitions a stateful operator's state has.
+
+        Of an aggregation without a key it is one, whatever Spark notes: there is no more than one row to keep.
+        """
         metadata, name = self.operator_metadata(operator)
         with self._reading(name):
-            return int(metadata["stateStoreInfo"][0]["numPartitions"])
+            count = int(metadata["stateStoreInfo"][0]["numPartitions"])
+            kind = metadata.get("operatorInfo", {}).get("operatorName")
+        if kind == AGGREGATION and count > 1 and not read_schema(self.storage, operator).key:
+            return 1
+        return count
 
     def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
         """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
@@ -129,12 +144,13 @@ class Checkpoint:
         except (ValueError, LookupError, TypeError, PositionInvalid) as error:
             raise self._invalid(name, f"its content is not as expected, {error!r}") from error
 
-    def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str], str]:
+        """The JSON object in a file's second line, the lines after it, and the version in the first one."""
         version, _, rest = self.storage.read(name).decode().partition("\n")
         if version not in versions:
             raise self._invalid(name, f"format {version!r} is not known")
-        first, *others = rest.split("\n")
-        return self._json(name, first), others
+        first, *others = rest.removesuffix("\n").split("\n")  # the last line may be ended or not
+        return self._json(name, first), others, version
 
     def _json(self, name: str, text: str) -> dict[str, Any]:
         try:

@@ -4,7 +4,8 @@
     the journal    {"journal": "6f7e…", "0": 7}              0:7
     Kafka          {"calls": {"0": 12, "1": 9}}              calls-0:12,calls-1:9
     files          {"logOffset": 3}                          files:4              (so many batches of files)
-    rate, memory   5                                         offset:5
+    rate, socket   5                                         offset:5             (rate: so many seconds)
+    rate by batch  {"offset": 20, "timestamp": 1000}         offset:20            (format rate-micro-batch)
     in Python      {"a": 7}, whole numbers from 0 on         a:7
     any            - (nothing was read yet)                  start
     any other                                                start
@@ -13,8 +14,9 @@ A position is a promise that everything before it is in the answer. So of an off
 nothing, and a reader who asks for more waits in vain but is never told a lie.
 
 A query with several sources has a line for each, and partitions are told apart by the line's number: `s0.calls-0`,
-`s1.files`. Only the journal's keep their names, so that its receipts can be waited for; if several sources read it (a
-join of its events with one another), it stands where the slowest of them does.
+`s1.files`; or by the source's name, where it was given one: `orders.calls-0`. Only the journal's keep their names, so
+that its receipts can be waited for; if several sources read it (a join of its events with one another), it stands where
+the slowest of them does.
 """
 
 from __future__ import annotations
@@ -35,15 +37,29 @@ def read_position(lines: Sequence[str]) -> Position:
 
     ValueError for a line that is no JSON, PositionInvalid for a journal's offset that is none: such a file is damaged.
     """
+    return _position(lines, [f"s{number}" for number in range(len(lines))])
+
+
+def read_named_position(lines: Sequence[str]) -> Position:
+    """The same of lines that begin with the source's name, or its number if it has none, and a colon."""
+    pairs = [line.partition(":") for line in lines]
+    if not all(colon for _, colon, _ in pairs):
+        raise ValueError("a source's line has no name")
+    pairs.sort(key=lambda pair: (not pair[0].isdigit(), len(pair[0]), pair[0]))
+    names = [f"s{name}" if name.isdigit() else name for name, _, _ in pairs]
+    return _position([offset for _, _, offset in pairs], names)
+
+
+def _position(lines: Sequence[str], names: Sequence[str]) -> Position:
     offsets = [None if line == NOTHING_YET else json.loads(line) for line in lines]
     if len(offsets) == 1:
         return _understood(_parts(offsets[0]))
     of_journal = [_is_journal(offset) for offset in offsets] if _journals(offsets) == 1 else [False] * len(offsets)
     journals = [_parts(offset) for offset, is_journal in zip(offsets, of_journal, strict=True) if is_journal]
     position = _slowest(journals) if journals else Position.start()
-    for number, (offset, is_journal) in enumerate(zip(offsets, of_journal, strict=True)):
+    for source, offset, is_journal in zip(names, offsets, of_journal, strict=True):
         if not is_journal:
-            named = {f"s{number}.{partition}": at for partition, at in _parts(offset).items()}
+            named = {f"{source}.{partition}": at for partition, at in _parts(offset).items()}
             position = position.joined(_understood(named))
     return position
 
@@ -56,6 +72,8 @@ def _parts(offset: Any) -> dict[str, Any]:
             return Position.of(partitions).as_dict()  # refuses what is no offset: this format is our own
         case {"logOffset": int(number)} if len(offset) == 1:
             return {"files": number + 1}
+        case {"offset": int(number), "timestamp": int()} if len(offset) == 2:
+            return {"offset": number}
         case dict() if offset and all(isinstance(part, dict) for part in offset.values()):
             return {f"{topic}-{number}": at for topic, part in offset.items() for number, at in part.items()}
         case dict():

@@ -1,7 +1,11 @@
 """The columns of a state store, from `state/OPERATOR/0/_metadata/schema`.
 
-file   := version (UTF, "v2")  schema (of the key)  schema (of the value)
-schema := chunks (i32)  chunk (UTF)*      together one JSON text of a Spark struct type
+file   := "v1" (UTF)  text (of the key)  text (of the value)      up to Spark 3.0
+        | "v2" (UTF)  schema (of the key)  schema (of the value)
+schema := chunks (i32)  text*      together one text
+text   := UTF                      JSON of a Spark struct type
+
+`state_variables` has version 3, which lies elsewhere and is for stores with column families.
 """
 
 from __future__ import annotations
@@ -37,10 +41,11 @@ def read_schema(storage: Storage, operator: int) -> StateSchema:
     content = storage.read(name)
     try:
         version, at_byte = read_utf(content, 0)
-        if version != "v2":
+        if version not in _READERS:
             raise ValueError(f"version {version!r} is not known")
-        key, at_byte = read_chunks(content, at_byte)
-        value, _ = read_chunks(content, at_byte)
+        read = _READERS[version]
+        key, at_byte = read(content, at_byte)
+        value, _ = read(content, at_byte)
         return StateSchema(columns_of(key), columns_of(value))
     except (struct.error, ValueError, KeyError) as error:
         raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(name)) from error
@@ -63,6 +68,15 @@ def read_chunks(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
         text += chunk
     value: dict[str, Any] = json.loads(text)
     return value, at_byte
+
+
+def _read_text(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
+    text, at_byte = read_utf(content, at_byte)
+    value: dict[str, Any] = json.loads(text)
+    return value, at_byte
+
+
+_READERS = {"v1": _read_text, "v2": read_chunks}
 
 
 def columns_of(struct_type: dict[str, Any]) -> tuple[Column, ...]:

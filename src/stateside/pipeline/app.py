@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stateside.checkpoint.rollup_declarations import declared_rollups
 from stateside.errors import StatesideError, ViewInvalid
-from stateside.pipeline.rollups import declared_rollups
 from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn, Window
+from stateside.checkpoint.rollup_declarations import check_rollups
 from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import SERVED_TYPES
 from stateside.errors import ViewInvalid
@@ -32,7 +33,6 @@ from stateside.pipeline.catalyst import (
     tree,
     type_text,
 )
-from stateside.pipeline.rollups import check_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored
+from stateside.checkpoint.rollup_declarations import check_rollups
 from stateside.checkpoint.unsafe_row import SERVED_TYPES
 from stateside.errors import ViewInvalid
 from stateside.pipeline.app import View
-from stateside.pipeline.rollups import check_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

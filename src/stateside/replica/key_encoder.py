@@ -24,7 +24,7 @@ from stateside.checkpoint.blocks import Numbers, Places, Slices, numbers_at
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.replica.keys import KeyCodec
+from stateside.replica.keys import NO_KEY, KeyCodec
 
 AT_ONCE_ROWS_MIN = 16  # fewer are faster one by one
 TEXT_BYTES_MAX = 256  # of a longer one the room for all others would be large
@@ -74,7 +74,7 @@ class KeyEncoder:
         if rests is not None:
             first, rest = map(self._first_decoder.decode, rows.array()), map(self._rest_decoder.decode, rests.array())
             decoded = map(add, first, rest)
-        return [self._codec.encode([row[index] for index in self._order]) for row in decoded]
+        return [self._codec.encode([row[index] for index in self._order]) or NO_KEY for row in decoded]
 
 
 def _at_once(type_: SparkType) -> bool:

@@ -24,6 +24,7 @@ from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, pa
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import CheckpointInvalid, KeyInvalid, ViewInvalid
 
+NO_KEY = b"\x00"  # of the one row of a view without key columns: LMDB has no empty keys
 _INTEGERS = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
 _FLOATS = {"float", "double"}
 _TEXTS = {"string", "binary"}
@@ -49,6 +50,8 @@ class KeyCodec:
 
     def decode(self, key: bytes) -> tuple[Value, ...]:
         """The parts that `encode` made these bytes from."""
+        if not self.types:
+            return ()
         values, end = _decode_all(self.types, key, 0)
         assert end == len(key), "a key has bytes left over"
         return values

@@ -53,7 +53,7 @@ class Tail:
         self, layout: ViewLayout, *, share: Share | None = None, keep: Keep | None = None, watch: Watch = nobody
     ) -> None:
         self._layout, self._share, self._watch = layout, share, watch
-        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
+        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint_location))
         self._catalogue = Catalogue.load(layout.catalogue)
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)

@@ -38,6 +38,7 @@ class Translator(Protocol):
 
 def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
     """The translator of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
+    catalogue.check_query(checkpoint.query_id())
     kind = VariableTranslator if catalogue.kind == "state-variable" else RowTranslator
     return kind(catalogue, checkpoint)
 

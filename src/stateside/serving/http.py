@@ -2,7 +2,8 @@
 
     GET /healthz                               this process answers
     GET /v1/views                              the views that are served, each with its job's state: running, idle,
-                                               holding (why), stopped, failed (why), down, or unknown
+                                               holding (why), stopped, failed (why), down, or unknown; of a job that is
+                                               not ours also those that are refused (why), and a note if it waits
     GET /v1/views/{view}/rows/{key…}           the rows of one key, or of all keys that begin with these parts
     GET /v1/views/{view}/rows?key=…&key=…      the same, for parts that cannot stand in a path ("a/b", "..", "")
     GET /v1/views/{view}/sum/{key…}            the buckets of one key, its parts before the window, combined into a row
@@ -114,7 +115,8 @@ async def _health(request: Request) -> Response:
 
 
 async def _views(request: Request) -> Response:
-    return Response({"views": request.views.states()})
+    note = request.views.note()
+    return Response({"views": request.views.states(), **({"note": note} if note else {})})
 
 
 async def _rows(request: Request) -> Response:
@@ -122,7 +124,7 @@ async def _rows(request: Request) -> Response:
     floor = request.floor()
     reader = await request.views.ready(view, floor)
     key = reader.parse_key([*in_path, *request.keys])
-    if not key:
+    if not key and reader.key_parts:
         parts = described(reader.key_parts)
         raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {parts}")
     answer = await reader.rows(key, floor)

@@ -11,6 +11,9 @@ timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
+map                     not in keys                    an object if its keys are strings, else a list of
+                                                       {"key": …, "value": …}
+interval                not in keys                    ISO 8601, each part with its sign: P14M, PT-90.5S, P1M-3DT4S
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from stateside.checkpoint.types import Array, Decimal, Primitive, SparkType, Struct
+from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid
 from stateside.serving.stamp import iso_time, parse_time
@@ -137,6 +140,11 @@ _RENDERERS: dict[str, Render] = {
 def _renderer(type_: SparkType) -> Render | None:
     """For values that are there; None where they stay as they are."""
     match type_:
+        case Primitive("interval"):
+            return lambda parts: _interval(*parts)
+        case Primitive(name) if name.startswith("interval "):
+            in_months = name.removeprefix("interval ").split(" ")[0] in ("year", "month")
+            return (lambda months: _interval(months, 0, 0)) if in_months else lambda time_us: _interval(0, 0, time_us)
         case Primitive(name):
             return _RENDERERS.get(name)
         case Decimal():
@@ -144,13 +152,30 @@ def _renderer(type_: SparkType) -> Render | None:
         case Array(element):
             each = renderer(element)
             return lambda values: [each(value) for value in values]
+        case Map(key, value):
+            return _map_renderer(key, value)
         case Struct(names, types):
             fields = [(name, renderer(part)) for name, part in zip(names, types, strict=True)]
             return lambda values: {name: one(v) for (name, one), v in zip(fields, values, strict=True)}
     raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
 
 
+def _map_renderer(key: SparkType, value: SparkType) -> Render:
+    one, other = renderer(key), renderer(value)
+    if key == Primitive("string"):
+        return lambda pairs: {name: other(v) for name, v in pairs}
+    return lambda pairs: [{"key": one(k), "value": other(v)} for k, v in pairs]
+
+
 def _no_number(number: float) -> str:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"
+
+
+def _interval(months: int, days: int, time_us: int) -> str:
+    """An interval as a text that says the same in every calendar: months, days and seconds stay apart."""
+    whole_s, rest_us = divmod(abs(time_us), 1_000_000)
+    seconds = f"{'-' * (time_us < 0)}{whole_s}" + f".{rest_us:06}".rstrip("0").rstrip(".")
+    date_part = f"{months}M" * (months != 0) + f"{days}D" * (days != 0)
+    return "P" + date_part + (f"T{seconds}S" if time_us or not date_part else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any, TypeVar
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.finalise import finaliser
 from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.checkpoint.inferred import Refusal
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
 from stateside.clock import Clock, SystemClock
-from stateside.errors import KeyInvalid, NotFreshEnough, ViewUnknown
+from stateside.errors import KeyInvalid, NotFreshEnough, StatesideError, ViewInvalid, ViewUnknown
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.keys import KeyCodec
@@ -23,6 +25,7 @@ from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.serving.rollups import RollupReader
 from stateside.serving.stamp import Stamp, iso_time
 from stateside.serving.sums import Span, Sums
+from stateside.serving.told import Told
 from stateside.serving.values import parse_key, renderer
 from stateside.storage import Storage
 
@@ -32,6 +35,7 @@ ROWS_MAX = 10_000
 _POLL_S = 0.01
 
 T = TypeVar("T")
+Sign = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,21 @@ class SumAnswer:
 
 
 class ViewReader:
-    """Reads one view's replica."""
+    """Reads one view's replica: its own, or one that is given, and is then not closed with it."""
 
-    def __init__(self, layout: ViewLayout, clock: Clock | None = None) -> None:
+    def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
         self._clock = clock or SystemClock()
-        storage = Storage.at(layout.checkpoint)
-        self.catalogue = completed(Catalogue.load(layout.catalogue), storage)
+        self._prepare(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location))
+        self._owns_replica = replica is None
+        self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
+
+    @classmethod
+    def check(cls, catalogue: Catalogue, storage: Storage) -> None:
+        """Refuse, as a reader would, a view that cannot be read; before there is a replica of it."""
+        cls.__new__(cls)._prepare(catalogue, storage)
+
+    def _prepare(self, catalogue: Catalogue, storage: Storage) -> None:
+        self.catalogue = completed(catalogue, storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
         self._codec = KeyCodec(asked)
@@ -87,11 +100,11 @@ class ViewReader:
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
         self._sums = Sums(self.catalogue, self._codec, self._decoder, self._finalisers)
         self._rollups = RollupReader(self.catalogue)
-        self._replica = ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
     def close(self) -> None:
         """Let the replica go."""
-        self._replica.close()
+        if self._owns_replica:
+            self._replica.close()
 
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
@@ -162,6 +175,10 @@ class ViewReader:
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
         if batch is None:
             return None
+        if self.catalogue.query not in (None, batch.query):
+            raise NotFreshEnough(
+                f"The checkpoint of the view {self.catalogue.view!r} is another query's now", next_step="Ask again"
+            )
         since_us = batch.committed_us if fresh_us is None else fresh_us
         return Stamp(
             view=self.catalogue.view,
@@ -176,27 +193,47 @@ class ViewReader:
 
 
 class Views:
-    """All views of an application's folder; a view appears as soon as it has a catalogue and a replica."""
+    """All views of a folder; a view appears as soon as it has a catalogue and a replica."""
 
     def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._layout = layout
-        self._readers: dict[str, ViewReader] = {}
+        self._replicas: dict[str, ReplicaReader] = {}  # kept when a view's reader is made anew
+        self._readers: dict[str, tuple[Sign, ViewReader]] = {}
 
     def names(self) -> list[str]:
         """The views that have been run in this folder."""
         return [view.name for view in self._layout.views()]
 
     def states(self) -> list[dict[str, Any]]:
-        """For each view, what its job's last heartbeat says, and how long ago that was; `unknown` without one."""
+        """For each view, what its job's last heartbeat says, and how long ago that was; `unknown` without one.
+
+        A view of a job that is not ours, which cannot be served, is `refused`.
+        """
         now_us = self._clock.now_us()
-        return [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
+        served = [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
+        return served + [_refused(refusal) for refusal in Told.load(self._layout).refused]
+
+    def note(self) -> str | None:
+        """What is waited for, or wrong, with the checkpoint of a job that is not ours."""
+        return Told.load(self._layout).note
 
     def get(self, name: str) -> ViewReader:
-        """The reader of a view; ViewUnknown if there is none of that name, NotFreshEnough before its first batch."""
-        if name not in self._readers:
-            self._readers[name] = self._open(name)
-        return self._readers[name]
+        """The reader of a view, by the catalogue that it has now.
+
+        ViewUnknown if there is none of that name, ViewInvalid if it is refused, NotFreshEnough before its first batch.
+        """
+        if name in self._readers:
+            sign, reader = self._readers[name]
+            if sign == _sign(self._layout.view(name)):
+                return reader
+            del self._readers[name]
+        if name not in self.names():
+            raise self._unknown(name)
+        view = self._layout.view(name)
+        sign = _sign(view)  # before it is read: if it is replaced meanwhile, the next request finds that
+        self._readers[name] = sign, self._open(view)
+        return self._readers[name][1]
 
     async def ready(self, name: str, floor: Floor) -> ViewReader:
         """The reader of a view; waits for its first batch as long as the floor says. Errors as for `get`."""
@@ -209,16 +246,38 @@ class Views:
                     raise
             await asyncio.sleep(_POLL_S)
 
-    def _open(self, name: str) -> ViewReader:
-        if name not in self.names():
-            raise ViewUnknown(
-                f"There is no view {name[:80]!r} here",
-                next_step=f"Views served: {', '.join(self.names()) or 'none yet'}",
-            )
+    def _open(self, view: ViewLayout) -> ViewReader:
         try:
-            return ViewReader(self._layout.view(name))
+            if view.name not in self._replicas:
+                self._replicas[view.name] = ReplicaReader(view.replica)
+            return ViewReader(view, self._clock, self._replicas[view.name])
         except FileNotFoundError:
-            raise NotFreshEnough(f"The view {name!r} has no batch yet", next_step="Ask again in a moment") from None
+            raise NotFreshEnough(
+                f"The view {view.name!r} has no batch yet", next_step="Ask again in a moment"
+            ) from None
+
+    def _unknown(self, name: str) -> StatesideError:
+        told = Told.load(self._layout)
+        for refusal in told.refused:
+            if refusal.view == name:
+                return ViewInvalid(f"The view {name!r} is not served: {refusal.why}")
+        served = f"Views served: {', '.join(self.names()) or 'none yet'}"
+        return ViewUnknown(
+            f"There is no view {name[:80]!r} here", next_step=f"{told.note} {served}" if told.note else served
+        )
+
+
+def _sign(view: ViewLayout) -> Sign:
+    """Another one whenever the view has another catalogue; None if it has none."""
+    try:
+        found = os.stat(view.catalogue)  # noqa: PTH116 - a Path takes as long as the call
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _refused(refusal: Refusal) -> dict[str, Any]:
+    return {"view": refusal.view, "state": "refused", "why": refusal.why, "heard_ms": None}
 
 
 def _state(view: ViewLayout, heartbeat: Heartbeat | None, now_us: int) -> dict[str, Any]:

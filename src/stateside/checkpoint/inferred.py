@@ -1,0 +1,260 @@
+"""Inferred views: what can be served of a query that somebody else wrote, told from its checkpoint alone.
+
+Each stateful operator is a view, each state variable of a `transformWithState` is one. Its name is the checkpoint's
+folder's, followed by the operator's number if there are several, and by the variable's name. `WAYS` has, for each
+operator by Spark's name for it, how its view is inferred; an operator without a way is refused by name.
+
+Rows are served as they are stored, as Spark's own `statestore` reader shows them: a key's columns by their names, then
+the aggregation's buffers, raw (`value` in `finalise`). Without the query's plan nobody knows that a sum and a count are
+an average; a declaration (`declared`) can say so. Where a name comes twice, the later ones get a number: sum, sum_2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Kind, Stored, ViewColumn
+from stateside.checkpoint.log import AGGREGATION, SUPPORTED, Checkpoint
+from stateside.checkpoint.schema import Column, StateSchema, read_schema
+from stateside.checkpoint.state_variables import StateVariable, read_variables
+from stateside.checkpoint.types import Primitive, Struct, parse_type
+from stateside.checkpoint.variable_catalogue import served_variable
+from stateside.errors import CheckpointInvalid, StatesideError, ViewInvalid
+from stateside.storage import Storage
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME_CHARS_MAX = 100
+_AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
+_SESSION_WINDOW = Struct(("start", "end"), (Primitive("timestamp"), Primitive("timestamp")))
+_NOTHING = {"void", "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A view that cannot be served, and the reason with what to do, as a sentence or two."""
+
+    view: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What could be told of a query's views."""
+
+    query: str
+    views: tuple[Catalogue, ...]
+    refused: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A stateful operator: of which query, in which checkpoint, under which number; and what its view is to be called.
+
+    `settings` are those that Spark noted with the query's batches.
+    """
+
+    storage: Storage
+    query: str
+    number: int
+    view: str
+    settings: Mapping[str, str]
+
+    def catalogue(
+        self, key: Sequence[KeyColumn], columns: Iterable[ViewColumn], kind: Kind = "aggregation", **more: str
+    ) -> Catalogue:
+        """A view of this operator; `more` may have its `family`, and another name for it as `view`."""
+        view = more.get("view", self.view)
+        return Catalogue(
+            application=self.storage.root,
+            view=view,
+            operator=self.number,
+            key=tuple(key),
+            columns=tuple(columns),
+            kind=kind,
+            family=more.get("family"),
+            query=self.query,
+        )
+
+
+Way = Callable[[Operator], Iterator[Catalogue | Refusal]]
+
+
+def infer(storage: Storage, name: str) -> Inferred | None:
+    """The views of the query in a checkpoint, called after this name; None before it has finished a batch with state.
+
+    What is wrong with one operator is a refusal and does no harm to the others; CheckpointInvalid if nothing can be
+    told at all.
+    """
+    checkpoint = Checkpoint(storage)
+    query, commits, numbers = checkpoint.query_id(), checkpoint.commits(), checkpoint.operators()
+    if query is None or not commits or not numbers:
+        return None
+    settings, base = checkpoint.plan(commits[-1]).conf, safe_name(name)
+    found: list[Catalogue | Refusal] = []
+    for number in numbers:
+        view = base if len(numbers) == 1 else f"{base}-{number}"
+        found += _views_of(checkpoint, Operator(storage, query, number, view, settings))
+    if checkpoint.query_id() != query:
+        return None  # replaced just now: what was read may be of both
+    views = tuple(each for each in found if isinstance(each, Catalogue))
+    return Inferred(query, views, tuple(each for each in found if isinstance(each, Refusal)))
+
+
+def safe_name(text: str) -> str:
+    """The text as a view's name: what has a meaning in paths and addresses is left out."""
+    return _UNSAFE.sub("-", text).strip("-")[:_NAME_CHARS_MAX] or "view"
+
+
+def unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names, of which those that are taken already get a number."""
+    used = set(taken)
+    given: list[str] = []
+    for name in names:
+        number, free = 1, name
+        while free in used:
+            number += 1
+            free = f"{name}_{number}"
+        used.add(free)
+        given.append(free)
+    return given
+
+
+def _views_of(checkpoint: Checkpoint, operator: Operator) -> list[Catalogue | Refusal]:
+    try:
+        return list(_way(checkpoint, operator)(operator))
+    except FileNotFoundError as error:
+        return [Refusal(operator.view, f"A file that tells of its state is missing: {error}. {SUPPORTED}.")]
+    except StatesideError as error:
+        return [Refusal(operator.view, str(error))]
+
+
+def _way(checkpoint: Checkpoint, operator: Operator) -> Way:
+    try:
+        metadata, path = checkpoint.operator_metadata(operator.number)
+    except FileNotFoundError:
+        raise CheckpointInvalid(
+            f"The stateful operator {operator.number} has no metadata: an older Spark made this checkpoint",
+            where=checkpoint.storage.path(f"state/{operator.number}"),
+            next_step=SUPPORTED,
+        ) from None
+    name = str(metadata.get("operatorInfo", {}).get("operatorName"))
+    if name in WAYS:
+        return WAYS[name]
+    reason = _NOT_YET.get(name, "which is not known")
+    raise ViewInvalid(
+        f"The stateful operator {operator.number} is a {name}, {reason}",
+        where=checkpoint.storage.path(path),
+        next_step=f"Operators that are served: {', '.join(WAYS)}",
+    )
+
+
+def _aggregation(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """An aggregation, with a window among its key's columns or not.
+
+    In Spark's state format 1 its value row has the key's columns once more, in front: they are shown once.
+    """
+    schema = read_schema(operator.storage, operator.number)
+    doubled = operator.settings.get(_AGGREGATION_FORMAT) == "1" and _begins(schema.value, schema.key)
+    key = key_columns(schema.key)
+    yield operator.catalogue(key, _buffers(schema.value, len(schema.key) if doubled else 0, key))
+
+
+def _deduplication(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """A row for each key that was seen; within a watermark with the time until which it is remembered."""
+    schema = read_schema(operator.storage, operator.number)
+    key = key_columns(schema.key)
+    yield operator.catalogue(key, _buffers(schema.value, 0, key))
+
+
+def _session(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """A session window: the value row begins with all grouping columns; of the window the state's key has the start."""
+    schema = read_schema(operator.storage, operator.number)
+    place = _session_place(operator, schema)
+    grouping = schema.value[: len(schema.key)]
+    names = unique(column.name for column in grouping)
+    keys = []
+    for index, (name, column) in enumerate(zip(names, grouping, strict=True)):
+        stored = Stored(index, column.name, column.type)
+        if index == place:
+            start = len(schema.key) - 1
+            at = Stored(start, schema.key[start].name, schema.key[start].type)
+            keys.append(KeyColumn(name, column.type, at, column.name, whole=stored))
+        else:
+            at = Stored(index - (index > place), column.name, column.type)
+            keys.append(KeyColumn(name, column.type, at, column.name))
+    ordered = [*(each for each in keys if each.whole is None), *(each for each in keys if each.whole)]
+    yield operator.catalogue(ordered, _buffers(schema.value, len(grouping), keys), "session")
+
+
+def _session_place(operator: Operator, schema: StateSchema) -> int:
+    """Which of the grouping columns is the session window."""
+    *others, start = schema.key
+    grouping = list(schema.value[: len(schema.key)])
+    for place, column in enumerate(grouping):
+        rest = grouping[:place] + grouping[place + 1 :]
+        if parse_type(column.type) == _SESSION_WINDOW and _begins(rest, others) and start.type == "timestamp":
+            return place
+    raise CheckpointInvalid(
+        "The session window cannot be told among the columns "
+        f"{[column.name for column in schema.value]} of the state's values",
+        where=operator.storage.path(f"state/{operator.number}"),
+        next_step=SUPPORTED,
+    )
+
+
+def _variables(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """A view for each state variable."""
+    variables = read_variables(operator.storage, operator.number)
+    names = unique(f"{operator.view}-{safe_name(name)}" for name in variables)
+    for view, variable in zip(names, variables.values(), strict=True):
+        yield _variable(operator, view, variable)
+
+
+def _variable(operator: Operator, view: str, variable: StateVariable) -> Catalogue | Refusal:
+    key = key_columns(variable.grouping)
+    catalogue = operator.catalogue(key, (), "state-variable", view=view, family=variable.name)
+    try:
+        served_variable(catalogue, operator.storage)
+    except ViewInvalid as error:
+        return Refusal(view, str(error))
+    return catalogue
+
+
+def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
+    """Key columns that stand in the state's key as they are."""
+    names = unique(column.name for column in columns)
+    return [
+        KeyColumn(name, column.type, Stored(index, column.name, column.type), column.name)
+        for index, (name, column) in enumerate(zip(names, columns, strict=True))
+    ]
+
+
+def _buffers(columns: Sequence[Column], begin: int, key: Sequence[KeyColumn]) -> list[ViewColumn]:
+    """The value row's columns from this place on, raw; those that are always null are left out."""
+    stored = [Stored(index, column.name, column.type) for index, column in enumerate(columns) if index >= begin]
+    stored = [each for each in stored if each.type not in _NOTHING]
+    names = unique((each.name for each in stored), taken=[column.name for column in key])
+    return [ViewColumn(name, each.type, "value", (each,), each.name) for name, each in zip(names, stored, strict=True)]
+
+
+def _begins(columns: Sequence[Column], first: Sequence[Column]) -> bool:
+    return list(columns[: len(first)]) == list(first)
+
+
+WAYS: dict[str, Way] = {
+    AGGREGATION: _aggregation,
+    "sessionWindowStateStoreSaveExec": _session,
+    "dedupe": _deduplication,
+    "dedupeWithinWatermark": _deduplication,
+    "transformWithStateExec": _variables,
+    "transformWithStateInPandasExec": _variables,
+    "transformWithStateInPySparkExec": _variables,
+}
+_NOT_YET = {
+    "symmetricHashJoin": "a stream-stream join, which cannot be served yet",
+    "flatMapGroupsWithState": "whose state only its own function understands, and which cannot be served yet",
+    "applyInPandasWithState": "whose state only its own function understands, and which cannot be served yet",
+    "globalLimit": "which keeps no more than the number of rows so far: there is nothing to ask by key",
+}

@@ -1,0 +1,210 @@
+"""A checkpoint that somebody else's query writes, served from a folder of our own, without touching it.
+
+The views are inferred from the checkpoint (`checkpoint.inferred`), with what a file declares of them
+(`checkpoint.declared`), and written into the folder as catalogues, beside which replicas grow. `step` looks again: the
+query may not have begun yet, may get further views, or be replaced by another one, whose views then take their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.declared import Declarations
+from stateside.checkpoint.inferred import Inferred, Refusal, infer, safe_name
+from stateside.checkpoint.place import Found, examine, located, reading
+from stateside.checkpoint.types import parse_type
+from stateside.checkpoint.variable_catalogue import completed
+from stateside.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
+from stateside.layout import Layout, ViewLayout
+from stateside.serving.told import Told
+from stateside.serving.values import described, type_name
+from stateside.serving.views import ViewReader
+from stateside.storage import Storage, try_lock, write_atomically
+
+_HASH_CHARS = 8
+_WAITING = {
+    Found.NO_FOLDER: "There is no folder at {}: waiting for a query to make it.",
+    Found.NO_QUERY: "No query has started at {} yet: waiting for one.",
+    Found.NO_BATCH: "The query at {} has not finished its first batch yet: waiting for it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The folder that serves a checkpoint which is not ours. Make one with `open_foreign`."""
+
+    layout: Layout
+    location: str
+    storage: Storage
+    declarations: Declarations
+
+    def start(self, *, wait: bool = False) -> None:
+        """Take the folder, and make its views what the checkpoint and the declarations say.
+
+        Whatever is wrong is raised; where there is no query with state yet, it is waited for: by `step`, later on.
+        Where there is not even a folder, only if `wait` says so.
+        """
+        if examine(self.storage) is Found.NO_FOLDER and not wait:
+            raise CheckpointInvalid(
+                "There is no such folder",
+                where=self.storage.root,
+                next_step="Name the query's checkpointLocation; or add --wait, to wait until a query makes it",
+            )
+        inferred = self._infer()
+        if inferred is not None:
+            self.declarations.check(inferred)
+            inferred = self._servable(self.declarations.apply(inferred))
+            if not inferred.views:
+                raise _nothing_to_serve(self.storage, inferred)
+        self._take()
+        if inferred is not None:
+            self._clean(inferred)
+        self.step()
+
+    def described(self) -> list[str]:
+        """A line for each view that is served: its name, what it is asked by, and what it answers."""
+        return [_line(Catalogue.load(view.catalogue), self.storage) for view in self.layout.views()]
+
+    def step(self) -> Told:
+        """Look at the checkpoint again, and let the views be what it says now; gives back what is told of it."""
+        told = self._look()
+        told.store(self.layout)
+        return told
+
+    def _look(self) -> Told:
+        try:
+            found = examine(self.storage)
+            inferred = self._infer()
+            served = None if inferred is None else self._servable(self.declarations.apply(inferred))
+        except FileNotFoundError:  # it is being taken away, or replaced, just now
+            found, served = Found.NO_QUERY, None
+        except StatesideError as error:  # as it was, readers have what they had
+            return Told(note=str(error))
+        if served is None:
+            waiting = Found.NO_BATCH if found is Found.STATE else found
+            return Told(note=_WAITING[waiting].format(self.location))
+        self._store(served)
+        return Told(refused=served.refused)
+
+    def _infer(self) -> Inferred | None:
+        with reading(self.storage):
+            return infer(self.storage, self.storage.root.rstrip("/").rsplit("/", 1)[-1])
+
+    def _servable(self, inferred: Inferred) -> Inferred:
+        """Those of the views that a reader can read; the others are refused."""
+        views, refused = [], list(inferred.refused)
+        for catalogue in inferred.views:
+            try:
+                ViewReader.check(catalogue, self.storage)
+                views.append(catalogue)
+            except StatesideError as error:
+                refused.append(Refusal(catalogue.view, str(error)))
+        return Inferred(inferred.query, tuple(views), tuple(refused))
+
+    def _store(self, inferred: Inferred) -> None:
+        names = {catalogue.view for catalogue in inferred.views}
+        for view in self.layout.views():
+            if view.name not in names:
+                view.catalogue.unlink(missing_ok=True)  # of the query before: from now on there is no such view
+        for catalogue in inferred.views:
+            path, content = self.layout.view(catalogue.view).catalogue, catalogue.as_json()
+            if not path.exists() or path.read_bytes() != content:
+                write_atomically(path, content)
+
+    def _take(self) -> None:
+        """Let the folder be this checkpoint's; RequestInvalid if it is something else already."""
+        pointed = self.layout.pointed()
+        if pointed is None:
+            if self.layout.root.exists() and any(self.layout.root.iterdir()):
+                raise RequestInvalid(
+                    f"The folder {self.layout.root} is in use for something else",
+                    next_step="Give a --dir of its own for this checkpoint's replicas, or leave it out",
+                )
+            content = json.dumps({"version": 1, "checkpoint": self.location}).encode()
+            write_atomically(self.layout.pointer, content)
+        elif pointed != self.location:
+            raise RequestInvalid(
+                f"The folder {self.layout.root} has the replicas of another checkpoint, {pointed}",
+                next_step="Give another --dir, or leave it out",
+            )
+
+    def _clean(self, inferred: Inferred) -> None:
+        """Delete replicas of views that are no more, and of those that were declared otherwise: they are made anew."""
+        views = {catalogue.view: catalogue for catalogue in inferred.views}
+        folder = self.layout.root / "views"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in views:
+                _delete_replica(ViewLayout(path))
+                shutil.rmtree(path, ignore_errors=True)
+            elif _made_otherwise(ViewLayout(path), views[path.name]):
+                _delete_replica(ViewLayout(path))
+
+
+def open_foreign(checkpoint: str, folder: Path | None = None, declarations: Declarations | None = None) -> Foreign:
+    """The checkpoint at a path or URI, to be served from a folder: by default one of its own, of this user.
+
+    RequestInvalid for an address that is none, or a folder inside the checkpoint. Nothing is written before `start`.
+    """
+    location, storage = located(checkpoint)
+    root = (folder or default_folder(location)).absolute()
+    if "://" not in location and root.resolve().is_relative_to(Path(storage.root)):
+        raise RequestInvalid(
+            f"The folder {root} lies in the checkpoint, which is never written to", next_step="Give another --dir"
+        )
+    return Foreign(Layout(root), location, storage, declarations or Declarations())
+
+
+def default_folder(location: str) -> Path:
+    """Where the replicas of a checkpoint lie if nobody says otherwise: always the same for the same place."""
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    digest = hashlib.blake2b(location.encode()).hexdigest()[:_HASH_CHARS]
+    return Path(home) / "stateside" / f"{safe_name(location.rstrip('/').rsplit('/', 1)[-1])}-{digest}"
+
+
+def _line(catalogue: Catalogue, storage: Storage) -> str:
+    view = completed(catalogue, storage)
+    key = described([(column.name, parse_type(column.asked_type)) for column in view.key])
+    columns = ", ".join(f"{column.name} ({type_name(parse_type(column.type))})" for column in view.columns)
+    return f"  view {view.view}: by {key or 'nothing'}: {columns or 'no other columns'}"
+
+
+def _nothing_to_serve(storage: Storage, inferred: Inferred) -> ViewInvalid:
+    reasons = " ".join(f"{refusal.view}: {refusal.why}" for refusal in inferred.refused)
+    return ViewInvalid(f"Nothing of this query can be served ({storage.root}). {reasons}".rstrip())
+
+
+def _made_otherwise(view: ViewLayout, catalogue: Catalogue) -> bool:
+    """Whether the view's replica was made of the same query under another declaration."""
+    try:
+        before = Catalogue.load(view.catalogue)
+    except (FileNotFoundError, CheckpointInvalid):
+        return False
+    return before.query == catalogue.query and _stored_form(before) != _stored_form(catalogue)
+
+
+def _stored_form(catalogue: Catalogue) -> object:
+    """What a replica's content depends on; a name does not matter to it, except in rollups."""
+    key = [(column.stored, column.whole, column.asked_type) for column in catalogue.key]
+    sums = catalogue.columns if catalogue.rollups else ()
+    return catalogue.operator, catalogue.kind, catalogue.family, key, catalogue.rollups, sums
+
+
+def _delete_replica(view: ViewLayout) -> None:
+    if not view.replica.is_dir():
+        return
+    lock = try_lock(view.replica / "writer.lock")
+    if lock is None:
+        raise RequestInvalid(
+            f"Another server serves {view.root.parent.parent} with other declarations",
+            next_step="Stop it, or give another --dir",
+        )
+    try:
+        shutil.rmtree(view.replica)
+    finally:
+        os.close(lock)
