@@ -3,10 +3,12 @@
 Spark knows a processor's variables only once its `init` has run, so at the start the plan tells no more than the
 grouping columns. The rest stands in the checkpoint from the first batch on, and every reader completes it from there:
 
-    key      the grouping columns as the view orders them, then those of a map's key; `index` counts in both together
-    columns  the value's fields, then `expires_ms` where values expire; `index` counts in these
+    key      the grouping columns as the view orders them, then those that tell entries apart: a map's key, a list's
+             `index` (from 0), a timer's `expires_ms`; a stored index counts in both together
+    columns  the value's fields, then `expires_ms` where values expire; a stored index counts in these
 
-so that a value state has one row a key, a map state one row an entry.
+so that a value state has one row a key, a map or a list one row an entry (as Spark's own reader shows them), and timers
+one row each.
 """
 
 from __future__ import annotations
@@ -15,15 +17,13 @@ from dataclasses import replace
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
 from stateside.checkpoint.schema import Column, read_schema
+from stateside.checkpoint.served_types import unkeyable, unserved
 from stateside.checkpoint.state_variables import (
-    LIST_STATE,
-    MAP_STATE,
-    VALUE_STATE,
     StateVariable,
     ValueDecoder,
     read_variables,
 )
-from stateside.checkpoint.unsafe_row import SERVED_TYPES, RowDecoder
+from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import ViewInvalid
 from stateside.storage import Storage
 
@@ -43,9 +43,9 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
     variable = served_variable(catalogue, storage)
     shift = len(variable.grouping)
     grouping = tuple(column for column in catalogue.key if column.stored.index < shift)
-    map_key = tuple(_key_column(column, shift + index) for index, column in enumerate(variable.map_key))
+    entry = tuple(_key_column(column, shift + index) for index, column in enumerate(variable.entry))
     columns = tuple(_view_column(column, index) for index, column in enumerate(variable.columns))
-    return replace(catalogue, key=grouping + map_key, columns=columns)
+    return replace(catalogue, key=grouping + entry, columns=columns)
 
 
 def value_decoder(catalogue: Catalogue, storage: Storage) -> RowDecoder | ValueDecoder:
@@ -66,25 +66,9 @@ def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
             f"its query has no state variable {catalogue.family!r}",
             f"Variables that it has: {', '.join(sorted(variables)) or 'none'}",
         )
-    _check_kind(catalogue, variable)
     _check_key(catalogue, variable)
     _check_columns(catalogue, variable)
     return variable
-
-
-def _check_kind(catalogue: Catalogue, variable: StateVariable) -> None:
-    if variable.kind == LIST_STATE:
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} is a list state, which cannot be served yet",
-            "Keep what should be served in a value state, or in a map state with a number as the map's key",
-        )
-    if variable.kind not in (VALUE_STATE, MAP_STATE):
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} is a {variable.kind}, which is not known",
-            "Serve a value state or a map state",
-        )
 
 
 def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
@@ -102,13 +86,14 @@ def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
 
 def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
     all_columns = (*variable.key, *variable.columns)
-    for column in all_columns:
-        if column.type not in SERVED_TYPES:
+    for place, column in enumerate(all_columns):
+        instead = (unkeyable if place < len(variable.key) else unserved)(column.type)
+        if instead:
             raise _refused(
                 catalogue,
                 f"the field {column.name!r} of its state variable {variable.name!r} has the type {column.type}, which "
-                "cannot be served yet",
-                f"Keep it as one of: {', '.join(sorted(SERVED_TYPES))}",
+                "cannot be served",
+                instead,
             )
     names = [column.name for column in all_columns]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -116,7 +101,8 @@ def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
         raise _refused(
             catalogue,
             f"its state variable {variable.name!r} would give it two columns {doubled[0]!r}",
-            "Let the names of grouping columns, map key and value differ; expires_ms is taken where values expire",
+            "Let the names of grouping columns, map key and value differ; expires_ms is taken where values expire, "
+            "index in lists",
         )
 
 

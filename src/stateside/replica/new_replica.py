@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lmdb
 
+from stateside.replica import lists
 from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
@@ -28,12 +29,13 @@ class NewReplica:
         self._note(b"replica", name.encode())
         self._note(b"rollups", rollups.as_json())
 
-    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
+    def put(self, changes: Iterable[lists.Change]) -> None:
         """Apply some changes, in one transaction; of several to one key the last one counts."""
-        last = sorted(dict(changes).items())  # by their keys, of which none is there twice
+        given = list(changes)
 
         def put(transaction: lmdb.Transaction) -> None:
             rows = Ordered(transaction, self._databases.rows)
+            last = sorted(dict(lists.settled(given, rows)).items())  # by their keys, of which none is there twice
             if self._rollups.kept:
                 self._rollups.move(last, rows, Ordered(transaction, self._databases.rollups))
             else:

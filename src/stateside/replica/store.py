@@ -27,7 +27,7 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
-from stateside.replica import generations
+from stateside.replica import generations, lists
 from stateside.replica.environment import Databases, open_environment, open_to_read, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Kept, Rollups, parse_kept
@@ -195,9 +195,10 @@ class ReplicaWriter:
         with self._environment.begin() as transaction:
             return Snapshot(transaction, self._databases).batch()
 
-    def apply(self, batch: AppliedBatch, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
+    def apply(self, batch: AppliedBatch, changes: Iterable[lists.Change]) -> None:
         """Move to the next batch in one transaction: readers see all of it or nothing.
 
+        Changes are keys with their new rows, None if they are gone; of a view that serves a list, those of `lists`.
         ReplicaInvalid if it is not the next one after the batch that the replica stands at.
         """
         changes = list(changes)
@@ -283,9 +284,7 @@ class ReplicaWriter:
     def _name(self, transaction: lmdb.Transaction) -> None:
         transaction.put(b"replica", secrets.token_hex(4).encode(), db=self._databases.meta, overwrite=False)
 
-    def _put(
-        self, transaction: lmdb.Transaction, batch: AppliedBatch, changes: list[tuple[bytes, bytes | None]]
-    ) -> None:
+    def _put(self, transaction: lmdb.Transaction, batch: AppliedBatch, given: list[lists.Change]) -> None:
         snapshot = Snapshot(transaction, self._databases)
         before = snapshot.batch()
         if before is not None and (before.query, before.batch + 1) != (batch.query, batch.batch):
@@ -294,6 +293,7 @@ class ReplicaWriter:
             )
         assert snapshot.rollups() == self._rollups.kept, "keep_rollups comes first"
         rows = Ordered(transaction, self._databases.rows)
+        changes = lists.settled(given, rows)
         if self._rollups.kept:
             self._rollups.move(changes, rows, Ordered(transaction, self._databases.rollups))
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat
@@ -16,7 +15,7 @@ from stateside.layout import ViewLayout
 from stateside.replica.load import Load, LoadStopped
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
-from stateside.replica.translation import Translator, translator_of
+from stateside.replica.translation import Rows, Translator, translator_of
 from stateside.storage import Storage
 
 PAUSE_S_MIN = 0.01
@@ -174,7 +173,7 @@ class Tail:
         state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
         self._writer.apply(state, changes)
 
-    def _changes(self, plan: Plan, commit: Commit) -> Iterator[tuple[bytes, bytes | None]]:
+    def _changes(self, plan: Plan, commit: Commit) -> Rows:
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
         for partition in range(self._checkpoint.partitions(operator)):
             changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)

@@ -15,10 +15,11 @@ from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.snapshot import StateSnapshot
 from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.replica import lists
 from stateside.replica.keys import KeyCodec
 from stateside.replica.variables import VariableTranslator
 
-Rows = Iterator[tuple[bytes, bytes | None]]
+Rows = Iterator[lists.Change]
 AnySnapshot = StateSnapshot | Snapshot
 
 

@@ -11,6 +11,8 @@ timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
+map                     not in keys                    an object if its keys are strings, else a list of
+                                                       {"key": …, "value": …}
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from stateside.checkpoint.types import Array, Decimal, Primitive, SparkType, Struct
+from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid
 from stateside.serving.stamp import iso_time, parse_time
@@ -144,10 +146,19 @@ def _renderer(type_: SparkType) -> Render | None:
         case Array(element):
             each = renderer(element)
             return lambda values: [each(value) for value in values]
+        case Map(key, value):
+            return _map_renderer(key, value)
         case Struct(names, types):
             fields = [(name, renderer(part)) for name, part in zip(names, types, strict=True)]
             return lambda values: {name: one(v) for (name, one), v in zip(fields, values, strict=True)}
     raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
+
+
+def _map_renderer(key: SparkType, value: SparkType) -> Render:
+    one, other = renderer(key), renderer(value)
+    if key == Primitive("string"):
+        return lambda pairs: {name: other(v) for name, v in pairs}
+    return lambda pairs: [{"key": one(k), "value": other(v)} for k, v in pairs]
 
 
 def _no_number(number: float) -> str:
