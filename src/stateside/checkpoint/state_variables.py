@@ -3,13 +3,8 @@
     state/OPERATOR/_metadata/v2/BATCH := "v2\\n" {"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}],
         "operatorPropertiesJson": JSON text of {"stateVariables": [{"stateName", "stateVariableType", "ttlEnabled"}…]}}
 
-one file for each start of the query. The paths name every schema that the state ever had, the newest one last:
-
-    state/OPERATOR/_stateSchema/default/NAME := "v3" (UTF)  families (i32)  family*
-    family := name (UTF)  id (i16)  schema (of the key)  id (i16)  schema (of the value)
-              encoder (of the key)  schema (of a map's key, else empty)
-
-where a schema, and the encoder, is a JSON text in chunks (see `schema`). Rows are UnsafeRows behind a version byte 00:
+one file for each start of the query; `families` reads the schemas. A row is an UnsafeRow (or see `avro_row`) behind a
+version byte 00:
 
     ValueState:  key := 00 row of the grouping columns
     MapState:    key := size (i32, little-endian)  00 row of one struct, the grouping columns
@@ -31,16 +26,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stateside.checkpoint.avro_row import Versions
 from stateside.checkpoint.changelog import plain_row
 from stateside.checkpoint.compression import damaged
+from stateside.checkpoint.encoding import Encoding
+from stateside.checkpoint.families import Family, schemas
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.schema import Column, columns_of, read_chunks, read_utf
-from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.schema import Column, columns_of
+from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
@@ -57,14 +54,14 @@ _ENCODERS = {
     TIMER_STATE: _KEY_IN_TWO_PARTS,
 }
 _SIZE = struct.Struct("<i")
-_ID_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StateVariable:
     """A variable: its name, Spark's word for its kind, whether its values expire, and the columns of its parts.
 
-    `entry` tells the entries of one key apart: a map's key, the place in a list (from 0), a timer's time.
+    `entry` tells the entries of one key apart: a map's key, the place in a list (from 0), a timer's time. `stored` has
+    the columns of the value as they are stored, for each version of it by its id: with Avro there may be several.
     """
 
     name: str
@@ -73,6 +70,7 @@ class StateVariable:
     grouping: tuple[Column, ...]
     entry: tuple[Column, ...]
     value: tuple[Column, ...]
+    stored: Mapping[int, tuple[Column, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> tuple[Column, ...]:
@@ -85,22 +83,13 @@ class StateVariable:
         return (*self.value, EXPIRES) if self.expires else self.value
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A column family of a schema file."""
-
-    key: dict[str, Any]
-    value: dict[str, Any]
-    encoder: dict[str, Any]
-
-
 def read_variables(storage: Storage, operator: int) -> dict[str, StateVariable]:
     """The variables of an operator by name; FileNotFoundError before its first batch is planned."""
     metadata, name = Checkpoint(storage).operator_metadata(operator)
     try:
         declared = json.loads(metadata["operatorPropertiesJson"])["stateVariables"]
-        schemas = list(_schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))
-        variables = [_variable(one, schemas) for one in declared]
+        versions = list(schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))
+        variables = [_variable(one, versions) for one in declared]
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointInvalid(
             f"The state's variables cannot be read: {error!r}",
@@ -114,10 +103,10 @@ def read_variables(storage: Storage, operator: int) -> dict[str, StateVariable]:
 class KeyDecoder:
     """Decodes the keys of a variable's column family."""
 
-    def __init__(self, variable: StateVariable) -> None:
-        self._decoder = RowDecoder(variable.grouping)
-        self._first = RowDecoder([_struct(variable.grouping)])
-        self._second = RowDecoder([_struct(variable.entry)] if variable.kind == MAP_STATE else variable.entry)
+    def __init__(self, variable: StateVariable, encoding: Encoding = Encoding.UNSAFE_ROW) -> None:
+        self._decoder = encoding.decoder(variable.grouping)
+        self._first = encoding.decoder([_struct(variable.grouping)], identified=False)
+        self._second = encoding.decoder([_struct(variable.entry)] if variable.kind == MAP_STATE else variable.entry)
         self._in_two_parts = _ENCODERS[variable.kind] is _KEY_IN_TWO_PARTS
         self._is_map = variable.kind == MAP_STATE
 
@@ -131,11 +120,17 @@ class KeyDecoder:
 
 
 class ValueDecoder:
-    """Decodes the values of a variable, each without its version byte."""
+    """Decodes the values of a variable, each without its version byte. `versions` are those of Avro, looked up anew."""
 
-    def __init__(self, variable: StateVariable) -> None:
+    def __init__(
+        self,
+        variable: StateVariable,
+        encoding: Encoding = Encoding.UNSAFE_ROW,
+        versions: Versions | None = None,
+    ) -> None:
         self._expires = variable.expires
-        self._decoder = RowDecoder([_struct(variable.value), EXPIRES] if variable.expires else variable.value)
+        wrapped = [_struct(variable.value, "value"), Column("ttlExpirationMs", "long")]
+        self._decoder = encoding.decoder(wrapped if variable.expires else variable.value, versions)
 
     def decode(self, row: bytes) -> tuple[Value, ...]:
         """The values of the variable's columns."""
@@ -165,15 +160,18 @@ def _fields(row: tuple[Value, ...]) -> tuple[Value, ...]:
     return part
 
 
-def _variable(declared: dict[str, Any], schemas: list[dict[str, _Family]]) -> StateVariable:
+def _variable(declared: dict[str, Any], families: list[dict[str, Family]]) -> StateVariable:
     name, kind, expires = declared["stateName"], declared["stateVariableType"], declared["ttlEnabled"]
-    versions = [_parts(name, kind, expires, schema[name]) for schema in schemas if name in schema]
-    if name not in schemas[-1] or any(version != versions[-1] for version in versions):
+    found = [schema[name] for schema in families if name in schema]
+    stored = {family.value_id: columns_of(family.value) for family in found}
+    versions = [_parts(name, kind, expires, family) for family in found]
+    evolved = any(columns_of(family.value) != stored[family.value_id] for family in found)
+    if name not in families[-1] or evolved or any(version.key != versions[-1].key for version in versions):
         raise ValueError(f"the variable {name} was made anew with another type; start the query on a new folder")
-    return versions[-1]
+    return replace(versions[-1], stored=stored)
 
 
-def _parts(name: str, kind: str, expires: bool, family: _Family) -> StateVariable:
+def _parts(name: str, kind: str, expires: bool, family: Family) -> StateVariable:
     if kind not in _ENCODERS:
         raise ValueError(f"the variable {name} is a {kind}, which is not known")
     if family.encoder != _ENCODERS[kind]:
@@ -197,42 +195,7 @@ def _field(struct_type: dict[str, Any], index: int, name: str) -> dict[str, Any]
     return type_
 
 
-def _schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[str, _Family]]:
-    """The schemas at these paths, of which only the names are used: the checkpoint may have been moved."""
-    *older, newest = [path.rsplit("/", 1)[-1] for path in paths]
-    for name in older:
-        with suppress(FileNotFoundError):  # an old one may be deleted some day
-            yield _read_schema(storage, operator, name)
-    try:
-        yield _read_schema(storage, operator, newest)
-    except FileNotFoundError as error:
-        raise ValueError(f"its schema {newest} is gone") from error
-
-
-def _read_schema(storage: Storage, operator: int, name: str) -> dict[str, _Family]:
-    path = f"state/{operator}/_stateSchema/default/{name}"
-    content = storage.read(path)
-    try:
-        version, at_byte = read_utf(content, 0)
-        if version != "v3":
-            raise ValueError(f"version {version!r} is not known")
-        (count,) = struct.unpack_from(">i", content, at_byte)
-        return dict(_families(content, at_byte + 4, count))
-    except (struct.error, ValueError) as error:
-        raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(path)) from error
-
-
-def _families(content: bytes, at_byte: int, count: int) -> Iterator[tuple[str, _Family]]:
-    for _ in range(count):
-        name, at_byte = read_utf(content, at_byte)
-        key, at_byte = read_chunks(content, at_byte + _ID_BYTES)
-        value, at_byte = read_chunks(content, at_byte + _ID_BYTES)
-        encoder, at_byte = read_chunks(content, at_byte)
-        _, at_byte = read_chunks(content, at_byte)  # a map's key stands in the key as well
-        yield name, _Family(key, value, encoder)
-
-
-def _struct(columns: tuple[Column, ...]) -> Column:
+def _struct(columns: tuple[Column, ...], name: str = "struct") -> Column:
     """One column with these for parts."""
     fields = [{"name": c.name, "type": json.loads(c.type) if c.type.startswith("{") else c.type} for c in columns]
-    return Column("struct", json.dumps({"type": "struct", "fields": fields}))
+    return Column(name, json.dumps({"type": "struct", "fields": fields}))

@@ -1,4 +1,4 @@
-"""The catalogue of a view that serves a state variable, completed from the checkpoint.
+"""What stands in the state of a view, whatever its kind; and the catalogue of a state variable, completed from there.
 
 Spark knows a processor's variables only once its `init` has run, so at the start the plan tells no more than the
 grouping columns. The rest stands in the checkpoint from the first batch on, and every reader completes it from there:
@@ -14,18 +14,31 @@ one row each.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.schema import Column, read_schema
+from stateside.checkpoint.encoding import encoding_of
+from stateside.checkpoint.groups import GroupDecoder, group_schema
+from stateside.checkpoint.join import join_schema
+from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.schema import Column, StateSchema, read_schema
 from stateside.checkpoint.served_types import unkeyable, unserved
 from stateside.checkpoint.state_variables import (
+    VALUE_STATE,
     StateVariable,
     ValueDecoder,
     read_variables,
 )
-from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.errors import ViewInvalid
 from stateside.storage import Storage
+
+
+class Decoder(Protocol):
+    """Decodes the rows of a replica, whatever kind of view it is of."""
+
+    def decode(self, row: bytes) -> tuple[Value, ...]:
+        """The row's values, in the order that the catalogue's `index` counts in."""
 
 
 def check_state(catalogue: Catalogue, storage: Storage) -> None:
@@ -33,7 +46,7 @@ def check_state(catalogue: Catalogue, storage: Storage) -> None:
     if catalogue.kind == "state-variable":
         served_variable(catalogue, storage)
     else:
-        catalogue.check(read_schema(storage, catalogue.operator))
+        catalogue.check(stored_schema(catalogue, storage))
 
 
 def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
@@ -48,16 +61,34 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
     return replace(catalogue, key=grouping + entry, columns=columns)
 
 
-def value_decoder(catalogue: Catalogue, storage: Storage) -> RowDecoder | ValueDecoder:
+def value_decoder(catalogue: Catalogue, storage: Storage) -> Decoder:
     """What decodes the rows of the view's replica into the values that its columns' `index` counts in."""
     if catalogue.kind == "state-variable":
-        return ValueDecoder(served_variable(catalogue, storage))
-    return RowDecoder(read_schema(storage, catalogue.operator).value)
+        variable, encoding = served_variable(catalogue, storage), encoding_of(Checkpoint(storage))
+        return ValueDecoder(variable, encoding, lambda: served_variable(catalogue, storage).stored)
+    if catalogue.kind == "groups":
+        return GroupDecoder(storage, catalogue.operator)
+    return RowDecoder(stored_schema(catalogue, storage).value)
+
+
+def stored_schema(catalogue: Catalogue, storage: Storage) -> StateSchema:
+    """The columns of the state that a view of any other kind serves; FileNotFoundError before there is a state."""
+    if catalogue.kind == "join":
+        return join_schema(storage, catalogue.operator, store=catalogue.store, family=catalogue.family)
+    if catalogue.kind == "groups":
+        return group_schema(storage, catalogue.operator)
+    return read_schema(storage, catalogue.operator)
 
 
 def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
-    """The variable that the view serves; ViewInvalid if there is none or it cannot be served."""
+    """The variable that the view serves; ViewInvalid if there is none or it cannot be served.
+
+    Of a join in column families a side is kept as a value state is.
+    """
     assert catalogue.family is not None, "a state variable's catalogue has its name"
+    if catalogue.kind == "join":
+        schema = stored_schema(catalogue, storage)
+        return StateVariable(catalogue.family, VALUE_STATE, False, schema.key, (), schema.value)
     variables = read_variables(storage, catalogue.operator)
     variable = variables.get(catalogue.family)
     if variable is None:
@@ -69,6 +100,25 @@ def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
     _check_key(catalogue, variable)
     _check_columns(catalogue, variable)
     return variable
+
+
+def views_of_variables(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
+    """A view of each variable of a `transformWithState`, called like it, and `timers`.
+
+    One that cannot be served is refused when it is completed.
+    """
+    return [
+        Catalogue(
+            "",
+            name,
+            operator,
+            tuple(_key_column(column, index) for index, column in enumerate(variable.grouping)),
+            (),
+            kind="state-variable",
+            family=name,
+        )
+        for name, variable in read_variables(checkpoint.storage, operator).items()
+    ]
 
 
 def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:

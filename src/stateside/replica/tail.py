@@ -8,7 +8,8 @@ from collections import deque
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.log import Checkpoint, Commit, Plan
+from stateside.checkpoint.log import Commit, Plan
+from stateside.checkpoint.one_store import checkpoint_of
 from stateside.checkpoint.provider import read_batch_changes
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
@@ -32,8 +33,8 @@ class Tail:
 
     def __init__(self, layout: ViewLayout) -> None:
         self._layout = layout
-        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint))
         self._catalogue = Catalogue.load(layout.catalogue)
+        self._checkpoint = checkpoint_of(self._catalogue, Storage.at(layout.checkpoint))
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica)
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)

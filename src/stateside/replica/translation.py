@@ -11,10 +11,12 @@ from typing import Protocol
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.changelog import Change, Changelog
 from stateside.checkpoint.delta import Snapshot
+from stateside.checkpoint.encoding import refuse_avro
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.snapshot import StateSnapshot
 from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.checkpoint.variable_catalogue import check_state
 from stateside.replica import lists
 from stateside.replica.keys import KeyCodec
 from stateside.replica.variables import VariableTranslator
@@ -35,7 +37,10 @@ class Translator(Protocol):
 
 def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
     """The translator of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
-    kind = VariableTranslator if catalogue.kind == "state-variable" else RowTranslator
+    if catalogue.kind != "state-variable":
+        refuse_avro(checkpoint)
+    in_family = catalogue.kind == "state-variable" or (catalogue.kind == "join" and catalogue.family is not None)
+    kind = VariableTranslator if in_family else RowTranslator
     return kind(catalogue, checkpoint)
 
 
@@ -43,8 +48,8 @@ class RowTranslator:
     """Turns the state's keys into the replica's: the view's key columns, in the view's order, in byte order."""
 
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
+        check_state(catalogue, checkpoint.storage)
         schema = read_schema(checkpoint.storage, catalogue.operator)
-        catalogue.check(schema)
         self._prefixed = catalogue.kind == "session"
         self._decoder = RowDecoder(schema.key)
         # Of a key in two parts the last column, the session's start, stands by itself.

@@ -9,11 +9,12 @@ from stateside.checkpoint.changelog import Change, Changelog, changelog_name, pl
 from stateside.checkpoint.column_families import ColumnFamilies
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.delta import Snapshot
+from stateside.checkpoint.encoding import encoding_of
 from stateside.checkpoint.list_values import delimiter_of, split_entries
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.snapshot import StateSnapshot
 from stateside.checkpoint.state_variables import LIST_STATE, KeyDecoder
-from stateside.checkpoint.variable_catalogue import completed, served_variable
+from stateside.checkpoint.variable_catalogue import check_state, completed, served_variable
 from stateside.replica import lists
 from stateside.replica.keys import KeyCodec
 
@@ -21,17 +22,18 @@ from stateside.replica.keys import KeyCodec
 class VariableTranslator:
     """Keys become the replica's: the view's key columns, then a map's key or a timer's time, in byte order.
 
-    Values stay UnsafeRows. Of a list the key is that of the whole list, and the change one of `lists`.
+    Values stay as Spark encoded them. Of a list the key is that of the whole list, and the change one of `lists`.
     """
 
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         complete = completed(catalogue, checkpoint.storage)
+        check_state(complete, checkpoint.storage)
         self._catalogue, self._storage = complete, checkpoint.storage
         self._families = ColumnFamilies(checkpoint.storage, catalogue.operator)
         variable = served_variable(catalogue, checkpoint.storage)
         self._family = variable.name
         self._delimiter = delimiter_of(checkpoint) if variable.kind == LIST_STATE else None
-        self._decoder = KeyDecoder(variable)
+        self._decoder = KeyDecoder(variable, encoding_of(checkpoint))
         key = complete.key[:-1] if variable.kind == LIST_STATE else complete.key
         self._codec = KeyCodec([column.asked_type for column in key])
         self._order = [column.stored.index for column in key]
