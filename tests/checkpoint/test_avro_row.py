@@ -74,7 +74,7 @@ SCHEMA = fastavro.parse_schema(
     }
 )
 
-decimals = st.decimals(-(10**18), 10**18, places=2).map(lambda value: Decimal(value))
+decimals = st.integers(-(10**20) + 1, 10**20 - 1).map(lambda unscaled: Decimal(unscaled).scaleb(-2))
 structs = st.none() | st.fixed_dictionaries({"name": st.none() | st.text(), "price": st.none() | decimals})
 records = st.fixed_dictionaries(
     {
@@ -86,7 +86,7 @@ records = st.fixed_dictionaries(
         "binary": st.none() | st.binary(),
         "date": st.none() | INT,
         "timestamp": st.none() | LONG,
-        "small": st.none() | st.decimals(-99, 99, places=3),
+        "small": st.none() | st.integers(-99_999, 99_999).map(lambda unscaled: Decimal(unscaled).scaleb(-3)),
         "a": st.none() | st.lists(LONG),
         "m": st.none() | st.dictionaries(st.text(), INT),
         "s": structs,

@@ -167,6 +167,12 @@ class StateSnapshot:
         for key, value in self._pairs(_FAMILY.pack(family)):
             yield Change(key[_FAMILY.size :], value, family)
 
+    def values(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of these keys, which begin with the id of their column family if there are any; None if gone."""
+        with _reading(self.path):
+            found: list[bytes | None] | None = self._database.get([*keys])
+            return found or []
+
     def _pairs(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, without more of them in memory than RocksDB reads at once."""
         pairs: RdictIter = self._database.iter()

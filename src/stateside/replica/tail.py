@@ -13,6 +13,7 @@ from stateside.checkpoint.one_store import checkpoint_of
 from stateside.checkpoint.provider import read_batch_changes
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
+from stateside.replica import generations
 from stateside.replica.load import Load, LoadStopped
 from stateside.replica.rollups import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
@@ -176,8 +177,11 @@ class Tail:
 
     def _changes(self, plan: Plan, commit: Commit) -> Rows:
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
+        scratch = generations.loading(self._writer.directory) / "version"
         for partition in range(self._checkpoint.partitions(operator)):
-            changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
+            changelog = read_batch_changes(
+                self._checkpoint, plan, commit, operator, partition, prefixed=prefixed, scratch=scratch
+            )
             yield from translator.changes(commit, partition, changelog)
 
     def _made_translator(self) -> Translator:
