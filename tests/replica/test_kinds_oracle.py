@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,11 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
 from stateside.checkpoint.groups import views_of_groups
 from stateside.checkpoint.join import views_of_join
 from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.variable_catalogue import views_of_variables
 from stateside.storage import Storage
 
@@ -129,6 +131,15 @@ def grouped(events: DataFrame) -> DataFrame:
     return timed.applyInPandasWithState(count, "customer string", state, "Update", "EventTimeTimeout")
 
 
+def counted(events: DataFrame) -> DataFrame:
+    return events.groupBy("customer", "size").agg(F.count("*"), F.sum("amount"), F.max("at"))
+
+
+def sessions(events: DataFrame) -> DataFrame:
+    timed = events.withWatermark("at", "10 minutes")
+    return timed.groupBy("customer", F.session_window("at", "5 minutes")).agg(F.sum("amount"))
+
+
 def test_variables_lists_and_timers_are_those_that_spark_has(
     spark: SparkSession, tmp_path: Path, rocksdb: dict[str, str]
 ) -> None:
@@ -202,6 +213,45 @@ def test_groups_are_those_that_spark_has(spark: SparkSession, tmp_path: Path, pr
     assert any(later < earlier for earlier, later in pairwise(sizes["groups"])), "no group ever timed out"
 
 
+@pytest.mark.parametrize("form", ["1", "2"])
+@pytest.mark.parametrize("query", [counted, sessions, variables], ids=["aggregation", "sessions", "variables"])
+def test_without_changelogs_the_changes_are_found_between_two_versions_and_nothing_is_loaded(
+    spark: SparkSession, tmp_path: Path, query: Callable[[DataFrame], DataFrame], form: str
+) -> None:
+    settings = {
+        f"{STATE}.providerClass": ROCKSDB,
+        f"{STATE}.checkpointFormatVersion": form,
+        f"{STATE}.rocksdb.changelogCheckpointing.enabled": "false",
+        f"{STREAMING}.noDataMicroBatches.enabled": "false",
+    }
+    with conf(spark, settings):
+        feed_and_run(spark, tmp_path, query, batches=8)  # RocksDB merges tables from the fourth on
+        if query is variables:
+            views = [view for view in views_of_variables(checkpoint(tmp_path), 0) if view.view in ("map", "list")]
+            asked = {view.view: (view, *ask_variable(view)) for view in views}
+        else:
+            view = whole_view(checkpoint(tmp_path).storage, "session" if query is sessions else "aggregation")
+            asked = {view.view: (view, ["key", "value.sum"] if query is sessions else ["key", "value"], {})}
+        sizes = replayed(spark, tmp_path, asked)
+    assert not list((tmp_path / "staged").glob("views/*/replica/current")), "a replica was loaded"
+    assert not list((tmp_path / "checkpoint").glob("state/0/*/*.changelog"))
+    if query is not counted:
+        assert any(later < earlier for size in sizes.values() for earlier, later in pairwise(size)), "nothing ever left"
+
+
+def whole_view(storage: Storage, kind: Any) -> Catalogue:
+    """The state as it is stored, buffers and all."""
+    schema = read_schema(storage, 0)
+    key = [KeyColumn(c.name, c.type, Stored(i, c.name, c.type), c.name) for i, c in enumerate(schema.key)]
+    values = [(Stored(i, c.name, c.type), c) for i, c in enumerate(schema.value)]
+    others = len(key) if kind == "session" else 0
+    if others:
+        window = next(stored for stored, column in values if column.name == "session_window")
+        key = [replace(column, whole=window) if column.name == "sessionStartTime" else column for column in key]
+    columns = [ViewColumn(f"{c.name}{s.index}", c.type, "value", (s,), c.name) for s, c in values[others:]]
+    return Catalogue("", "whole", 0, tuple(key), tuple(columns), kind=kind)
+
+
 def ask_variable(view: Catalogue) -> tuple[list[str], dict[str, str]]:
     """What to ask Spark's reader for."""
     assert view.family is not None
@@ -252,7 +302,7 @@ def feed_and_run(
     events = reader.json(str(folder / "feed")).selectExpr(
         "customer", "kind", "amount", "cast(amount % 2 AS int) AS size", "timestamp_millis(at_ms) AS at"
     )
-    mode = "append" if "join" in query.__name__ else "update"
+    mode = "append" if query.__name__ in ("join", "sessions") else "update"
     writer = query(events).writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
 
