@@ -81,7 +81,7 @@ def test_a_join_in_a_format_that_is_not_known_is_refused(put: Put) -> None:
     ("key", "left", "reason"),
     [
         ([("field0", json.loads('{"type":"array","elementType":"long"}')), ("index", "long")], LEFT, "'field0'"),
-        (KEY, [("span", "interval day to second"), ("matched", "boolean")], "left side .* 'span'"),
+        (KEY, [("span", "variant"), ("matched", "boolean")], "left side .* 'span'"),
     ],
 )
 def test_a_column_that_cannot_be_served_is_named(

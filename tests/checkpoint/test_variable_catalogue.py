@@ -38,7 +38,7 @@ TIMES: Family = (
 )
 LISTED: Family = ("listed", GROUPING, struct(("sum", "long")), NO_PREFIX)
 NESTED: Family = ("nested", GROUPING, struct(("parts", struct(("a", "long"))), ("price", "decimal(20,2)")), NO_PREFIX)
-SPANS: Family = ("spans", GROUPING, struct(("span", "interval day to second")), NO_PREFIX)
+SPANS: Family = ("spans", GROUPING, struct(("span", "variant")), NO_PREFIX)
 TAGS = {"type": "array", "elementType": "string", "containsNull": True}
 BY_LIST: Family = (
     "by_list",
@@ -96,7 +96,7 @@ def test_a_view_has_its_grouping_columns_those_of_an_entry_and_the_values_fields
         ),
         (view("doubled"), "two columns 'user'"),
         (view("times"), "two columns 'expires_ms'"),
-        (view("spans"), "field 'span' .* cannot be served.*number of seconds"),
+        (view("spans"), "field 'span' .* cannot be served.*Keep it as a string"),
         (view("by_list"), "field 'tags' .* cannot be served.*Nobody can ask by a list"),
         (
             view("total", KeyColumn("user", "long", Stored(0, "user", "long"), "user")),

@@ -25,7 +25,7 @@ def unkeyable(type_: str) -> str | None:
 def _unserved(type_: SparkType) -> str | None:
     match type_:
         case Primitive(name):
-            return None if name in SERVED_TYPES else "Keep it as a string, or as a number of seconds or months"
+            return None if name in SERVED_TYPES or name.startswith("interval") else "Keep it as a string"
         case Array(element):
             return _unserved(element)
         case Map(key, value):
@@ -39,6 +39,8 @@ def _unserved(type_: SparkType) -> str | None:
 
 def _unkeyable(type_: SparkType) -> str | None:
     match type_:
+        case Primitive(name) if name.startswith("interval"):
+            return "Nobody can ask by an interval: keep it as a number of seconds or months, or in the value"
         case Array() | Map():
             return "Nobody can ask by a list or a map: keep it as a string, or in the value"
         case Struct(_, types):

@@ -9,6 +9,7 @@ date                    2026-01-31                     the same
 timestamp               ISO 8601, UTC without a zone   ISO 8601 in UTC, with Z
 timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
+interval                not in keys                    ISO 8601: P1Y2M, P3DT0.5S; a negative one with - in front
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
 map                     not in keys                    an object if its keys are strings, else a list of
@@ -33,6 +34,7 @@ Render = Callable[[Any], Any]
 Leaf = tuple[str, SparkType]
 
 _FIRST_DAY = date(1970, 1, 1)
+_DAY_US = 86_400_000_000
 _NUMBER_CHARS_MAX = 400
 
 
@@ -139,6 +141,8 @@ _RENDERERS: dict[str, Render] = {
 def _renderer(type_: SparkType) -> Render | None:
     """For values that are there; None where they stay as they are."""
     match type_:
+        case Primitive(name) if name.startswith("interval"):
+            return _interval_renderer(name)
         case Primitive(name):
             return _RENDERERS.get(name)
         case Decimal():
@@ -152,6 +156,25 @@ def _renderer(type_: SparkType) -> Render | None:
             fields = [(name, renderer(part)) for name, part in zip(names, types, strict=True)]
             return lambda values: {name: one(v) for (name, one), v in zip(fields, values, strict=True)}
     raise AssertionError(f"a column of type {type_name(type_)} is refused when its view starts")
+
+
+def _interval_renderer(name: str) -> Render:
+    if name == "interval":  # of the calendar: its parts are not one number
+        return lambda parts: "P{}M{}DT{}S".format(*parts[:2], f"{decimal.Decimal(parts[2]).scaleb(-6).normalize():f}")
+    return _months if name in ("interval year", "interval month", "interval year to month") else _span
+
+
+def _months(months: int) -> str:
+    years, rest = divmod(abs(months), 12)
+    text = (f"{years}Y" if years else "") + (f"{rest}M" if rest else "")
+    return f"{'-' if months < 0 else ''}P{text or '0M'}"
+
+
+def _span(time_us: int) -> str:
+    days, rest_us = divmod(abs(time_us), _DAY_US)
+    seconds = decimal.Decimal(rest_us).scaleb(-6).normalize()
+    text = (f"{days}D" if days else "") + (f"T{seconds:f}S" if rest_us else "")
+    return f"{'-' if time_us < 0 else ''}P{text or 'T0S'}"
 
 
 def _map_renderer(key: SparkType, value: SparkType) -> Render:
