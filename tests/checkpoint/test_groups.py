@@ -32,7 +32,7 @@ def test_a_view_has_the_states_fields_and_the_timeout(
     storage = groups(put, encode_schema, ("groupState", STATE), ("timeoutTimestamp", "long"))
     [view] = views_of_groups(Checkpoint(storage), 0)
     assert [column.name for column in view.key] == ["customer", "number"]
-    assert [column.name for column in view.columns] == ["groupState.number", "text", "timeout_ms"]
+    assert [column.name for column in view.columns] == ["number_2", "text", "timeout_ms"]
     check_state(view, storage)
     decoder = value_decoder(view, storage)
     state = encode_row(["integer", "string"], [3, "three"])
@@ -44,7 +44,7 @@ def test_a_view_has_the_states_fields_and_the_timeout(
 def test_without_timeouts_there_is_no_such_column(put: Put, encode_schema: EncodeSchema, encode_row: EncodeRow) -> None:
     storage = groups(put, encode_schema, ("groupState", STATE))
     [view] = views_of_groups(Checkpoint(storage), 0)
-    assert [column.name for column in view.columns] == ["groupState.number", "text"]
+    assert [column.name for column in view.columns] == ["number_2", "text"]
     row = encode_row(["struct"], [encode_row(["integer", "string"], [3, None])])
     assert value_decoder(view, storage).decode(row) == (3, None)
 

@@ -26,7 +26,7 @@ from stateside.checkpoint.groups import views_of_groups
 from stateside.checkpoint.join import views_of_join
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import read_schema
-from stateside.checkpoint.variable_catalogue import views_of_variables
+from stateside.checkpoint.variable_catalogue import completed, views_of_variables
 from stateside.storage import Storage
 
 from .staged import Staged, conf, oracle
@@ -74,6 +74,8 @@ def keeper(*, more: bool = False) -> Any:
                     self.map.removeKey(("a", 1))
                     self.list.put([(row.amount, "put"), (-row.amount, None)])
                     self.fresh.put([(row.amount,)])
+                    for at_ms in list(self.handle.listTimers()):
+                        self.handle.deleteTimer(at_ms)
                 elif row.kind == "c":
                     self.list.appendList([(row.amount, "one"), (row.amount, "two" * 9)])
                     self.fresh.appendList([(1,), (2,)])
@@ -155,8 +157,8 @@ def test_variables_lists_and_timers_are_those_that_spark_has(
 
 
 @pytest.fixture(
-    params=[("2", "2", "unsaferow"), ("1", "1", "unsaferow"), ("2", "2", "avro"), ("1", "1", "avro")],
-    ids=["format-2", "format-1-merge-1", "avro", "avro-format-1-merge-1"],
+    params=[("2", "2", "unsaferow"), ("1", "1", "avro")],  # a list in format 1: test_state_views; Avro in 2: below
+    ids=["format-2", "avro-format-1-merge-1"],
 )
 def rocksdb(request: pytest.FixtureRequest) -> dict[str, str]:
     """Settings of RocksDB's store: checkpoint format, merge operator, encoding."""
@@ -168,6 +170,29 @@ def rocksdb(request: pytest.FixtureRequest) -> dict[str, str]:
         f"{STATE}.encodingFormat": encoding,
         f"{STREAMING}.noDataMicroBatches.enabled": "false",
     }
+
+
+def test_a_value_in_avro_may_get_another_field_and_older_rows_lack_it(spark: SparkSession, tmp_path: Path) -> None:
+    settings = {
+        f"{STATE}.providerClass": ROCKSDB,
+        f"{STATE}.checkpointFormatVersion": "2",
+        f"{STATE}.encodingFormat": "avro",
+        f"{STREAMING}.noDataMicroBatches.enabled": "false",
+    }
+    with conf(spark, settings):
+        feed_and_run(spark, tmp_path, variables, batches=2)
+        [old] = [view for view in views_of_variables(checkpoint(tmp_path), 0) if view.view == "value"]
+        before = completed(old, checkpoint(tmp_path).storage)
+        feed_and_run(spark, tmp_path, lambda events: variables(events, more=True), batches=1, begin=2)
+        [new] = [view for view in views_of_variables(checkpoint(tmp_path), 0) if view.view == "value"]
+        staged = Staged(tmp_path / "checkpoint", tmp_path / "staged")
+        for batch in staged.batches():
+            staged.let_through(batch)
+        rows = staged.rows(new)
+        assert rows == oracle(spark, tmp_path / "checkpoint", 2, ["key", "value"], stateVarName="value")
+    assert {row[-1] is None for row in rows} == {True, False}
+    assert [column.name for column in completed(new, staged.storage).columns][-1] == "more"
+    assert [column.name for column in before.columns][-1] == "named"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +337,7 @@ def feed(folder: Path, number: int) -> None:
     events = [
         {
             "customer": draw.choice(["emma", "oliver", None, "mia" * 9]),
-            "kind": draw.choices(["a", "b", "c", "forget"], [4, 2, 3, 1])[0],
+            "kind": draw.choices(["a", "b", "c", "forget"], [3, 2, 3, 2])[0],
             "amount": draw.randrange(100),
             "at_ms": (30 * number + draw.randrange(30)) * MINUTE_MS,
         }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.column_names import apart
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import Column, StateSchema, columns_of, read_schema
 from stateside.checkpoint.served_types import unkeyable, unserved
@@ -30,14 +31,14 @@ def views_of_groups(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
     schema = group_schema(checkpoint.storage, operator)
     for place, column in enumerate((*schema.key, *schema.value)):
         _check(column, (unkeyable if place < len(schema.key) else unserved)(column.type))
+    names = apart([column.name for column in (*schema.key, *schema.value)])
     key = tuple(
         KeyColumn(column.name, column.type, Stored(place, column.name, column.type), column.name)
         for place, column in enumerate(schema.key)
     )
-    taken = {column.name for column in schema.key}
     columns = tuple(
-        ViewColumn(_name(column, taken), column.type, "value", (Stored(place, column.name, column.type),), column.name)
-        for place, column in enumerate(schema.value)
+        ViewColumn(name, column.type, "value", (Stored(place, column.name, column.type),), column.name)
+        for place, (name, column) in enumerate(zip(names[len(key) :], schema.value, strict=True))
     )
     return [Catalogue("", "groups", operator, key, columns, kind="groups")]
 
@@ -74,11 +75,6 @@ def _fields(storage: Storage, operator: int, stored: StateSchema) -> tuple[Colum
             ".stateFormatVersion=2",
         )
     return columns_of(json.loads(stored.value[0].type))
-
-
-def _name(column: Column, taken: set[str]) -> str:
-    """The column's name, or, where a grouping column is called so too, that of the state's field in Spark's words."""
-    return f"groupState.{column.name}" if column.name in taken else column.name
 
 
 def _check(column: Column, instead: str | None) -> None:

@@ -18,6 +18,7 @@ The key's columns are called `field0`, `field1`, … whatever the query calls th
 from __future__ import annotations
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.column_names import apart
 from stateside.checkpoint.families import read_families
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.one_store import one_store
@@ -60,7 +61,7 @@ def _view(storage: Storage, operator: int, side: str) -> Catalogue:
         _check(side, column, unkeyable(column.type))
     for column in schema.value:
         _check(side, column, unserved(column.type))
-    names = _apart([column.name for column in (*schema.key, *schema.value)])
+    names = apart([column.name for column in (*schema.key, *schema.value)])
     key = tuple(
         KeyColumn(name, column.type, Stored(place, column.name, column.type), column.name)
         for place, (name, column) in enumerate(zip(names, schema.key, strict=False))
@@ -70,15 +71,6 @@ def _view(storage: Storage, operator: int, side: str) -> Catalogue:
         for place, (name, column) in enumerate(zip(names[len(key) :], schema.value, strict=True))
     )
     return Catalogue("", side, operator, key, columns, kind="join", store=store, family=family)
-
-
-def _apart(names: list[str]) -> list[str]:
-    """The names, each once: the second `index` is called `index_2`."""
-    taken: list[str] = []
-    for name in names:
-        others = (f"{name}_{number}" for number in range(2, len(names) + 2))
-        taken.append(name if name not in taken else next(other for other in others if other not in taken + names))
-    return taken
 
 
 def _check(side: str, column: Column, instead: str | None) -> None:

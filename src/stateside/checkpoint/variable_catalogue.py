@@ -7,8 +7,8 @@ grouping columns. The rest stands in the checkpoint from the first batch on, and
              `index` (from 0), a timer's `expires_ms`; a stored index counts in both together
     columns  the value's fields, then `expires_ms` where values expire; a stored index counts in these
 
-so that a value state has one row a key, a map or a list one row an entry (as Spark's own reader shows them), and timers
-one row each.
+where a name that is taken already gets a number (`column_names`). So a value state has one row a key, a map or a list
+one row an entry (as Spark's own reader shows them), and timers one row each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.column_names import apart
 from stateside.checkpoint.encoding import encoding_of
 from stateside.checkpoint.groups import GroupDecoder, group_schema
 from stateside.checkpoint.join import join_schema
@@ -56,8 +57,11 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
     variable = served_variable(catalogue, storage)
     shift = len(variable.grouping)
     grouping = tuple(column for column in catalogue.key if column.stored.index < shift)
-    entry = tuple(_key_column(column, shift + index) for index, column in enumerate(variable.entry))
-    columns = tuple(_view_column(column, index) for index, column in enumerate(variable.columns))
+    others = (*variable.entry, *variable.columns)
+    names = apart([column.name for column in (*variable.grouping, *others)])[shift:]
+    named, middle = list(zip(names, others, strict=True)), len(variable.entry)
+    entry = tuple(_key_column(name, column, index) for index, (name, column) in enumerate(named[:middle], shift))
+    columns = tuple(_view_column(name, column, index) for index, (name, column) in enumerate(named[middle:]))
     return replace(catalogue, key=grouping + entry, columns=columns)
 
 
@@ -112,7 +116,7 @@ def views_of_variables(checkpoint: Checkpoint, operator: int) -> list[Catalogue]
             "",
             name,
             operator,
-            tuple(_key_column(column, index) for index, column in enumerate(variable.grouping)),
+            tuple(_key_column(column.name, column, index) for index, column in enumerate(variable.grouping)),
             (),
             kind="state-variable",
             family=name,
@@ -125,7 +129,7 @@ def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
     for column in catalogue.key:
         index = column.stored.index
         found = variable.key[index] if index < len(variable.key) else None
-        if found is None or (found.name, found.type) != (column.name, column.type):
+        if found is None or (found.name, found.type) != (column.stored.name, column.type):
             raise _refused(
                 catalogue,
                 f"key column {index} should be {column.name} {column.type}, the state has "
@@ -145,23 +149,14 @@ def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
                 "cannot be served",
                 instead,
             )
-    names = [column.name for column in all_columns]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} would give it two columns {doubled[0]!r}",
-            "Let the names of grouping columns, map key and value differ; expires_ms is taken where values expire, "
-            "index in lists",
-        )
 
 
-def _key_column(column: Column, index: int) -> KeyColumn:
-    return KeyColumn(column.name, column.type, Stored(index, column.name, column.type), column.name)
+def _key_column(name: str, column: Column, index: int) -> KeyColumn:
+    return KeyColumn(name, column.type, Stored(index, column.name, column.type), column.name)
 
 
-def _view_column(column: Column, index: int) -> ViewColumn:
-    return ViewColumn(column.name, column.type, "value", (Stored(index, column.name, column.type),), column.name)
+def _view_column(name: str, column: Column, index: int) -> ViewColumn:
+    return ViewColumn(name, column.type, "value", (Stored(index, column.name, column.type),), column.name)
 
 
 def _refused(catalogue: Catalogue, reason: str, next_step: str) -> ViewInvalid:
