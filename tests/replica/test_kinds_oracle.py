@@ -119,17 +119,17 @@ def grouped(events: DataFrame) -> DataFrame:
         if state.hasTimedOut:
             state.remove()
         else:
-            number, total, _ = state.get if state.exists else (0, 0.0, [])
+            number, total, _ = state.get if state.exists else (0, 0.0, None)
             for frame in frames:
                 number += len(frame)
                 total += float(frame["amount"].sum())
-            state.update((number, total, [f"{number}"] * (number % 3)))
+            state.update((number, total, f"{number}" if number % 3 else None))
             if number % 2:
                 state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 30 * 60_000)
         yield pd.DataFrame({"customer": [key[0]]})
 
     timed = events.withWatermark("at", "10 minutes").groupBy("customer", "size")
-    state = "number int, total double, texts array<string>"
+    state = "number int, total double, text string"  # pyspark 4.2 fails with types that have parts
     return timed.applyInPandasWithState(count, "customer string", state, "Update", "EventTimeTimeout")
 
 
@@ -216,14 +216,24 @@ def test_the_sides_of_a_join_are_those_that_spark_has(
     with conf(spark, settings):
         feed_and_run(spark, tmp_path, joined(how), batches=6)
         views = views_of_join(checkpoint(tmp_path), 0)
-        place = len(views[0].key) - 1  # Spark's reader does not show the number of a row
         asked = {
-            view.view: (view, ["key", "value"], {"joinSide": view.view}, lambda row: row[:place] + row[place + 1 :])
-            for view in views
+            view.view: (view, ["key", "value"], {"storeName": f"{view.view}-keyWithIndexToValue"}) for view in views
         }
         sizes = replayed(spark, tmp_path, asked)
+        _compare_sides(spark, tmp_path, views)
     for side in ("left", "right"):
         assert any(later < earlier for earlier, later in pairwise(sizes[side])), f"nothing ever left the {side} side"
+
+
+def _compare_sides(spark: SparkSession, folder: Path, views: list[Catalogue]) -> None:
+    """Asked for a side, and not for a store, Spark's reader goes by the numbers of rows, and shows less of them."""
+    last = Staged(folder / "checkpoint", folder / "sides")
+    last.let_through(last.batches()[-1])
+    for view in views:
+        index = len(view.key) - 1
+        rows = [row[:index] + row[index + 1 : -1] for row in last.rows(view)]
+        expected = oracle(spark, folder / "checkpoint", last.batches()[-1], ["key", "value"], joinSide=view.view)
+        assert sorted(rows, key=repr) == expected
 
 
 @pytest.mark.parametrize(("provider", "form"), [(ROCKSDB, "2"), (HDFS, "1")], ids=["rocksdb", "hdfs"])
@@ -232,7 +242,7 @@ def test_groups_are_those_that_spark_has(spark: SparkSession, tmp_path: Path, pr
     with conf(spark, settings):
         feed_and_run(spark, tmp_path, grouped, batches=6)
         [view] = views_of_groups(checkpoint(tmp_path), 0)
-        fields = [f"value.groupState.{name}" for name in ("number", "total", "texts")]
+        fields = [f"value.groupState.{name}" for name in ("number", "total", "text")]
         parts = ["key", *fields, "nullif(value.timeoutTimestamp, -1) AS timeout"]
         sizes = replayed(spark, tmp_path, {"groups": (view, parts, {})})
     assert any(later < earlier for earlier, later in pairwise(sizes["groups"])), "no group ever timed out"
@@ -295,21 +305,16 @@ def replayed(spark: SparkSession, folder: Path, asked: dict[str, Any]) -> dict[s
     sizes: dict[str, list[int]] = {name: [] for name in asked}
     for batch in staged.batches():
         staged.let_through(batch)
-        for name, (view, parts, options, *shown) in asked.items():
+        for name, (view, parts, options) in asked.items():
             expected = oracle(spark, folder / "checkpoint", batch, parts, **options)
-            assert see(staged.rows(view), *shown) == expected, (name, batch)
+            assert staged.rows(view) == expected, (name, batch)
             sizes[name].append(len(expected))
     late = Staged(folder / "checkpoint", folder / "late")
     late.let_through(late.batches()[-1])
-    for name, (view, _, _, *shown) in asked.items():
-        assert see(late.rows(view), *shown) == see(staged.rows(view), *shown), name
+    for name, (view, _, _) in asked.items():
+        assert late.rows(view) == staged.rows(view), name
         assert late.batch(view) == late.batches()[-1]
     return sizes
-
-
-def see(rows: list[Any], *shown: Callable[[Any], Any]) -> list[Any]:
-    """The rows without what Spark's reader does not show."""
-    return sorted((one(row) for one in shown for row in rows), key=repr) if shown else rows
 
 
 def checkpoint(folder: Path) -> Checkpoint:
