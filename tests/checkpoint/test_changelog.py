@@ -169,7 +169,7 @@ def test_a_kind_of_record_that_is_not_known_is_refused(encode_family_changelog: 
         _parse(bytes(content), "file")
 
 
-@pytest.mark.parametrize(("setting", "value"), [("encodingFormat", "avro"), ("rowChecksum.enabled", "true")])
+@pytest.mark.parametrize(("setting", "value"), [("encodingFormat", "json"), ("rowChecksum.enabled", "true")])
 def test_rows_that_are_encoded_in_another_way_are_refused_by_the_settings_of_their_batch(
     setting: str, value: str
 ) -> None:

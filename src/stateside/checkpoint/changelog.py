@@ -103,7 +103,7 @@ def state_stem(commit: Commit, operator: int, partition: int) -> str:
 def check_encoding(plan: Plan, path: str) -> None:
     """Refuse rows in encodings that are not known: read as plain ones, they might look right and be wrong."""
     encoding = plan.conf.get(f"{_CONF}.encodingFormat", "unsaferow").lower()
-    if encoding != "unsaferow":
+    if encoding not in ("unsaferow", "avro"):  # what can be read of Avro, `encoding` says
         raise CheckpointInvalid(
             f"The state's rows are encoded as {encoding}, which cannot be read",
             where=path,

@@ -35,6 +35,9 @@ from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
 _FAMILY = struct.Struct("<h")
+# RocksDB leaves an empty delimiter of appended values out of OPTIONS, and takes a missing one for a comma.
+_NAMED_ONLY = "merge_operator=StringAppendOperator\n"
+_WITHOUT_DELIMITER = "merge_operator={id=StringAppendOperator;delimiter=;}\n"
 _RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extractors": {}})}
 
 
@@ -187,6 +190,12 @@ class StateSnapshot:
         for key, value in self._pairs(_FAMILY.pack(family)):
             yield Change(key[_FAMILY.size :], value, family)
 
+    def values(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of these keys, which begin with the id of their column family if there are any; None if gone."""
+        with _reading(self.path):
+            found: list[bytes | None] | None = self._database.get([*keys])
+            return found or []
+
     def _pairs(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, without more of them in memory than RocksDB reads at once."""
         pairs: RdictIter = self._database.iter()
@@ -234,6 +243,8 @@ def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path
             raise _unreadable(storage.path(stored), f"it has {size_bytes} bytes and should have {table.size_bytes}")
     for setting, content in _RAW_KEYS.items():
         (scratch / setting).write_text(content)
+    for options in scratch.glob("OPTIONS-*"):
+        options.write_text(options.read_text().replace(_NAMED_ONLY, _WITHOUT_DELIMITER))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lmdb
 
+from stateside.replica import lists
 from stateside.replica.environment import Databases, open_environment, sync, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
@@ -44,9 +45,14 @@ class NewReplica:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Take in some changes; of several to one key the last one counts."""
-        self._runs.add(changes)
+    def put(self, changes: Iterable[lists.Change]) -> None:
+        """Take in some changes; of several to one key the last one counts, and those to a list follow each other."""
+        given = list(changes)
+        plain = lists.plain(given)
+        if plain is None:
+            write(self._environment, partial(self._settle, given))
+        else:
+            self._runs.add(plain)
 
     def finish(self, batch: AppliedBatch, stored: Callable[[int], None] = lambda rows: None) -> None:
         """Store the rows, note the batch that they stand at, make all of it durable, and let the environment go.
@@ -64,6 +70,11 @@ class NewReplica:
         """Let the environment go."""
         self._runs.close()
         self._environment.close()
+
+    def _settle(self, changes: list[lists.Change], transaction: lmdb.Transaction) -> None:
+        """Lists are told by what comes after them: they are stored at once. A view that serves one has no rollups."""
+        rows = Ordered(transaction, self._databases.rows)
+        rows.put_all(lists.settled(changes, rows))
 
     def _append(self, rows: list[tuple[bytes, bytes]], transaction: lmdb.Transaction) -> None:
         Ordered(transaction, self._databases.rows).append(rows)

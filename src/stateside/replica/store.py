@@ -25,11 +25,11 @@ import lmdb
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import ReplicaInvalid
-from stateside.replica import generations
+from stateside.replica import generations, lists
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.history import History, Keep
-from stateside.replica.ordered import Change, Changes, Ordered, in_order
+from stateside.replica.ordered import Changes, Ordered, in_order
 from stateside.replica.reader import ReplicaReader, Snapshot
 from stateside.replica.rollups import Rollups
 from stateside.replica.share import Share
@@ -63,14 +63,15 @@ class ReplicaWriter:
         with self._environment.begin() as transaction:
             return Snapshot(transaction, self._databases).batch()
 
-    def apply(self, batch: AppliedBatch, changes: Iterable[Change]) -> None:
+    def apply(self, batch: AppliedBatch, changes: Iterable[lists.Change]) -> None:
         """Move to the next batch in one transaction: readers see all of it or nothing.
 
+        Changes are keys with their new rows, None if they are gone; of a view that serves a list, those of `lists`.
         ReplicaInvalid if it is not the next one after the batch that the replica stands at; as all that writes,
         SetupError if the disk is full.
         """
-        ordered = in_order(changes)
-        self._write(lambda transaction: self._put(transaction, batch, ordered))
+        given = list(changes)
+        self._write(lambda transaction: self._put(transaction, batch, given))
 
     def keep_rollups(self, rollups: Rollups) -> None:
         """Keep these rollups from now on, batch by batch. Where the replica has others, they are made from its rows.
@@ -163,7 +164,7 @@ class ReplicaWriter:
         else:
             transaction.put(b"share", str(self.share).encode(), db=meta)
 
-    def _put(self, transaction: lmdb.Transaction, batch: AppliedBatch, changes: Changes) -> None:
+    def _put(self, transaction: lmdb.Transaction, batch: AppliedBatch, given: list[lists.Change]) -> None:
         snapshot = Snapshot(transaction, self._databases)
         before = snapshot.batch()
         if before is not None and (before.query, before.batch + 1) != (batch.query, batch.batch):
@@ -171,6 +172,7 @@ class ReplicaWriter:
                 f"Batch {batch.batch} of query {batch.query} does not follow batch {before.batch} of {before.query}"
             )
         assert snapshot.rollups() == self._rollups.kept, "keep_rollups comes first"
+        changes = in_order(lists.settled(given, Ordered(transaction, self._databases.rows)))
         if self._rollups.kept or (before is not None and not self._keep.nothing):
             self._move(transaction, before, changes)
         else:

@@ -13,11 +13,13 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.log import Checkpoint, Commit, Plan
+from stateside.checkpoint.log import Commit, Plan
+from stateside.checkpoint.one_store import checkpoint_of
 from stateside.checkpoint.provider import read_batch_changes
 from stateside.checkpoint.variable_catalogue import completed
 from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
 from stateside.layout import ViewLayout
+from stateside.replica import generations, lists
 from stateside.replica.freshness import Freshness
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
@@ -53,8 +55,8 @@ class Tail:
         self, layout: ViewLayout, *, share: Share | None = None, keep: Keep | None = None, watch: Watch = nobody
     ) -> None:
         self._layout, self._share, self._watch = layout, share, watch
-        self._checkpoint = Checkpoint(Storage.at(layout.checkpoint_location))
         self._catalogue = Catalogue.load(layout.catalogue)
+        self._checkpoint = checkpoint_of(self._catalogue, Storage.at(layout.checkpoint_location))
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)
         self._freshness = Freshness(layout.heartbeat)
@@ -215,11 +217,14 @@ class Tail:
         state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
         self._writer.apply(state, changes)
 
-    def _changes(self, plan: Plan, commit: Commit) -> list[tuple[bytes, bytes | None]]:
+    def _changes(self, plan: Plan, commit: Commit) -> list[lists.Change]:
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
-        changes: list[tuple[bytes, bytes | None]] = []
+        scratch = generations.loading(self._writer.directory) / "version"
+        changes: list[lists.Change] = []
         for partition in range(self._checkpoint.partitions(operator)):
-            changelog = read_batch_changes(self._checkpoint, plan, commit, operator, partition, prefixed=prefixed)
+            changelog = read_batch_changes(
+                self._checkpoint, plan, commit, operator, partition, prefixed=prefixed, scratch=scratch
+            )
             changes += translator.changes(commit, partition, changelog)
         return changes
 

@@ -14,15 +14,18 @@ from stateside.checkpoint.blocks import Block
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.changelog import Changelog
 from stateside.checkpoint.delta import Snapshot
+from stateside.checkpoint.encoding import refuse_avro
 from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.schema import read_schema
 from stateside.checkpoint.snapshot import StateSnapshot
+from stateside.checkpoint.variable_catalogue import check_state
 from stateside.errors import CheckpointInvalid
+from stateside.replica import lists
 from stateside.replica.key_encoder import KeyEncoder
 from stateside.replica.keys import KeyCodec
 from stateside.replica.variables import VariableTranslator
 
-Rows = Iterable[tuple[bytes, bytes | None]]
+Rows = Iterable[lists.Change]
 AnySnapshot = StateSnapshot | Snapshot
 
 
@@ -39,7 +42,10 @@ class Translator(Protocol):
 def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
     """The translator of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
     catalogue.check_query(checkpoint.query_id())
-    kind = VariableTranslator if catalogue.kind == "state-variable" else RowTranslator
+    if catalogue.kind != "state-variable":
+        refuse_avro(checkpoint)
+    in_family = catalogue.kind == "state-variable" or (catalogue.kind == "join" and catalogue.family is not None)
+    kind = VariableTranslator if in_family else RowTranslator
     return kind(catalogue, checkpoint)
 
 
@@ -47,8 +53,8 @@ class RowTranslator:
     """Turns the state's keys into the replica's: the view's key columns, in the view's order, in byte order."""
 
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
+        check_state(catalogue, checkpoint.storage)
         schema = read_schema(checkpoint.storage, catalogue.operator)
-        catalogue.check(schema)
         self._prefixed = catalogue.kind == "session"
         self._state = checkpoint.storage.path(f"state/{catalogue.operator}")
         codec = KeyCodec([column.asked_type for column in catalogue.key])

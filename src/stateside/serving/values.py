@@ -9,6 +9,7 @@ date                    2026-01-31                     the same
 timestamp               ISO 8601, UTC without a zone   ISO 8601 in UTC, with Z
 timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
+interval                not in keys                    ISO 8601: P1Y2M, P3DT0.5S; a negative one with - in front
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
 map                     not in keys                    an object if its keys are strings, else a list of
@@ -34,6 +35,7 @@ Render = Callable[[Any], Any]
 Leaf = tuple[str, SparkType]
 
 _FIRST_DAY = date(1970, 1, 1)
+_DAY_US = 86_400_000_000
 _NUMBER_CHARS_MAX = 400
 
 
