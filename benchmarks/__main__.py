@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from benchmarks import app, journal, replica
+from benchmarks import app, cold_start, decode, following, journal, replica, visible
+from benchmarks.compare import Figure, Result
 
-BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
+BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
+    "app": app.run,
+    "cold-start": cold_start.run,
+    "decode": decode.run,
+    "following": following.run,
+    "journal": journal.run,
+    "replica": replica.run,
+    "visible": visible.run,
+}
 
 
 @click.command()
@@ -18,7 +29,7 @@ BENCHMARKS = {"app": app.run, "journal": journal.run, "replica": replica.run}
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def main(names: tuple[str, ...], json_file: Path | None) -> None:
     """Run the benchmarks of these NAMES, or all."""
-    results = []
+    results: list[dict[str, Any]] = []
     for name in names or BENCHMARKS:
         with tempfile.TemporaryDirectory(prefix="stateside-bench-") as folder:
             for result in BENCHMARKS[name](Path(folder)):

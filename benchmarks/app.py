@@ -27,7 +27,7 @@ from stateside.processes import Child, free_port
 from stateside.serving.client import Client
 from stateside.testing import session
 
-EVENTS = 1_000_000
+EVENTS = 3_000_000
 KEYS = 50_000
 EVENTS_PER_BATCH = 200_000
 SMALL_BATCHES = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ROUNDS = 7
@@ -27,9 +27,12 @@ class Result:
     peer: list[float]
     ours_name: str
     peer_name: str
+    ours_cpu: list[float] = field(default_factory=list)  # the same in units per second of the processor's time
+    peer_cpu: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        sides = {side: _summary(values) for side, values in (("ours", self.ours), ("peer", self.peer))}
+        measured = {"ours": self.ours, "peer": self.peer, "ours_cpu": self.ours_cpu, "peer_cpu": self.peer_cpu}
+        sides = {side: _summary(values) for side, values in measured.items() if values}
         return {"name": self.name, "unit": self.unit, **sides, "ratio": round(self.ratio, 3)}
 
     @property
@@ -39,27 +42,48 @@ class Result:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.ratio:.2f}x of {self.peer_name}"]
-        for name, values in ((self.ours_name, self.ours), (self.peer_name, self.peer)):
-            s = _summary(values)
-            lines.append(f"    {name:<28} {_figures(s, self.unit)}")
+        sides = ((self.ours_name, self.ours, self.ours_cpu), (self.peer_name, self.peer, self.peer_cpu))
+        for name, values, cpu in sides:
+            lines.append(f"    {name:<28} {_figures(_summary(values), self.unit)}{_by_cpu(cpu)}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something that is measured by itself: a size, or the times that something took."""
+
+    name: str
+    unit: str
+    value: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "unit": self.unit, "value": round(self.value, 3)}
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value:,.1f} {self.unit}"
 
 
 def compare(name: str, unit: str, ours: Side, peer: Side, rounds: int = ROUNDS) -> Result:
     """Run both sides once unmeasured, then in turn; who goes first alternates, because the machine is noisy."""
     ours.work(), peer.work()
-    speeds: dict[str, list[float]] = {"ours": [], "peer": []}
+    speeds: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
     for number in range(rounds):
         pair = [("ours", ours), ("peer", peer)]
         for key, side in pair if number % 2 == 0 else reversed(pair):
             speeds[key].append(_speed(side.work))
-    return Result(name, unit, speeds["ours"], speeds["peer"], ours.name, peer.name)
+    (ours_speeds, ours_cpu), (peer_speeds, peer_cpu) = (map(list, zip(*speeds[key], strict=True)) for key in speeds)
+    return Result(name, unit, ours_speeds, peer_speeds, ours.name, peer.name, ours_cpu, peer_cpu)
 
 
-def _speed(work: Callable[[], int]) -> float:
-    began = time.perf_counter()
+def _speed(work: Callable[[], int]) -> tuple[float, float]:
+    """Units per second, by the clock and by the time that the processor had for it: others may use the machine too."""
+    began, began_cpu = time.perf_counter(), time.process_time()
     units = work()
-    return units / (time.perf_counter() - began)
+    return units / (time.perf_counter() - began), units / (time.process_time() - began_cpu)
+
+
+def _by_cpu(speeds: list[float]) -> str:
+    return f", {statistics.median(speeds):,.0f} by the processor's time" if speeds else ""
 
 
 def _figures(summary: dict[str, float], unit: str) -> str:

@@ -1,86 +1,94 @@
-"""How much of LMDB's own speed is left when a batch is moved with its stamp in one transaction."""
+"""How much of LMDB's own speed is left when a tail moves a replica: files read, opened, decoded, keys put in order."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import lmdb
+import numpy as np
 
 from benchmarks.compare import Result, Side, compare
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.schema import Column
-from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.positions import Position
-from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import Rollups
-from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
+from benchmarks.played_spark import Numbers, PlayedSpark
+from stateside.layout import ViewLayout
+from stateside.replica.store import ReplicaReader
+from stateside.replica.tail import Tail
 
-ROWS = 50_000
-_ROW = struct.Struct("<Qqq")
+ROWS = 200_000
+SCATTERED_ACCOUNTS = 1_000_000
+LOOKUPS = 10_000
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+class Followed:
+    """A replica of this many accounts, and a side that moves it by batches in which some of them changed."""
+
+    def __init__(self, root: Path, accounts: int, changed: Numbers, rollups: tuple[tuple[str, ...], ...] = ()) -> None:
+        self.layout = ViewLayout(root)
+        self._spark = PlayedSpark(self.layout, partitions=2, rollups=rollups)
+        self._spark.commit(self._spark.changelogs(np.arange(accounts)))
+        self._turns = [self._spark.changelogs(changed, change) for change in (1, 2)]
+        self._rows = len(changed)
+        first = Tail(self.layout)
+        first.step()
+        first.close()
+        self.pairs = self._pairs()
+        self.tail = Tail(self.layout)
+        self.side = Side("tail, from files", self._move)
+
+    def _move(self) -> int:
+        self._spark.commit(self._turns[self._spark.batch % 2])
+        assert self.tail.step()
+        return self._rows
+
+    def _pairs(self) -> Pairs:
+        reader = ReplicaReader(self.layout.replica)
+        with reader.snapshot() as snapshot:
+            pairs = list(snapshot.range(b""))
+        reader.close()
+        return pairs
 
 
 def run(folder: Path) -> Iterator[Result]:
-    codec = KeyCodec(["string", "timestamp", "string"])
-    changes = [(codec.encode([f"c{n:07d}", 1_770_000_000_000_000, "call"]), b"\0" * 24) for n in range(ROWS)]
-    writer = ReplicaWriter(folder / "replica")
-    peer = lmdb.open(str(folder / "peer"), map_size=1 << 30, metasync=False)
-
-    batches = count()
-
-    def apply() -> int:
-        writer.apply(AppliedBatch("q", next(batches), Position.start(), 0, 0), changes)
-        return ROWS
-
-    def bare() -> int:
-        with peer.begin(write=True) as transaction:
-            for key, row in changes:
-                transaction.put(key, row)
-        return ROWS
-
-    yield compare(f"batches of {ROWS:,} changed rows", "rows/s", Side("replica", apply), Side("bare LMDB puts", bare))
-    writer.close()
-    yield _lookups(folder, peer, changes)
-    peer.close()
-    yield _rollups(folder)
+    everybody = np.arange(ROWS)
+    dense, peer = Followed(folder / "dense", ROWS, everybody), _environment(folder / "peer")
+    yield compare(f"batches of {ROWS:,} changed rows, of {ROWS:,}", "rows/s", dense.side, _bare(peer, dense.pairs))
+    rolled_up = Followed(folder / "rollup", ROWS, everybody, rollups=(("kind",),))
+    with_rollup, without = Side("with a rollup", rolled_up.side.work), Side("without", dense.side.work)
+    yield compare(f"batches of {ROWS:,} changed rows with a rollup", "rows/s", with_rollup, without)
+    dense.tail.close()
+    yield _lookups(dense, peer)
+    some = np.random.default_rng(1).choice(SCATTERED_ACCOUNTS, ROWS // 4, replace=False)
+    scattered, peer = Followed(folder / "scattered", SCATTERED_ACCOUNTS, some), _environment(folder / "scattered peer")
+    name = f"batches of {len(some):,} changed rows, scattered over {SCATTERED_ACCOUNTS:,}"
+    yield compare(name, "rows/s", scattered.side, _bare(peer, scattered.pairs, some))
 
 
-def _rollups(folder: Path) -> Result:
-    """Rows that change every time, of 50 countries; each is read, taken away and added once more than without."""
-    names = {"customer": "string", "country": "string"}
-    key = tuple(KeyColumn(name, type_, Stored(at, name, type_), name) for at, (name, type_) in enumerate(names.items()))
-    buffers = [Stored(at, name, "long") for at, name in enumerate(("count", "sum"))]
-    columns = tuple(ViewColumn(each.name, "long", each.name, (each,), each.name) for each in buffers)
-    catalogue = Catalogue("bench", "bench", 0, key, columns, rollups=(("country",),))
-    codec = KeyCodec(list(names.values()))
-    keys = [codec.encode([f"c{n:07d}", f"country {n % 50}"]) for n in range(ROWS)]
-
-    def side(name: str, rollups: Rollups) -> Side:
-        writer, batches = ReplicaWriter(folder / name), count()
-        writer.keep_rollups(rollups)
-
-        def apply() -> int:
-            number = next(batches)
-            changes = [(key, _ROW.pack(0, number, 3 * number)) for key in keys]
-            writer.apply(AppliedBatch("q", number, Position.start(), 0, 0), changes)
-            return ROWS
-
-        return Side(name, apply)
-
-    kept = Rollups(catalogue, RowDecoder([Column(each.name, each.type) for each in buffers]))
-    return compare(
-        f"batches of {ROWS:,} changed rows with a rollup",
-        "rows/s",
-        side("with a rollup", kept),
-        side("without", Rollups()),
-    )
+def _environment(folder: Path) -> lmdb.Environment:
+    """As durable as a replica's."""
+    return lmdb.open(str(folder), map_size=1 << 32, metasync=False)
 
 
-def _lookups(folder: Path, peer: lmdb.Environment, changes: list[tuple[bytes, bytes | None]]) -> Result:
-    reader = ReplicaReader(folder / "replica")
-    keys = [key for key, _ in changes[::5]]
+def _bare(environment: lmdb.Environment, pairs: Pairs, numbers: Numbers | None = None) -> Side:
+    """The same rows out of memory, keys already made and in order."""
+    with environment.begin(write=True) as transaction:
+        transaction.cursor().putmulti(pairs)
+    changed = pairs if numbers is None else [pairs[number] for number in sorted(numbers.tolist())]
+    turns = [[(key, bytes([turn] * len(row))) for key, row in changed] for turn in range(2)]
+    turn = count()
+
+    def work() -> int:
+        with environment.begin(write=True) as transaction:
+            transaction.cursor().putmulti(turns[next(turn) % 2])
+        return len(changed)
+
+    return Side("bare LMDB puts, in order", work)
+
+
+def _lookups(replica: Followed, peer: lmdb.Environment) -> Result:
+    reader, keys = ReplicaReader(replica.layout.replica), [key for key, _ in replica.pairs[:: ROWS // LOOKUPS]]
 
     def get() -> int:
         for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 settings.register_profile("stateside", deadline=None)  # no timed tests: this machine is noisy
 settings.load_profile("stateside")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would be every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

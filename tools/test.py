@@ -1,22 +1,45 @@
 """`make test`: all tests, on two processes: one has those with Spark, so that one runs at a time, the other the rest.
 
-Options are pytest's, for both. What the second one says is shown when it has ended, after the first.
+Options are pytest's, for both. What the second one says is shown when it has ended, after the first. `make test-full`
+also writes what came out, file by file and with the date, into docs/test-full.md, to be committed.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
 
 NO_TESTS = 5  # pytest's exit code where a selection leaves nothing
 HALVES = {"with Spark": "spark", "without Spark": "not spark"}
+TABLE = Path("docs/test-full.md")
 
 
 def main(arguments: list[str]) -> int:
     """Run both halves; 0 if all tests passed, 5 if there were none."""
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [Path(folder) / f"{number}.xml" for number in range(len(HALVES))]
+        codes = run(arguments, reports)
+        if "STATESIDE_TEST_FULL" in os.environ:
+            TABLE.write_text(table([outcome for path in reports if path.exists() for outcome in outcomes(path)]))
+    failed = [code for code in codes if code not in (0, NO_TESTS)]
+    for name, code in zip(HALVES, codes, strict=True):
+        print(f"tests {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
+    return max(failed, default=0 if 0 in codes else NO_TESTS)
+
+
+def run(arguments: list[str], reports: list[Path]) -> list[int]:
+    """The exit codes of both halves, each of which writes its report."""
     with tempfile.TemporaryFile() as output:
-        first, second = (_command(marks, arguments) for marks in HALVES.values())
+        pairs = zip(HALVES.values(), reports, strict=True)
+        first, second = (_command(marks, report, arguments) for marks, report in pairs)
         other = subprocess.Popen(second, stdout=output, stderr=subprocess.STDOUT)
         try:
             codes = [subprocess.run(first, check=False).returncode, other.wait()]
@@ -27,14 +50,63 @@ def main(arguments: list[str]) -> int:
         output.seek(0)
         sys.stdout.buffer.write(b"\nThe tests without Spark:\n" + output.read())
         sys.stdout.flush()
-    failed = [code for code in codes if code not in (0, NO_TESTS)]
-    for name, code in zip(HALVES, codes, strict=True):
-        print(f"tests {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
-    return max(failed, default=0 if 0 in codes else NO_TESTS)
+    return codes
 
 
-def _command(marks: str, arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-m", marks, *arguments]
+def _command(marks: str, report: Path, arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", marks, f"--junitxml={report}", *arguments]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of one test: passed, failed or skipped."""
+
+    file: str
+    outcome: str
+    seconds: float
+
+
+def outcomes(report: Path) -> Iterable[Outcome]:
+    """All tests of a report in JUnit's format."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = next(part for part in _files(case.get("classname", "")) if part.exists())
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        yield Outcome(str(file), outcome, float(case.get("time", 0)))
+
+
+def _files(dotted: str) -> Iterable[Path]:
+    """The files that a test's class may stand in: `tests.test_cli.TestCtrlC` is one of tests/test_cli.py."""
+    parts = dotted.split(".")
+    return (Path(*parts[:size]).with_suffix(".py") for size in range(len(parts), 0, -1))
+
+
+def table(found: list[Outcome]) -> str:
+    """The dated result, for docs."""
+    files: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in found:
+        files[outcome.file].append(outcome)
+    lines = [
+        "# The last whole run of `make test-full`",
+        "",
+        f"On {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, commit {_commit()}. Written by the run itself.",
+        "",
+        "| tests | passed | failed | skipped | seconds |",
+        "|---|---:|---:|---:|---:|",
+        *(_row(file, files[file]) for file in sorted(files)),
+        _row("all", found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, found: list[Outcome]) -> str:
+    counts = [sum(outcome.outcome == kind for outcome in found) for kind in ("passed", "failed", "skipped")]
+    return f"| {name} | {' | '.join(map(str, counts))} | {sum(outcome.seconds for outcome in found):,.0f} |"
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
+    │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
@@ -126,6 +127,13 @@ class RequestInvalid(InputError):
     """A request parameter that is unknown, malformed or out of range."""
 
     code = "request-invalid"
+
+
+class HistoryGone(InputError):
+    """A replica was asked for its rows as of a batch that is older than its history, or of another run."""
+
+    code = "history-gone"
+    status = 410
 
 
 class RouteUnknown(InputError):

@@ -48,7 +48,7 @@ def test_every_change_comes_out_in_order(
     encode_changelog: Encode, records: list[tuple[bytes, bytes | None]], lineage: list[dict[str, Any]] | None
 ) -> None:
     changes = _parse(encode_changelog(records, lineage), "file").changes
-    assert changes == [Change(key, value) for key, value in records]
+    assert list(changes) == [Change(key, value) for key, value in records]
 
 
 @settings(max_examples=100)
@@ -69,7 +69,7 @@ def test_a_changelog_of_column_families_is_read_from_its_file(
     storage = put("state/0/1/5_id-of-1.changelog", compress(encode_family_changelog(FAMILY_RECORDS, LINEAGE)))
     changelog = read_changelog(storage, COMMIT_V2, operator=0, partition=1)
     assert changelog.lineage == ((4, "before"), (5, "x"))
-    assert changelog.changes[2:] == [Change(b"key", None, 7), Change(b"key", b"more", 300, appended=True)]
+    assert list(changelog.changes)[2:] == [Change(b"key", None, 7), Change(b"key", b"more", 300, appended=True)]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=30), st.none() | st.binary(max_size=9))))
@@ -81,7 +81,7 @@ def test_a_key_in_two_parts_comes_out_as_both(records: list[tuple[bytes, bytes, 
         content += struct.pack(">i", -1) if value is None else struct.pack(">ib", len(value) + 1, 0) + value
     content += struct.pack(">i", -1)
     expected = [Change(first, value, key_rest=rest) for first, rest, value in records]
-    assert _parse(content, "file", prefixed=True).changes == expected
+    assert list(_parse(content, "file", prefixed=True).changes) == expected
 
 
 @pytest.mark.parametrize("size", [-1, 0, 99, 2**31 - 1])
@@ -139,8 +139,9 @@ def test_an_impossible_size_is_damage(encode_changelog: Encode, size: int) -> No
     content = encode_changelog(RECORDS[:1])
     for at_byte in (0, 4 + 1 + len(RECORDS[0][0])):
         damaged = content[:at_byte] + struct.pack(">i", size) + content[at_byte + 4 :]
-        with pytest.raises(CheckpointInvalid, match="cut short"):
+        with pytest.raises(CheckpointInvalid, match=r"cut short|cannot have") as error:
             _parse(damaged, "file")
+        assert "file, byte" in str(error.value)
 
 
 @pytest.mark.parametrize("stored", [b"\x01key", b""], ids=["another encoding", "no encoding"])
@@ -168,7 +169,7 @@ def test_a_kind_of_record_that_is_not_known_is_refused(encode_family_changelog: 
         _parse(bytes(content), "file")
 
 
-@pytest.mark.parametrize(("setting", "value"), [("encodingFormat", "avro"), ("rowChecksum.enabled", "true")])
+@pytest.mark.parametrize(("setting", "value"), [("encodingFormat", "json"), ("rowChecksum.enabled", "true")])
 def test_rows_that_are_encoded_in_another_way_are_refused_by_the_settings_of_their_batch(
     setting: str, value: str
 ) -> None:

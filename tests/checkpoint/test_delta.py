@@ -1,6 +1,6 @@
 """Deltas and snapshots of the HDFS-backed store: every record in order, none from a file that is cut or flipped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.checkpoint.blocks import blocks
 from stateside.checkpoint.changelog import Change
-from stateside.checkpoint.delta import Snapshot, _records, newest_delta_chain, newest_snapshot, read_delta
+from stateside.checkpoint.delta import Snapshot, newest_delta_chain, newest_snapshot, read_delta
 from stateside.checkpoint.log import Commit
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
@@ -25,6 +26,10 @@ ROWS: list[Record] = [(b"key one", b"value"), (b"key two", b""), (b"", b"more")]
 records = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=40)), max_size=6)
 
 
+def read(pieces: Iterable[bytes]) -> list[Record]:
+    return [(change.key, change.value) for block in blocks(pieces, "file") for change in block]
+
+
 @settings(max_examples=150)
 @given(records, st.integers(1, 100))
 def test_every_record_comes_out_in_order_however_the_content_is_cut_into_pieces(
@@ -32,7 +37,7 @@ def test_every_record_comes_out_in_order_however_the_content_is_cut_into_pieces(
 ) -> None:
     content = encode_delta(records)
     pieces = [content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)]
-    assert list(_records(pieces, "file")) == records
+    assert read(pieces) == records
 
 
 @settings(max_examples=100)
@@ -41,7 +46,7 @@ def test_a_content_cut_at_any_byte_is_damaged(encode_delta: Encode, records: lis
     content = encode_delta(records)
     cut = data.draw(st.integers(0, len(content) - 1))
     with pytest.raises(CheckpointInvalid, match="cut short"):
-        list(_records([content[:cut]], "file"))
+        list(blocks([content[:cut]], "file"))
 
 
 @settings(max_examples=100)
@@ -52,23 +57,23 @@ def test_nothing_may_follow_the_end_mark(
     content = encode_delta(records)
     pieces = [content, more] if in_a_piece_of_its_own else [content + more]
     with pytest.raises(CheckpointInvalid, match="nothing may follow the end mark"):
-        list(_records(pieces, "file"))
+        list(blocks(pieces, "file"))
 
 
 @pytest.mark.parametrize("size", [b"\xff\xff\xff\xfe", b"\x80\x00\x00\x00"])
 def test_a_size_below_that_of_the_end_mark_is_told_with_its_byte(size: bytes) -> None:
     with pytest.raises(CheckpointInvalid, match="a key cannot have") as of_key:
-        list(_records([b"\x00\x00\x00\x01k\x00\x00\x00\x00", size], "file"))
+        list(blocks([b"\x00\x00\x00\x01k\x00\x00\x00\x00", size], "file"))
     assert of_key.value.where == "file, byte 9"
     with pytest.raises(CheckpointInvalid, match="a value cannot have") as of_value:
-        list(_records([b"\x00\x00\x00\x01k" + size], "file"))
+        list(blocks([b"\x00\x00\x00\x01k" + size], "file"))
     assert of_value.value.where == "file, byte 5"
 
 
 def test_a_delta_is_read_from_the_file_of_its_batch(put: Put, compress_any: Encode, encode_delta: Encode) -> None:
     storage = put("state/1/2/5.delta", compress_any(encode_delta(RECORDS)))
     changelog = read_delta(storage, COMMIT, operator=1, partition=2)
-    assert changelog.changes == [Change(key, value) for key, value in RECORDS]
+    assert list(changelog.changes) == [Change(key, value) for key, value in RECORDS]
     assert changelog.lineage == ()
 
 

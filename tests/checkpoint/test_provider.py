@@ -49,7 +49,7 @@ def test_each_stores_changes_are_read_from_its_own_files(
     checkpoint = Checkpoint(put("state/0/0/5.delta", compress(encode_delta([(b"hdfs", None)]))))
     hdfs = read_batch_changes(checkpoint, plan_with(Provider.HDFS.value), COMMIT, 0, 0, prefixed=True)
     rocksdb = read_batch_changes(checkpoint, plan_with(Provider.ROCKSDB.value), COMMIT, 0, 0)
-    assert (hdfs.changes, rocksdb.changes) == ([Change(b"hdfs", None)], [Change(b"rocks", b"db")])
+    assert (list(hdfs.changes), list(rocksdb.changes)) == ([Change(b"hdfs", None)], [Change(b"rocks", b"db")])
 
 
 def test_the_files_of_the_other_store_are_no_substitute(put: Put, compress: Encode, encode_delta: Encode) -> None:

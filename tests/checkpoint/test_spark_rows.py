@@ -11,11 +11,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stateside.checkpoint.changelog import read_changes
+from stateside.checkpoint.arrow_rows import RowsToArrow
+from stateside.checkpoint.blocks import Block
+from stateside.checkpoint.changelog import read_changelog, read_changes
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import read_schema
+from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.storage import Storage
+
+from .test_arrow_rows import plain
 
 pytestmark = pytest.mark.spark
 
@@ -93,11 +98,31 @@ def test_every_type_in_a_state_comes_out_as_the_value_that_it_is(spark: SparkSes
     for row in range(ROWS):
         for name, literals in LITERALS.items():
             assert found[row][name] == (literals[row][1] if row < len(literals) else None), f"{name} of row {row}"
+    assert _arrow_state(tmp_path / "checkpoint") == found
 
 
 def _expression(literals: list[tuple[str, Any]]) -> str:
     cases = " ".join(f"when {row} then {sql}" for row, (sql, _) in enumerate(literals[: ROWS - 1]))
     return f"case id {cases} end"
+
+
+def _arrow_state(folder: Path) -> dict[Any, dict[str, Any]]:
+    """The same through Arrow, all rows of a partition at once."""
+    checkpoint = Checkpoint(Storage.at(folder))
+    schema, found = read_schema(checkpoint.storage, 0), {}
+    for partition in range(checkpoint.partitions(0)):
+        changes = read_changelog(checkpoint.storage, checkpoint.commit(0), 0, partition).changes
+        assert isinstance(changes, Block)
+        keys, values = RowsToArrow(schema.key).batch(changes.keys), RowsToArrow(schema.value).batch(changes.values)
+        columns = [
+            [plain(parse_type(column.type), value) for value in array]
+            for column, array in zip(schema.value[::2], values.columns[::2], strict=True)
+        ]
+        rows = zip(*columns, strict=True)
+        found |= {
+            key: dict(zip(LITERALS, row, strict=True)) for key, row in zip(keys[0].to_pylist(), rows, strict=True)
+        }
+    return found
 
 
 def _state(folder: Path) -> list[tuple[Any, dict[str, Any]]]:

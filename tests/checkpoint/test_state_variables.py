@@ -36,6 +36,12 @@ FRESH: Family = (
     struct_type(("value", struct_type(("sum", "long"))), ("ttlExpirationMs", "long")),
     NO_PREFIX,
 )
+TIMERS: Family = (
+    "$procTimers_keyToTimestamp",
+    struct_type(("key", GROUPING), ("expiryTimestampMs", "long")),
+    struct_type(("__dummy__", "void")),
+    PREFIX,
+)
 KINDS: Family = ("kinds", MAP_KEY, struct_type(("sum", "long")), PREFIX)
 KINDS_VARIABLE = StateVariable(
     "kinds",
@@ -79,13 +85,42 @@ def test_variables_have_the_columns_of_their_parts(put: Put) -> None:
     assert [column.name for column in variables["kinds"].key] == ["user", "region", "kind"]
 
 
-def test_the_newest_start_of_the_query_counts_and_timers_are_left_out(put: Put) -> None:
+def test_the_newest_start_of_the_query_counts(put: Put) -> None:
     put(SCHEMA, schema_file(TOTAL, KINDS))
     put("state/0/_metadata/v2/9", metadata(("total", "ValueState", False)))
-    timers = ("$procTimers_keyToTimestamp", "TimerState", False)
-    storage = put("state/0/_metadata/v2/10", metadata(("kinds", "MapState", False), timers))
+    storage = put("state/0/_metadata/v2/10", metadata(("kinds", "MapState", False)))
     assert list(read_variables(storage, operator=0)) == ["kinds"]
     assert Checkpoint(storage).partitions(0) == 3
+
+
+def test_a_list_has_the_place_of_an_entry_in_its_key(put: Put) -> None:
+    put(SCHEMA, schema_file(("last", *FRESH[1:])))
+    storage = put("state/0/_metadata/v2/0", metadata(("last", "ListState", True)))
+    variable = read_variables(storage, operator=0)["last"]
+    assert [(column.name, column.type) for column in variable.key[2:]] == [("index", "integer")]
+    assert [column.name for column in variable.columns] == ["sum", "expires_ms"]
+
+
+@pytest.mark.parametrize(
+    ("others", "name"), [((), "timers"), ((("timers", "ValueState", False),), "$procTimers_keyToTimestamp")]
+)
+def test_timers_are_a_variable_of_that_name_unless_the_processor_has_one_itself(
+    put: Put, others: tuple[tuple[str, str, bool], ...], name: str
+) -> None:
+    put(SCHEMA, schema_file(TIMERS, ("timers", *TOTAL[1:])))
+    storage = put("state/0/_metadata/v2/0", metadata((TIMERS[0], "TimerState", False), *others))
+    variable = read_variables(storage, operator=0)[name]
+    assert [column.name for column in variable.key] == ["user", "region", "expires_ms"]
+    assert variable.columns == ()
+
+
+def test_the_key_of_a_timer_is_the_grouping_key_and_the_time(encode_row: EncodeRow) -> None:
+    variable = StateVariable(
+        "timers", "TimerState", False, KINDS_VARIABLE.grouping, (Column("expires_ms", "long"),), ()
+    )
+    first = b"\x00" + encode_row(["struct"], [encode_row(["string", "integer"], ("emma", None))])
+    key = struct.pack("<i", len(first)) + first + b"\x00" + encode_row(["long"], [1_700])
+    assert KeyDecoder(variable).decode(key, "file") == ("emma", None, 1_700)
 
 
 def test_before_the_first_batch_there_are_no_variables(put: Put) -> None:
@@ -115,6 +150,7 @@ def test_a_schema_cut_at_any_byte_is_damaged(put: Put) -> None:
         ((*KINDS[:3], {**PREFIX, "numColsPrefixKey": 2}), "MapState", False, "encoded in a way that is not known"),
         (TOTAL, "ValueState", True, "a field value was expected"),
         (("other", *TOTAL[1:]), "ValueState", False, "made anew"),
+        (TOTAL, "TreeState", False, "the variable total is a TreeState, which is not known"),
     ],
 )
 def test_what_is_not_as_known_is_refused(put: Put, family: Family, kind: str, expires: bool, reason: str) -> None:

@@ -10,7 +10,19 @@ from stateside.checkpoint.variable_catalogue import check_state, completed
 from stateside.errors import ViewInvalid
 from stateside.storage import Storage
 
-from .test_state_variables import FRESH, GROUPING, KINDS, NO_PREFIX, SCHEMA, TOTAL, Family, metadata, schema_file
+from .test_state_variables import (
+    FRESH,
+    GROUPING,
+    KINDS,
+    NO_PREFIX,
+    PREFIX,
+    SCHEMA,
+    TIMERS,
+    TOTAL,
+    Family,
+    metadata,
+    schema_file,
+)
 from .test_state_variables import struct_type as struct
 
 Put = Callable[[str, bytes | str], Storage]
@@ -25,18 +37,28 @@ TIMES: Family = (
     NO_PREFIX,
 )
 LISTED: Family = ("listed", GROUPING, struct(("sum", "long")), NO_PREFIX)
-NESTED: Family = ("nested", GROUPING, struct(("parts", struct(("a", "long")))), NO_PREFIX)
+NESTED: Family = ("nested", GROUPING, struct(("parts", struct(("a", "long"))), ("price", "decimal(20,2)")), NO_PREFIX)
+SPANS: Family = ("spans", GROUPING, struct(("span", "variant")), NO_PREFIX)
+TAGS = {"type": "array", "elementType": "string", "containsNull": True}
+BY_LIST: Family = (
+    "by_list",
+    struct(("key", GROUPING), ("userKey", struct(("tags", TAGS)))),
+    struct(("sum", "long")),
+    PREFIX,
+)
 DECLARED = (
-    *((family[0], "ValueState", False) for family in (TOTAL, DOUBLED, NESTED)),
+    *((family[0], "ValueState", False) for family in (TOTAL, DOUBLED, NESTED, SPANS)),
     *((family[0], "ValueState", True) for family in (FRESH, TIMES)),
     ("kinds", "MapState", False),
+    ("by_list", "MapState", False),
+    (TIMERS[0], "TimerState", False),
     ("listed", "ListState", False),
 )
 
 
 @pytest.fixture
 def state(put: Put) -> Storage:
-    put(SCHEMA, schema_file(TOTAL, DOUBLED, NESTED, FRESH, TIMES, KINDS, LISTED))
+    put(SCHEMA, schema_file(TOTAL, DOUBLED, NESTED, SPANS, FRESH, TIMES, KINDS, BY_LIST, TIMERS, LISTED))
     return put("state/0/_metadata/v2/0", metadata(*DECLARED))
 
 
@@ -50,9 +72,14 @@ def view(family: str, *key: KeyColumn) -> Catalogue:
         ("total", [("region", 1), ("user", 0)], [("sum", 0)]),
         ("fresh", [("region", 1), ("user", 0)], [("sum", 0), ("expires_ms", 1)]),
         ("kinds", [("region", 1), ("user", 0), ("kind", 2)], [("sum", 0)]),
+        ("listed", [("region", 1), ("user", 0), ("index", 2)], [("sum", 0)]),
+        ("nested", [("region", 1), ("user", 0)], [("parts", 0), ("price", 1)]),
+        ("doubled", [("region", 1), ("user", 0)], [("user_2", 0)]),
+        ("times", [("region", 1), ("user", 0)], [("expires_ms", 0), ("expires_ms_2", 1)]),
+        ("timers", [("region", 1), ("user", 0), ("expires_ms", 2)], []),
     ],
 )
-def test_a_view_has_its_grouping_columns_a_maps_key_and_the_values_fields(
+def test_a_view_has_its_grouping_columns_those_of_an_entry_and_the_values_fields(
     state: Storage, family: str, key: list[Any], columns: list[Any]
 ) -> None:
     found = completed(view(family), state)
@@ -65,11 +92,12 @@ def test_a_view_has_its_grouping_columns_a_maps_key_and_the_values_fields(
 @pytest.mark.parametrize(
     ("catalogue", "reason"),
     [
-        (view("nothing"), "no state variable 'nothing'.*doubled, fresh, kinds, listed, nested, times, total"),
-        (view("listed"), "'listed' is a list state"),
-        (view("doubled"), "two columns 'user'"),
-        (view("times"), "two columns 'expires_ms'"),
-        (view("nested"), "field 'parts' .* cannot be served yet"),
+        (
+            view("nothing"),
+            "no state variable 'nothing'.*by_list, doubled, fresh, kinds, listed, nested, spans, timers, times, total",
+        ),
+        (view("spans"), "field 'span' .* cannot be served.*Keep it as a string"),
+        (view("by_list"), "field 'tags' .* cannot be served.*Nobody can ask by a list"),
         (
             view("total", KeyColumn("user", "long", Stored(0, "user", "long"), "user")),
             "should be user long, the state has user string",

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from stateside.layout import Layout
+from tests.sizes import sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -77,7 +78,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("victim", ["jvm", "python"])
+@pytest.mark.parametrize("victim", sized(short=["jvm"], full=["jvm", "python"]))
 def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], victim: str
 ) -> None:

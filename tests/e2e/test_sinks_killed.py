@@ -29,13 +29,13 @@ from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.storage import Storage
 from tests.pipeline.sinks.endpoint import Store, endpoint
+from tests.sizes import sized
 
-FULL = "STATESIDE_TEST_FULL" in os.environ
-KILLS = 30 if FULL else 3
+KILLS = sized(short=2, full=30)
 SEED = 11
 START_S_MAX = 120
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(3_600 if FULL else 400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(sized(short=400, full=3_600))]
 
 VIEWS = ("to_files", "to_table", "to_keyed_table", "to_endpoint", "to_journal")
 

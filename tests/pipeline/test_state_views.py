@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from stateside.testing import answer, append, crash_marker, rows, run_to
 pytestmark = pytest.mark.spark
 
 TTL_MS = 3_600_000
-SERVED = ("total", "kinds", "fresh", "fresh_kinds")
+SERVED = ("total", "kinds", "last", "fresh", "fresh_kinds", "timers")
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
@@ -54,7 +55,10 @@ def keeper() -> Any:
                 self.kinds.updateValue((row.type,), (before[0] + row.amount,))
                 if row.type == "b":
                     self.kinds.removeKey(("a",))
-                self.last.appendValue((row.amount,))
+                if row.amount % 7 == 0:
+                    self.last.put([(row.amount,)])
+                else:
+                    self.last.appendList([(row.amount,), (-row.amount,)])
                 self.fresh.update((row.amount,))
                 self.fresh_kinds.updateValue((row.type, row.amount % 3), (row.amount,))
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + TTL_MS)
@@ -187,16 +191,30 @@ def also_serve(layout: Layout, variables: tuple[str, ...]) -> None:
 
 def stored(spark: SparkSession, layout: Layout, variable: str, batch: int) -> list[dict[str, Any]]:
     """The variable's rows as Spark's own reader has them, in the view's order of columns."""
-    reader = spark.read.format("statestore").option("stateVarName", variable).option("batchId", str(batch))
-    frame = reader.load(str(layout.view("spending").checkpoint))
-    parts = [name for name in ("key", "user_map_key", "value", "user_map_value") if name in frame.columns]
+    reader = spark.read.format("statestore").option("batchId", str(batch))
+    asked = ("readRegisteredTimers", "true") if variable == "timers" else ("stateVarName", variable)
+    frame = reader.option(*asked).load(str(layout.view("spending").checkpoint))
+    parts = [
+        name for name in ("key", "user_map_key", "value", "user_map_value", "list_element") if name in frame.columns
+    ]
     found = [_flat(row.asDict(recursive=True), parts) for row in frame.collect()]
-    return sorted(found, key=_order)
+    return sorted(_placed(found) if "list_element" in parts else found, key=_order)
+
+
+def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of lists with their places in them, as the view has them."""
+    seen: Counter[tuple[Any, ...]] = Counter()
+    placed = []
+    for entry in entries:
+        key = {name: entry.pop(name) for name in ("region", "user")}
+        placed.append({**key, "index": seen[tuple(key.values())], **entry})
+        seen[tuple(key.values())] += 1
+    return placed
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     region = -1 if row["region"] is None else row["region"]  # null comes first
-    return region, row["user"], row.get("kind", ""), row.get("size", 0)
+    return region, row["user"], row.get("kind", ""), row.get("size", row.get("index", row.get("expires_ms", 0)))
 
 
 def _flat(row: dict[str, Any], parts: list[str]) -> dict[str, Any]:
@@ -206,6 +224,8 @@ def _flat(row: dict[str, Any], parts: list[str]) -> dict[str, Any]:
         if "ttlExpirationMs" in fields:
             fields = {**fields["value"], "expires_ms": fields["ttlExpirationMs"]}
         flat |= fields
+    if "expiration_timestamp_ms" in row:
+        flat["expires_ms"] = row["expiration_timestamp_ms"]
     return flat
 
 
@@ -213,7 +233,7 @@ def _flat(row: dict[str, Any], parts: list[str]) -> dict[str, Any]:
 def test_after_every_batch_a_view_has_what_its_state_variable_holds(
     spark: SparkSession, layout: Layout, format_version: str
 ) -> None:
-    """Values, maps, both with a time to live, beside a list and timers; keys come, change, are cleared, come again."""
+    """Values and maps, also with a time to live, a list, timers; keys come, change, are cleared, come again."""
     events: list[Event] = []
     with conf(spark, **{FORMAT: format_version, NO_DATA_BATCHES: "false"}):
         for seed in range(3):
@@ -228,24 +248,27 @@ def test_after_every_batch_a_view_has_what_its_state_variable_holds(
             assert rows(layout, "spending") == rows(layout, "total") == expected["total"]
             assert rows(layout, "kinds") == expected["kinds"]
         assert expected["kinds"]
+        assert [row["index"] for row in rows(layout, "last", "1", "emma")][:2] == [0, 1]
         assert rows(layout, "kinds", "1", "emma") == [
             row for row in expected["kinds"] if (row["region"], row["user"]) == (1, "emma")
         ]
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ("sum", r"no state variable 'sum'.* has: fresh, fresh_kinds, kinds, last, total"),
-        ("last", "list state, which cannot be served yet"),
-    ],
-)
-def test_a_variable_that_cannot_be_served_is_refused_as_soon_as_it_is_known(
-    spark: SparkSession, layout: Layout, state: str, reason: str
-) -> None:
+def test_a_variable_that_there_is_not_is_refused_as_soon_as_that_is_known(spark: SparkSession, layout: Layout) -> None:
     append(layout, orders(1, 3))
+    reason = r"no state variable 'sum'.* has: fresh, fresh_kinds, kinds, last, timers, total"
     with conf(spark, **{NO_DATA_BATCHES: "false"}), pytest.raises(ViewInvalid, match=reason):
+        run_to(shop("sum"), layout, spark)
+
+
+@pytest.mark.parametrize("state", ["last", "timers"])
+def test_an_application_may_serve_a_list_or_the_timers(spark: SparkSession, layout: Layout, state: str) -> None:
+    append(layout, orders(1, 12))
+    with conf(spark, **{NO_DATA_BATCHES: "false"}):
         run_to(shop(state), layout, spark)
+        found = answer(layout, "spending")
+        assert found.rows == stored(spark, layout, state, found.stamp.batch)
+    assert found.rows
 
 
 def test_a_processor_in_pandas_is_served_alike_and_crashes_neither_lose_nor_double(

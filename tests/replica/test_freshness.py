@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.positions import Position
+from stateside.replica.freshness import covered, follows
 from stateside.replica.store import AppliedBatch
-from stateside.replica.tail import _covered, _follows
 
 
 def applied(batch: int, position: Position) -> AppliedBatch:
@@ -15,12 +15,12 @@ def applied(batch: int, position: Position) -> AppliedBatch:
 def test_a_replica_that_is_behind_is_not_fresh_whatever_the_position_says() -> None:
     """Of a source whose offsets are not understood, every batch has the same position: the start."""
     idle = Heartbeat(5, Position.start(), "idle", batch=7)
-    assert not _covered(applied(6, Position.start()), idle)
-    assert _covered(applied(7, Position.start()), idle)
+    assert not covered(applied(6, Position.start()), idle)
+    assert covered(applied(7, Position.start()), idle)
 
 
 def test_a_heartbeat_of_a_job_that_was_replaced_does_not_stand_in_the_way() -> None:
     old = Heartbeat(5, Position.of({"0": 900}), "stopped", batch=40)
-    assert not _follows(Heartbeat(9, Position.of({"0": 3}), "idle", batch=0), old)
-    assert not _follows(Heartbeat(9, Position.of({"0": 900}), "running"), old)
-    assert _follows(Heartbeat(9, Position.of({"0": 901}), "running", batch=40), old)
+    assert not follows(Heartbeat(9, Position.of({"0": 3}), "idle", batch=0), old)
+    assert not follows(Heartbeat(9, Position.of({"0": 900}), "running"), old)
+    assert follows(Heartbeat(9, Position.of({"0": 901}), "running", batch=40), old)

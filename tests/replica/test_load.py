@@ -197,7 +197,7 @@ class StopsLater(threading.Event):
 def test_a_load_is_given_up_when_the_process_is_to_end(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "ROWS_PER_TRANSACTION", 1)
+    monkeypatch.setattr(load, "ROWS_AT_ONCE", 1)
     layout = made.copy(tmp_path / "away", away=True)
     before = stored(layout)
     Tail(layout.view("spending")).run(StopsLater())
@@ -209,10 +209,11 @@ LOADER = """
 import sys
 from pathlib import Path
 from stateside.layout import Layout
-from stateside.replica import load
+from stateside.replica import load, runs
 from stateside.replica.tail import Tail
 
-load.ROWS_PER_TRANSACTION = 1
+load.ROWS_AT_ONCE = 1  # so that there are many moments
+runs.RUN_BYTES = runs.PAGE_ROWS = runs.PAGES_AT_ONCE = 1
 tail = Tail(Layout(Path(sys.argv[1])).view("spending"))
 print("begun", flush=True)
 tail.step()

@@ -73,6 +73,7 @@ class Replica(RuleBasedStateMachine):
     def open(self, kept: Kept) -> None:
         self.folder = TemporaryDirectory()
         self.kept, self.rows, self.next = kept, dict[Key, Row](), 0
+        self.past: dict[int, dict[Key, Row]] = {}
         self.reopen()
 
     def reopen(self) -> None:
@@ -86,21 +87,18 @@ class Replica(RuleBasedStateMachine):
         self.next += 1
         for key, row in batch:
             self.rows.pop(key, None) if row is None else self.rows.update({key: row})
+        self.past[self.next - 1] = dict(self.rows)
 
     @rule(kept=st.sampled_from(ALL_KEPT))
     def declare_others(self, kept: Kept) -> None:
+        if kept != self.kept:
+            self.past = {batch: rows for batch, rows in self.past.items() if batch == self.next - 1}
         self.kept = kept
         self.writer.keep_rollups(rollups(kept))
 
     @rule()
     def delete_all(self) -> None:
         self.apply([(key, None) for key in self.rows])
-
-    @rule()
-    def rebuild(self) -> None:
-        self.writer.clear()
-        self.writer.keep_rollups(rollups(self.kept))
-        self.rows, self.next = {}, 0
 
     @rule(batch=changes, more=changes)
     def load(self, batch: list[tuple[Key, Row | None]], more: list[tuple[Key, Row | None]]) -> None:
@@ -115,6 +113,7 @@ class Replica(RuleBasedStateMachine):
             {key: row for key, row in dict([*batch, *more]).items() if row is not None},
             self.next + 1,
         )
+        self.past = {self.next - 1: dict(self.rows)}
         self.writer.close()
         self.check()  # before any writer makes them anew
         self.reopen()
@@ -133,6 +132,12 @@ class Replica(RuleBasedStateMachine):
             assert snapshot.count() == len(self.rows)
             assert snapshot.rollups() == self.kept
             assert found(snapshot, self.kept) == recounted(self.rows, self.kept)
+            assert snapshot.oldest() == min(self.past, default=None)
+        for batch, rows in self.past.items():
+            with reader.snapshot(as_of=batch) as snapshot:
+                assert snapshot.count() == len(rows)
+                assert dict(snapshot.range(b"")) == {CODEC.encode(key): row.encoded() for key, row in rows.items()}
+                assert found(snapshot, self.kept) == recounted(rows, self.kept)
         reader.close()
 
     def teardown(self) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stateside.errors import ReplicaInvalid
 from stateside.positions import Position
 from stateside.replica import environment
+from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
 Changes = list[tuple[bytes, bytes | None]]
@@ -85,16 +86,6 @@ def test_freshness_moves_without_a_batch(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_cleared_replica_is_as_a_new_one(tmp_path: Path, writer: ReplicaWriter) -> None:
-    writer.apply(batch(5), [(b"a", b"1")])
-    writer.freshen(5)
-    writer.clear()
-    assert writer.batch() is None
-    writer.apply(batch(0), [(b"b", b"2")])
-    writer.close()
-    assert read(tmp_path) == [(b"b", b"2")]
-
-
 @given(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text(max_size=9))
 def test_a_batch_is_read_back_as_it_was_stored(number: int, offset: int, time_us: int, query: str) -> None:
     stored = AppliedBatch(query, number, Position.of({"0": offset, "b": 1}), time_us, time_us)
@@ -141,6 +132,13 @@ def test_keys_of_any_length_are_found_in_order_and_by_any_prefix(batches: list[C
         reader.close()
 
 
+@given(st.lists(st.tuples(st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"a", b"a\0", b"\xff"]), st.integers())))
+def test_changes_are_put_in_order_whatever_their_keys(pairs: list[tuple[bytes, int]]) -> None:
+    moves: Changes = [(key, b"%d" % number) for key, number in pairs]
+    assert list(in_order(moves)) == sorted(dict(moves).items())
+    assert list(in_order(iter(moves))) == sorted(dict(moves).items())
+
+
 def test_long_keys_that_begin_alike_are_in_order(tmp_path: Path) -> None:
     writer = ReplicaWriter(tmp_path)
     rows = [(b"x" * 500 + b"%02d" % number, b"") for number in range(50)]
@@ -173,6 +171,44 @@ def test_a_grown_map_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         writer.apply(batch(number), [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600)])
         writer.close()
     assert len(read(tmp_path)) == 1_800
+
+
+GROWS = """
+import sys
+from pathlib import Path
+from stateside.positions import Position
+from stateside.replica import environment
+from stateside.replica.ordered import in_order
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+
+environment.MAP_BYTES_START = 256 * 1024
+writer = ReplicaWriter(Path(sys.argv[1]))
+for number in range(4):
+    changes = [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600 * number + 1)]
+    writer.apply(AppliedBatch("query", number, Position.start(), 0, 0), changes)
+    print(number, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_map_grows_under_open_snapshots_of_a_reader_in_another_process(tmp_path: Path) -> None:
+    """A map that moved under an open snapshot would end the process: it has room from the beginning."""
+    command = [sys.executable, "-c", GROWS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert _lines(process).readline() == "0\n"
+        reader = ReplicaReader(tmp_path)
+        size = (tmp_path / "data.mdb").stat().st_size
+        with reader.snapshot() as first:
+            for number in range(1, 4):
+                _ask(process, 0)
+                assert _lines(process).readline() == f"{number}\n"
+                with reader.snapshot() as beside:
+                    assert beside.count() == sum(600 * batch + 1 for batch in range(number + 1))
+                    assert len(list(beside.range(b""))) == beside.count()
+                assert list(first.range(b"")) == [(b"0 000000", bytes(1_000))]
+        _ask(process, 0)
+        reader.close()
+    assert (tmp_path / "data.mdb").stat().st_size > 10 * size
 
 
 # Other processes
@@ -259,6 +295,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from stateside.positions import Position
+from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 
 writer = ReplicaWriter(Path(sys.argv[1]))

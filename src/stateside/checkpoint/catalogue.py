@@ -8,6 +8,8 @@ the user's code nor Spark. What is stored depends on the catalogue's `kind`:
     session         key row: the grouping columns without the session window, then the session's start;
                     value row: all grouping columns, the session window among them, then the buffers
     state-variable  one variable of a `transformWithState`, its name in `family`: see `variable_catalogue`
+    join            one side of a stream-stream join, in a `store` or a column `family`: see `join`
+    groups          what flatMapGroupsWithState or applyInPandasWithState keeps: see `groups`
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from stateside.errors import CheckpointInvalid, ViewInvalid
 
 VERSION = 2
 
-Kind = Literal["aggregation", "session", "state-variable"]
+Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Catalogue:
     kind: Kind = "aggregation"
     window: Window | None = None
     family: str | None = None
+    store: str | None = None  # the view's own, where the operator has several in a partition
     rollups: tuple[tuple[str, ...], ...] = ()
     query: str | None = None
 

@@ -28,9 +28,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+
+from stateside.checkpoint.blocks import Block, Change, Slices, numbers_at, whole_block
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit, Plan
 from stateside.checkpoint.state_file import read_state_file
@@ -46,28 +50,18 @@ _LAST_RECORD, _PUT_RECORD, _DELETE_RECORD, _MERGE_RECORD = 0x00, 0x01, 0x10, 0x1
 _ROW_VERSION = b"\x00"
 _CONF = "spark.sql.streaming.stateStore"
 
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A key and its new value; None means that the key left the state.
-
-    Without a `family` both are UnsafeRows, with one they are as that column family encodes them. With `appended` the
-    value does not replace those that the key had, it comes after them. Of a prefixed key, `key` has the first columns
-    and `key_rest` the others, each a row of its own.
-    """
-
-    key: bytes
-    value: bytes | None
-    family: int | None = None
-    appended: bool = False
-    key_rest: bytes | None = None
+__all__ = ["Change"]  # at home in `blocks`; whoever reads changelogs finds it here too
+Invalid = Callable[[int, str], CheckpointInvalid]  # the error for damage at a byte, and what it is
 
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """The changes of a batch in order, and the versions (with their ids) since the last snapshot before it."""
+    """The changes of a batch in order, and the versions (with their ids) since the last snapshot before it.
 
-    changes: list[Change]
+    Those of a store without column families are a `Block`.
+    """
+
+    changes: Collection[Change]
     lineage: tuple[tuple[int, str], ...] = ()
 
 
@@ -75,7 +69,7 @@ def read_changes(
     storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
 ) -> list[Change]:
     """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
-    return read_changelog(storage, commit, operator, partition, prefixed=prefixed).changes
+    return list(read_changelog(storage, commit, operator, partition, prefixed=prefixed).changes)
 
 
 def read_changelog(
@@ -109,7 +103,7 @@ def state_stem(commit: Commit, operator: int, partition: int) -> str:
 def check_encoding(plan: Plan, path: str) -> None:
     """Refuse rows in encodings that are not known: read as plain ones, they might look right and be wrong."""
     encoding = plan.conf.get(f"{_CONF}.encodingFormat", "unsaferow").lower()
-    if encoding != "unsaferow":
+    if encoding not in ("unsaferow", "avro"):  # what can be read of Avro, `encoding` says
         raise CheckpointInvalid(
             f"The state's rows are encoded as {encoding}, which cannot be read",
             where=path,
@@ -130,13 +124,11 @@ def plain_row(stored: bytes, path: str) -> bytes:
     return stored[1:]
 
 
-def row_change(key: bytes, value: bytes | None, path: str, *, prefixed: bool) -> Change:
-    """The change that a key and a value of a store without column families stand for."""
-    first, rest = _split(key) if prefixed else (key, None)
-    return Change(
-        plain_row(first, path),
-        None if value is None else plain_row(value, path),
-        key_rest=None if rest is None else plain_row(rest, path),
+def row_block(block: Block, invalid: Invalid, *, prefixed: bool) -> Block:
+    """The changes that the pairs of a store without column families stand for, all of them UnsafeRows."""
+    first, rest = _split(block.keys, invalid) if prefixed else (block.keys, None)
+    return Block(
+        _plain_rows(first, invalid), _plain_rows(block.values, invalid), _plain_rows(rest, invalid) if rest else None
     )
 
 
@@ -155,7 +147,8 @@ def _parse(content: bytes, path: str, prefixed: bool = False) -> Changelog:
     try:
         version, lineage, at_byte = _header(content, path)
         if version in (1, 3):
-            return Changelog(list(_pairs(content, at_byte, path, prefixed)), lineage)
+            block = whole_block(content, path, at_byte)
+            return Changelog(row_block(block, partial(damaged, path), prefixed=prefixed), lineage)
         return Changelog(list(_records(content, at_byte, path)), lineage)
     except (struct.error, IndexError):
         raise damaged(path, at_byte, "a record is cut short") from None
@@ -183,16 +176,6 @@ def _header(content: bytes, path: str) -> tuple[int, tuple[tuple[int, str], ...]
     return int(version), tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items), 6 + size
 
 
-def _pairs(content: bytes, at_byte: int, path: str, prefixed: bool) -> Iterator[Change]:
-    """The records of versions 1 and 3."""
-    while True:
-        key, at_byte = _sized(content, at_byte)
-        if key is None:
-            return
-        value, at_byte = _sized(content, at_byte)
-        yield row_change(key, value, path, prefixed=prefixed)
-
-
 def _records(content: bytes, at_byte: int, path: str) -> Iterator[Change]:
     """The records of versions 2 and 4."""
     while content[at_byte] != _LAST_RECORD:
@@ -216,10 +199,23 @@ def _sized(content: bytes, at_byte: int) -> tuple[bytes | None, int]:
     return (None if size == _END else content[begin:end]), end
 
 
-def _split(key: bytes) -> tuple[bytes, bytes]:
-    """The two parts of a prefixed key."""
-    (size,) = _PREFIX_SIZE.unpack_from(key)
-    begin, end = _PREFIX_SIZE.size, _PREFIX_SIZE.size + size
-    if not begin <= end <= len(key):
-        raise IndexError
-    return key[begin:end], key[end:]
+def _plain_rows(stored: Slices, invalid: Invalid) -> Slices:
+    """The UnsafeRows behind their version bytes."""
+    first = np.full(len(stored), -1)
+    first[stored.sizes > 0] = numbers_at(stored.content, stored.begins[stored.sizes > 0], "u1")
+    bad = np.flatnonzero((first != _ROW_VERSION[0]) & (stored.sizes >= 0))
+    if len(bad):
+        encoding = "".join(f"{number:02x}" for number in first[bad[:1]] if number >= 0)
+        raise invalid(int(stored.begins[bad[0]]), f"rows of encoding {encoding} are not known")
+    return stored.without(len(_ROW_VERSION))
+
+
+def _split(keys: Slices, invalid: Invalid) -> tuple[Slices, Slices]:
+    """The two parts of prefixed keys."""
+    begins, rooms = keys.begins + _PREFIX_SIZE.size, keys.sizes - _PREFIX_SIZE.size
+    sizes = np.full(len(keys), -1)
+    sizes[rooms >= 0] = numbers_at(keys.content, keys.begins[rooms >= 0], "<i4")
+    bad = np.flatnonzero((sizes < 0) | (sizes > rooms))
+    if len(bad):
+        raise invalid(int(keys.begins[bad[0]]), "a key is cut short")
+    return Slices(keys.content, begins, sizes), Slices(keys.content, begins + sizes, rooms - sizes)

@@ -15,22 +15,17 @@ committed yet. So only the version tells which batches a snapshot has in it.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from stateside.checkpoint.changelog import Change, Changelog
+from stateside.checkpoint.blocks import Block, Change, blocks, whole_block
+from stateside.checkpoint.changelog import Changelog
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit
 from stateside.checkpoint.state_file import read_state_file
 from stateside.errors import CheckpointGap
 from stateside.storage import Storage
-
-_SIZE = struct.Struct(">i")
-_END_MARK = _SIZE.pack(-1)
-_DELETED = -1
-
-Record = tuple[bytes, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,11 @@ class Snapshot:
         """Its file."""
         return f"{_folder(self.operator, self.partition)}/{self.version}.snapshot"
 
-    def rows(self, *, prefixed: bool = False) -> Iterator[Change]:
+    def rows(self) -> Iterator[Change]:
+        """All rows, one by one."""
+        return chain.from_iterable(self.blocks())
+
+    def blocks(self, *, prefixed: bool = False) -> Iterator[Block]:
         """All rows; CheckpointGap if the file is not there. With `prefixed` they are the same: no key is in two parts.
 
         Damage is told by CheckpointInvalid, perhaps after some rows: until the last one is there, none may count.
@@ -56,7 +55,7 @@ class Snapshot:
             pieces = read_state_file(self.storage, self.name())
         except FileNotFoundError:
             raise _gone(path, f"The snapshot of version {self.version} is gone") from None
-        return _rows(pieces, path)
+        return _undeleted(blocks(pieces, path), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +81,24 @@ def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) 
     """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
     name = _delta_name(commit, operator, partition)
     try:
-        pieces = read_state_file(storage, name)
+        content = b"".join(read_state_file(storage, name))
     except FileNotFoundError:
         raise _gone(storage.path(name), f"The changes of batch {commit.batch} are gone") from None
-    return Changelog([Change(key, value) for key, value in _records(pieces, storage.path(name))])
+    return Changelog(whole_block(content, storage.path(name)))
 
 
-def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int) -> Snapshot | None:
+def newest_snapshot(
+    storage: Storage, operator: int, partition: int, batch: int, without: Collection[str] = ()
+) -> Snapshot | None:
     """The snapshot from which the state after a batch is built soonest; None if there is none.
+
+    Those among `without`, whole names, are passed over: they turned out to be damaged.
 
     Its version is at most batch + 1, and each delta that is then needed is there. Without one the state can still be
     built from batch 0 on if no delta is gone.
     """
-    names = storage.names(_folder(operator, partition))
+    folder = _folder(operator, partition)
+    names = [name for name in storage.names(folder) if f"{folder}/{name}" not in without]
     deltas, snapshots = _versions(names, ".delta"), _versions(names, ".snapshot")
     version = max((found for found in snapshots if found <= batch + 1), default=None)
     if version is None or not deltas >= set(range(version + 1, batch + 2)):
@@ -102,9 +106,11 @@ def newest_snapshot(storage: Storage, operator: int, partition: int, batch: int)
     return Snapshot(storage, operator, partition, version)
 
 
-def newest_delta_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> DeltaChain | None:
+def newest_delta_chain(
+    storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
+) -> DeltaChain | None:
     """The shortest way to the state after a batch; None if a file is missing on every way."""
-    snapshot = newest_snapshot(storage, operator, partition, commit.batch)
+    snapshot = newest_snapshot(storage, operator, partition, commit.batch, without)
     first = snapshot.version if snapshot else 0
     if not _versions(storage.names(_folder(operator, partition)), ".delta") >= set(range(first + 1, commit.batch + 2)):
         return None
@@ -133,48 +139,8 @@ def _gone(path: str, what: str) -> CheckpointGap:
     )
 
 
-def _rows(pieces: Iterable[bytes], path: str) -> Iterator[Change]:
-    for key, value in _records(pieces, path):
-        if value is None:
+def _undeleted(found: Iterable[Block], path: str) -> Iterator[Block]:
+    for block in found:
+        if block.values.sizes.min() < 0:
             raise damaged(path, 0, "a snapshot cannot have a deleted key")
-        yield Change(key, value)
-
-
-def _records(pieces: Iterable[bytes], path: str) -> Iterator[Record]:
-    """The records up to the end mark, after which nothing may come. Bytes in errors count inside the envelope."""
-    waiting, waiting_bytes, needed_bytes, at_byte = [b""], 0, _SIZE.size, 0
-    for piece in pieces:
-        waiting.append(piece)
-        waiting_bytes += len(piece)
-        if waiting_bytes >= needed_bytes:
-            content = b"".join(waiting)
-            used_bytes, needed_bytes = yield from _whole_records(content, path, at_byte)
-            waiting, waiting_bytes, at_byte = [content[used_bytes:]], len(content) - used_bytes, at_byte + used_bytes
-    if b"".join(waiting) != _END_MARK:
-        raise damaged(path, at_byte, "a record is cut short")
-
-
-def _whole_records(content: bytes, path: str, at_byte: int) -> Generator[Record, None, tuple[int, int]]:
-    """The records that are there as a whole; returns how many bytes they have, and how many more the next one needs."""
-    at, end = 0, len(content)
-    while at + _SIZE.size <= end:
-        (key_size,) = _SIZE.unpack_from(content, at)
-        if key_size < 0:
-            if content[at:] == _END_MARK:
-                return at, len(_END_MARK) + 1
-            raise damaged(
-                path, at_byte + at, f"a key cannot have {key_size} bytes, and nothing may follow the end mark"
-            )
-        key_at, value_at = at + _SIZE.size, at + 2 * _SIZE.size + key_size
-        if value_at > end:
-            return at, value_at - at
-        (value_size,) = _SIZE.unpack_from(content, value_at - _SIZE.size)
-        if value_size < _DELETED:
-            raise damaged(path, at_byte + value_at - _SIZE.size, f"a value cannot have {value_size} bytes")
-        next_at = value_at + value_size if value_size > 0 else value_at
-        if next_at > end:
-            return at, next_at - at
-        key = content[key_at : value_at - _SIZE.size]
-        yield key, None if value_size == _DELETED else content[value_at:next_at]
-        at = next_at
-    return at, _SIZE.size
+        yield block

@@ -7,11 +7,13 @@ is older than every store but the HDFS-backed one.
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 
-from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog
+from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog, state_stem
 from stateside.checkpoint.delta import read_delta
 from stateside.checkpoint.log import Checkpoint, Commit, Plan
-from stateside.errors import CheckpointInvalid
+from stateside.checkpoint.version_changes import read_version_changes
+from stateside.errors import CheckpointGap, CheckpointInvalid
 
 _SETTING = "spark.sql.streaming.stateStore.providerClass"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state"
@@ -38,16 +40,40 @@ def provider_of(plan: Plan, path: str) -> Provider:
 
 
 def read_batch_changes(
-    checkpoint: Checkpoint, plan: Plan, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
+    checkpoint: Checkpoint,
+    plan: Plan,
+    commit: Commit,
+    operator: int,
+    partition: int,
+    *,
+    prefixed: bool = False,
+    scratch: Path | None = None,
 ) -> Changelog:
     """What a batch changed in one partition of an operator's state.
 
     With `prefixed` the operator's keys are in two parts where the store does so (`changelog`); a change without
-    `key_rest` then has the whole key in one row. CheckpointInvalid for a store or an encoding that is not known,
+    `key_rest` then has the whole key in one row. With `scratch`, a folder of the reader's own, the changes of a store
+    without changelogs are found too (`version_changes`). CheckpointInvalid for a store or encoding that is not known,
     CheckpointGap if Spark has deleted the file already.
     """
     path = checkpoint.storage.path(f"offsets/{plan.batch}")
     check_encoding(plan, path)
     if provider_of(plan, path) is Provider.HDFS:
         return read_delta(checkpoint.storage, commit, operator, partition)
-    return read_changelog(checkpoint.storage, commit, operator, partition, prefixed=prefixed)
+    try:
+        return read_changelog(checkpoint.storage, commit, operator, partition, prefixed=prefixed)
+    except CheckpointGap:
+        if scratch is None or not checkpoint.storage.exists(f"{state_stem(commit, operator, partition)}.zip"):
+            raise
+    before = _before(checkpoint, commit)
+    return read_version_changes(checkpoint.storage, before, commit, operator, partition, scratch, prefixed=prefixed)
+
+
+def _before(checkpoint: Checkpoint, commit: Commit) -> Commit | None:
+    """The batch before; CheckpointGap if Spark has deleted it already."""
+    try:
+        return checkpoint.commit(commit.batch - 1) if commit.batch else None
+    except FileNotFoundError:
+        raise CheckpointGap(
+            f"The batch before batch {commit.batch} is gone", where=checkpoint.storage.path(f"commits/{commit.batch}")
+        ) from None

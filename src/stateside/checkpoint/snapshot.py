@@ -22,17 +22,22 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rocksdict import AccessType, Options, Rdict, RdictIter
 
-from stateside.checkpoint.changelog import Change, read_lineage, row_change, state_stem
+from stateside.checkpoint.blocks import BLOCK_BYTES, Block, Change, Slices
+from stateside.checkpoint.changelog import read_lineage, row_block, state_stem
 from stateside.checkpoint.log import Commit
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
 _FAMILY = struct.Struct("<h")
+# RocksDB leaves an empty delimiter of appended values out of OPTIONS, and takes a missing one for a comma.
+_NAMED_ONLY = "merge_operator=StringAppendOperator\n"
+_WITHOUT_DELIMITER = "merge_operator={id=StringAppendOperator;delimiter=;}\n"
 _RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extractors": {}})}
 
 
@@ -74,9 +79,15 @@ class Chain:
         return [f"{state_stem(commit, self.operator, self.partition)}.changelog" for commit in self.changelogs]
 
 
-def newest_chain(storage: Storage, commit: Commit, operator: int, partition: int) -> Chain | None:
-    """The shortest way to the state of a batch; None if a file is missing on every way."""
-    names = set(storage.names(f"state/{operator}/{partition}"))
+def newest_chain(
+    storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
+) -> Chain | None:
+    """The shortest way to the state of a batch; None if a file is missing on every way.
+
+    Snapshots among `without`, whole names, are passed over: they turned out to be damaged.
+    """
+    folder = f"state/{operator}/{partition}"
+    names = {name for name in storage.names(folder) if f"{folder}/{name}" not in without}
     changelogs: list[Commit] = []
     for version in _lineage(storage, commit, operator, partition, names):
         stem = PurePosixPath(state_stem(version, operator, partition)).name
@@ -104,7 +115,17 @@ def _lineage(
     for version in range(commit.batch, 0, -1):
         if version not in ids:
             return
-        yield Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
+        earlier = Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
+        yield earlier
+        if version - 1 not in ids:  # a lineage ends at a snapshot: that version's own changelog has what was before
+            ids |= _earlier_ids(storage, earlier, operator, partition, names)
+
+
+def _earlier_ids(
+    storage: Storage, commit: Commit, operator: int, partition: int, names: Collection[str]
+) -> dict[int, str]:
+    changelog = f"{state_stem(commit, operator, partition)}.changelog"
+    return dict(read_lineage(storage, changelog)) if PurePosixPath(changelog).name in names else {}
 
 
 def read_contents(storage: Storage, name: str) -> Contents:
@@ -155,17 +176,25 @@ class StateSnapshot:
         self._database.close()
 
     def rows(self, *, prefixed: bool = False) -> Iterator[Change]:
+        """The rows of a store without column families, one by one."""
+        return chain.from_iterable(self.blocks(prefixed=prefixed))
+
+    def blocks(self, *, prefixed: bool = False) -> Iterator[Block]:
         """The rows of a store without column families, in order of their keys."""
-        for key, value in self._pairs(b""):
-            try:
-                yield row_change(key, value, self.path, prefixed=prefixed)
-            except (struct.error, IndexError):
-                raise _unreadable(self.path, "a key is cut short") from None
+        for keys, values in self._some_pairs():
+            pairs = Block(Slices.of(keys), Slices.of(values))
+            yield row_block(pairs, lambda _, reason: _unreadable(self.path, reason), prefixed=prefixed)
 
     def family_rows(self, family: int) -> Iterator[Change]:
         """The rows of one column family, in order of their keys."""
         for key, value in self._pairs(_FAMILY.pack(family)):
             yield Change(key[_FAMILY.size :], value, family)
+
+    def values(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of these keys, which begin with the id of their column family if there are any; None if gone."""
+        with _reading(self.path):
+            found: list[bytes | None] | None = self._database.get([*keys])
+            return found or []
 
     def _pairs(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, without more of them in memory than RocksDB reads at once."""
@@ -179,6 +208,26 @@ class StateSnapshot:
             pairs.next()
         with _reading(self.path):
             pairs.status()  # a damaged table ends the rows too, and only this tells
+
+    def _some_pairs(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """All keys and values, of so many bytes at a time; the same as `_pairs`, with less to do for each row."""
+        pairs: RdictIter = self._database.iter()
+        pairs.seek_to_first()
+        valid, next_key, next_value, step = pairs.valid, pairs.key, pairs.value, pairs.next
+        keys, values, size = [], [], 0
+        while valid():
+            key, value = next_key(), next_value()
+            keys.append(key)
+            values.append(value)
+            size += len(key) + len(value)
+            step()
+            if size >= BLOCK_BYTES:
+                yield keys, values
+                keys, values, size = [], [], 0
+        with _reading(self.path):
+            pairs.status()
+        if keys:
+            yield keys, values
 
 
 def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path) -> None:
@@ -194,6 +243,8 @@ def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path
             raise _unreadable(storage.path(stored), f"it has {size_bytes} bytes and should have {table.size_bytes}")
     for setting, content in _RAW_KEYS.items():
         (scratch / setting).write_text(content)
+    for options in scratch.glob("OPTIONS-*"):
+        options.write_text(options.read_text().replace(_NAMED_ONLY, _WITHOUT_DELIMITER))
 
 
 @contextmanager

@@ -3,68 +3,79 @@
     state/OPERATOR/_metadata/v2/BATCH := "v2\\n" {"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}],
         "operatorPropertiesJson": JSON text of {"stateVariables": [{"stateName", "stateVariableType", "ttlEnabled"}…]}}
 
-one file for each start of the query. The paths name every schema that the state ever had, the newest one last:
-
-    state/OPERATOR/_stateSchema/default/NAME := "v3" (UTF)  families (i32)  family*
-    family := name (UTF)  id (i16)  schema (of the key)  id (i16)  schema (of the value)
-              encoder (of the key)  schema (of a map's key, else empty)
-
-where a schema, and the encoder, is a JSON text in chunks (see `schema`). Rows are UnsafeRows behind a version byte 00:
+one file for each start of the query; `families` reads the schemas. A row is an UnsafeRow (or see `avro_row`) behind a
+version byte 00:
 
     ValueState:  key := 00 row of the grouping columns
     MapState:    key := size (i32, little-endian)  00 row of one struct, the grouping columns
                         00 row of one struct, the map's key      (the size is that of the first row with its 00)
+    ListState:   key as of a value state; value := see `list_values`, each entry a value as below
+    TimerState:  key := size (i32, little-endian)  00 row of one struct, the grouping columns
+                        00 row of one long, the time in milliseconds        value := 00 row of nothing
     value := 00 row of the value's fields
            | 00 row of (struct of the value's fields, long ttlExpirationMs)      where values expire
 
 What has expired stays stored until the end of the next batch after that time. Like Spark's own `statestore` reader
 the state is given as it is stored, with the time of expiry, as `expires_ms`.
 
-List states are appended to in place and timers are no values: both are told apart here and read by nobody yet.
+Timers are kept twice, by key and by time; the family that has them by key is read, as a variable `timers` (or, if the
+processor has a variable of that name itself, by Spark's own name for it).
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stateside.checkpoint.avro_row import Versions
 from stateside.checkpoint.changelog import plain_row
 from stateside.checkpoint.compression import damaged
+from stateside.checkpoint.encoding import Encoding
+from stateside.checkpoint.families import Family, schemas
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.schema import Column, columns_of, read_chunks, read_utf
-from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.schema import Column, columns_of
+from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
 EXPIRES = Column("expires_ms", "long")
+INDEX = Column("index", "integer")
+TIMERS = "timers"
 VALUE_STATE, MAP_STATE, LIST_STATE, TIMER_STATE = "ValueState", "MapState", "ListState", "TimerState"
+_WHOLE_KEY = {"keyStateEncoderType": "NoPrefixKeyStateEncoderSpec"}
+_KEY_IN_TWO_PARTS = {"keyStateEncoderType": "PrefixKeyScanStateEncoderSpec", "numColsPrefixKey": 1}
 _ENCODERS = {
-    VALUE_STATE: {"keyStateEncoderType": "NoPrefixKeyStateEncoderSpec"},
-    MAP_STATE: {"keyStateEncoderType": "PrefixKeyScanStateEncoderSpec", "numColsPrefixKey": 1},
+    VALUE_STATE: _WHOLE_KEY,
+    LIST_STATE: _WHOLE_KEY,
+    MAP_STATE: _KEY_IN_TWO_PARTS,
+    TIMER_STATE: _KEY_IN_TWO_PARTS,
 }
 _SIZE = struct.Struct("<i")
-_ID_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StateVariable:
-    """A variable: its name, Spark's word for its kind, whether its values expire, and the columns of its parts."""
+    """A variable: its name, Spark's word for its kind, whether its values expire, and the columns of its parts.
+
+    `entry` tells the entries of one key apart: a map's key, the place in a list (from 0), a timer's time. `stored` has
+    the columns of the value as they are stored, for each version of it by its id: with Avro there may be several.
+    """
 
     name: str
     kind: str
     expires: bool
     grouping: tuple[Column, ...]
-    map_key: tuple[Column, ...]
+    entry: tuple[Column, ...]
     value: tuple[Column, ...]
+    stored: Mapping[int, tuple[Column, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> tuple[Column, ...]:
-        """What tells its entries apart: the grouping columns, then those of a map's key."""
-        return self.grouping + self.map_key
+        """What tells all its entries apart: the grouping columns, then those of the entry."""
+        return self.grouping + self.entry
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -72,61 +83,54 @@ class StateVariable:
         return (*self.value, EXPIRES) if self.expires else self.value
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A column family of a schema file."""
-
-    key: dict[str, Any]
-    value: dict[str, Any]
-    encoder: dict[str, Any]
-
-
 def read_variables(storage: Storage, operator: int) -> dict[str, StateVariable]:
-    """The variables of an operator by name, timers left out; FileNotFoundError before its first batch is planned."""
+    """The variables of an operator by name; FileNotFoundError before its first batch is planned."""
     metadata, name = Checkpoint(storage).operator_metadata(operator)
     try:
         declared = json.loads(metadata["operatorPropertiesJson"])["stateVariables"]
-        schemas = list(_schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))
-        variables = [_variable(one, schemas) for one in declared if one["stateVariableType"] != TIMER_STATE]
+        versions = list(schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))
+        variables = [_variable(one, versions) for one in declared]
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointInvalid(
             f"The state's variables cannot be read: {error!r}",
             where=storage.path(name),
             next_step="Only the state of a transformWithState has variables",
         ) from error
-    return {variable.name: variable for variable in variables}
+    names = {variable.name for variable in variables}
+    return {_called(variable, names): variable for variable in variables}
 
 
 class KeyDecoder:
     """Decodes the keys of a variable's column family."""
 
-    def __init__(self, variable: StateVariable) -> None:
-        self._decoder = RowDecoder(variable.grouping)
-        self._parts = [RowDecoder([_struct(part)]) for part in (variable.grouping, variable.map_key)]
+    def __init__(self, variable: StateVariable, encoding: Encoding = Encoding.UNSAFE_ROW) -> None:
+        self._decoder = encoding.decoder(variable.grouping)
+        self._first = encoding.decoder([_struct(variable.grouping)], identified=False)
+        self._second = encoding.decoder([_struct(variable.entry)] if variable.kind == MAP_STATE else variable.entry)
+        self._in_two_parts = _ENCODERS[variable.kind] is _KEY_IN_TWO_PARTS
         self._is_map = variable.kind == MAP_STATE
 
     def decode(self, key: bytes, path: str) -> tuple[Value, ...]:
-        """The values of the variable's key columns."""
-        if not self._is_map:
+        """The values of the variable's key columns; of a list, those of the grouping columns."""
+        if not self._in_two_parts:
             return self._decoder.decode(plain_row(key, path))
-        return tuple(value for part in self._map_parts(key, path) for value in part)
-
-    def _map_parts(self, key: bytes, path: str) -> Iterator[tuple[Value, ...]]:
-        if len(key) < _SIZE.size or not 0 <= _SIZE.unpack_from(key)[0] <= len(key) - _SIZE.size:
-            raise damaged(path, 0, "a key of a map state is cut short")
-        middle = _SIZE.size + _SIZE.unpack_from(key)[0]
-        for decoder, stored in zip(self._parts, (key[_SIZE.size : middle], key[middle:]), strict=True):
-            (part,) = decoder.decode(plain_row(stored, path))
-            assert isinstance(part, tuple), "a struct decodes to a tuple"
-            yield part
+        first, second = _split(key, path)
+        entry = self._second.decode(plain_row(second, path))
+        return _fields(self._first.decode(plain_row(first, path))) + (_fields(entry) if self._is_map else entry)
 
 
 class ValueDecoder:
-    """Decodes the values of a variable, each without its version byte."""
+    """Decodes the values of a variable, each without its version byte. `versions` are those of Avro, looked up anew."""
 
-    def __init__(self, variable: StateVariable) -> None:
+    def __init__(
+        self,
+        variable: StateVariable,
+        encoding: Encoding = Encoding.UNSAFE_ROW,
+        versions: Versions | None = None,
+    ) -> None:
         self._expires = variable.expires
-        self._decoder = RowDecoder([_struct(variable.value), EXPIRES] if variable.expires else variable.value)
+        wrapped = [_struct(variable.value, "value"), Column("ttlExpirationMs", "long")]
+        self._decoder = encoding.decoder(wrapped if variable.expires else variable.value, versions)
 
     def decode(self, row: bytes) -> tuple[Value, ...]:
         """The values of the variable's columns."""
@@ -138,22 +142,49 @@ class ValueDecoder:
         return (*fields, expires_ms)
 
 
-def _variable(declared: dict[str, Any], schemas: list[dict[str, _Family]]) -> StateVariable:
+def _called(variable: StateVariable, names: set[str]) -> str:
+    return TIMERS if variable.kind == TIMER_STATE and TIMERS not in names else variable.name
+
+
+def _split(key: bytes, path: str) -> tuple[bytes, bytes]:
+    if len(key) < _SIZE.size or not 0 <= _SIZE.unpack_from(key)[0] <= len(key) - _SIZE.size:
+        raise damaged(path, 0, "a key in two parts is cut short")
+    middle = _SIZE.size + _SIZE.unpack_from(key)[0]
+    return key[_SIZE.size : middle], key[middle:]
+
+
+def _fields(row: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The fields of a row's only column, a struct."""
+    (part,) = row
+    assert isinstance(part, tuple), "a struct decodes to a tuple"
+    return part
+
+
+def _variable(declared: dict[str, Any], families: list[dict[str, Family]]) -> StateVariable:
     name, kind, expires = declared["stateName"], declared["stateVariableType"], declared["ttlEnabled"]
-    versions = [_parts(name, kind, expires, schema[name]) for schema in schemas if name in schema]
-    if name not in schemas[-1] or any(version != versions[-1] for version in versions):
+    found = [schema[name] for schema in families if name in schema]
+    stored = {family.value_id: columns_of(family.value) for family in found}
+    versions = [_parts(name, kind, expires, family) for family in found]
+    evolved = any(columns_of(family.value) != stored[family.value_id] for family in found)
+    if name not in families[-1] or evolved or any(version.key != versions[-1].key for version in versions):
         raise ValueError(f"the variable {name} was made anew with another type; start the query on a new folder")
-    return versions[-1]
+    return replace(versions[-1], stored=stored)
 
 
-def _parts(name: str, kind: str, expires: bool, family: _Family) -> StateVariable:
-    if kind in _ENCODERS and family.encoder != _ENCODERS[kind]:
+def _parts(name: str, kind: str, expires: bool, family: Family) -> StateVariable:
+    if kind not in _ENCODERS:
+        raise ValueError(f"the variable {name} is a {kind}, which is not known")
+    if family.encoder != _ENCODERS[kind]:
         raise ValueError(f"the keys of the {kind} {name} are encoded in a way that is not known, {family.encoder}")
+    if kind == TIMER_STATE:
+        grouping = columns_of(_field(family.key, 0, "key"))
+        _field(family.key, 1, "expiryTimestampMs")
+        return StateVariable(name, kind, False, grouping, (EXPIRES,), ())
     value = columns_of(_field(family.value, 0, "value") if expires else family.value)
-    if kind != MAP_STATE:
-        return StateVariable(name, kind, expires, columns_of(family.key), (), value)
-    grouping, map_key = (_field(family.key, index, part) for index, part in enumerate(("key", "userKey")))
-    return StateVariable(name, kind, expires, columns_of(grouping), columns_of(map_key), value)
+    if kind == MAP_STATE:
+        grouping, map_key = (columns_of(_field(family.key, i, part)) for i, part in enumerate(("key", "userKey")))
+        return StateVariable(name, kind, expires, grouping, map_key, value)
+    return StateVariable(name, kind, expires, columns_of(family.key), (INDEX,) if kind == LIST_STATE else (), value)
 
 
 def _field(struct_type: dict[str, Any], index: int, name: str) -> dict[str, Any]:
@@ -164,42 +195,7 @@ def _field(struct_type: dict[str, Any], index: int, name: str) -> dict[str, Any]
     return type_
 
 
-def _schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[str, _Family]]:
-    """The schemas at these paths, of which only the names are used: the checkpoint may have been moved."""
-    *older, newest = [path.rsplit("/", 1)[-1] for path in paths]
-    for name in older:
-        with suppress(FileNotFoundError):  # an old one may be deleted some day
-            yield _read_schema(storage, operator, name)
-    try:
-        yield _read_schema(storage, operator, newest)
-    except FileNotFoundError as error:
-        raise ValueError(f"its schema {newest} is gone") from error
-
-
-def _read_schema(storage: Storage, operator: int, name: str) -> dict[str, _Family]:
-    path = f"state/{operator}/_stateSchema/default/{name}"
-    content = storage.read(path)
-    try:
-        version, at_byte = read_utf(content, 0)
-        if version != "v3":
-            raise ValueError(f"version {version!r} is not known")
-        (count,) = struct.unpack_from(">i", content, at_byte)
-        return dict(_families(content, at_byte + 4, count))
-    except (struct.error, ValueError) as error:
-        raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(path)) from error
-
-
-def _families(content: bytes, at_byte: int, count: int) -> Iterator[tuple[str, _Family]]:
-    for _ in range(count):
-        name, at_byte = read_utf(content, at_byte)
-        key, at_byte = read_chunks(content, at_byte + _ID_BYTES)
-        value, at_byte = read_chunks(content, at_byte + _ID_BYTES)
-        encoder, at_byte = read_chunks(content, at_byte)
-        _, at_byte = read_chunks(content, at_byte)  # a map's key stands in the key as well
-        yield name, _Family(key, value, encoder)
-
-
-def _struct(columns: tuple[Column, ...]) -> Column:
+def _struct(columns: tuple[Column, ...], name: str = "struct") -> Column:
     """One column with these for parts."""
     fields = [{"name": c.name, "type": json.loads(c.type) if c.type.startswith("{") else c.type} for c in columns]
-    return Column("struct", json.dumps({"type": "struct", "fields": fields}))
+    return Column(name, json.dumps({"type": "struct", "fields": fields}))

@@ -73,7 +73,7 @@ class RowDecoder:
 
 def _column_reader(column: Column) -> Read:
     try:
-        return _reader(parse_type(column.type))
+        return reader_of(parse_type(column.type))
     except CheckpointInvalid as error:
         raise CheckpointInvalid(
             f"The state's column {column.name!r} has the type {column.type}, which is not known", next_step=error.what
@@ -106,7 +106,8 @@ def _fixed_row_reader(types: Sequence[str]) -> Callable[[bytes], tuple[Value, ..
     return read_row
 
 
-def _reader(type_: SparkType) -> Read:
+def reader_of(type_: SparkType) -> Read:
+    """What reads values of this type; CheckpointInvalid if it is not known."""
     match type_:
         case Primitive(name) if name in _FIXED:
             fixed = struct.Struct(_FIXED[name])
@@ -120,7 +121,7 @@ def _reader(type_: SparkType) -> Read:
         case Decimal():
             return _decimal_reader(type_)
         case Struct(_, types):
-            return _variable(_row_reader([_reader(part) for part in types]))
+            return _variable(_row_reader([reader_of(part) for part in types]))
         case Array(element):
             return _variable(_array_reader(element))
         case Map(key, value):
@@ -148,7 +149,7 @@ def _decimal_reader(type_: Decimal) -> Read:
 
 
 def _array_reader(element: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
-    read, size = _reader(element), _element_bytes(element)
+    read, size = reader_of(element), _element_bytes(element)
 
     def read_array(array: bytes) -> tuple[Value, ...]:
         (count,) = _COUNT.unpack_from(array)

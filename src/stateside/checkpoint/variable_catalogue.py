@@ -1,31 +1,45 @@
-"""The catalogue of a view that serves a state variable, completed from the checkpoint.
+"""What stands in the state of a view, whatever its kind; and the catalogue of a state variable, completed from there.
 
 Spark knows a processor's variables only once its `init` has run, so at the start the plan tells no more than the
 grouping columns. The rest stands in the checkpoint from the first batch on, and every reader completes it from there:
 
-    key      the grouping columns as the view orders them, then those of a map's key; `index` counts in both together
-    columns  the value's fields, then `expires_ms` where values expire; `index` counts in these
+    key      the grouping columns as the view orders them, then those that tell entries apart: a map's key, a list's
+             `index` (from 0), a timer's `expires_ms`; a stored index counts in both together
+    columns  the value's fields, then `expires_ms` where values expire; a stored index counts in these
 
-so that a value state has one row a key, a map state one row an entry.
+where a name that is taken already gets a number (`column_names`). So a value state has one row a key, a map or a list
+one row an entry (as Spark's own reader shows them), and timers one row each.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.schema import Column, read_schema
+from stateside.checkpoint.column_names import apart
+from stateside.checkpoint.encoding import encoding_of
+from stateside.checkpoint.groups import GroupDecoder, group_schema
+from stateside.checkpoint.join import join_schema
+from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.schema import Column, StateSchema, read_schema
+from stateside.checkpoint.served_types import unkeyable, unserved
 from stateside.checkpoint.state_variables import (
-    LIST_STATE,
-    MAP_STATE,
     VALUE_STATE,
     StateVariable,
     ValueDecoder,
     read_variables,
 )
-from stateside.checkpoint.unsafe_row import SERVED_TYPES, RowDecoder
+from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.errors import ViewInvalid
 from stateside.storage import Storage
+
+
+class Decoder(Protocol):
+    """Decodes the rows of a replica, whatever kind of view it is of."""
+
+    def decode(self, row: bytes) -> tuple[Value, ...]:
+        """The row's values, in the order that the catalogue's `index` counts in."""
 
 
 def check_state(catalogue: Catalogue, storage: Storage) -> None:
@@ -33,7 +47,7 @@ def check_state(catalogue: Catalogue, storage: Storage) -> None:
     if catalogue.kind == "state-variable":
         served_variable(catalogue, storage)
     else:
-        catalogue.check(read_schema(storage, catalogue.operator))
+        catalogue.check(stored_schema(catalogue, storage))
 
 
 def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
@@ -43,21 +57,42 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
     variable = served_variable(catalogue, storage)
     shift = len(variable.grouping)
     grouping = tuple(column for column in catalogue.key if column.stored.index < shift)
-    map_key = tuple(_key_column(column, shift + index) for index, column in enumerate(variable.map_key))
-    columns = tuple(_view_column(column, index) for index, column in enumerate(variable.columns))
-    return replace(catalogue, key=grouping + map_key, columns=columns)
+    others = (*variable.entry, *variable.columns)
+    names = apart([column.name for column in (*variable.grouping, *others)])[shift:]
+    named, middle = list(zip(names, others, strict=True)), len(variable.entry)
+    entry = tuple(_key_column(name, column, index) for index, (name, column) in enumerate(named[:middle], shift))
+    columns = tuple(_view_column(name, column, index) for index, (name, column) in enumerate(named[middle:]))
+    return replace(catalogue, key=grouping + entry, columns=columns)
 
 
-def value_decoder(catalogue: Catalogue, storage: Storage) -> RowDecoder | ValueDecoder:
+def value_decoder(catalogue: Catalogue, storage: Storage) -> Decoder:
     """What decodes the rows of the view's replica into the values that its columns' `index` counts in."""
     if catalogue.kind == "state-variable":
-        return ValueDecoder(served_variable(catalogue, storage))
-    return RowDecoder(read_schema(storage, catalogue.operator).value)
+        variable, encoding = served_variable(catalogue, storage), encoding_of(Checkpoint(storage))
+        return ValueDecoder(variable, encoding, lambda: served_variable(catalogue, storage).stored)
+    if catalogue.kind == "groups":
+        return GroupDecoder(storage, catalogue.operator)
+    return RowDecoder(stored_schema(catalogue, storage).value)
+
+
+def stored_schema(catalogue: Catalogue, storage: Storage) -> StateSchema:
+    """The columns of the state that a view of any other kind serves; FileNotFoundError before there is a state."""
+    if catalogue.kind == "join":
+        return join_schema(storage, catalogue.operator, store=catalogue.store, family=catalogue.family)
+    if catalogue.kind == "groups":
+        return group_schema(storage, catalogue.operator)
+    return read_schema(storage, catalogue.operator)
 
 
 def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
-    """The variable that the view serves; ViewInvalid if there is none or it cannot be served."""
+    """The variable that the view serves; ViewInvalid if there is none or it cannot be served.
+
+    Of a join in column families a side is kept as a value state is.
+    """
     assert catalogue.family is not None, "a state variable's catalogue has its name"
+    if catalogue.kind == "join":
+        schema = stored_schema(catalogue, storage)
+        return StateVariable(catalogue.family, VALUE_STATE, False, schema.key, (), schema.value)
     variables = read_variables(storage, catalogue.operator)
     variable = variables.get(catalogue.family)
     if variable is None:
@@ -66,32 +101,35 @@ def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
             f"its query has no state variable {catalogue.family!r}",
             f"Variables that it has: {', '.join(sorted(variables)) or 'none'}",
         )
-    _check_kind(catalogue, variable)
     _check_key(catalogue, variable)
     _check_columns(catalogue, variable)
     return variable
 
 
-def _check_kind(catalogue: Catalogue, variable: StateVariable) -> None:
-    if variable.kind == LIST_STATE:
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} is a list state, which cannot be served yet",
-            "Keep what should be served in a value state, or in a map state with a number as the map's key",
+def views_of_variables(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
+    """A view of each variable of a `transformWithState`, called like it, and `timers`.
+
+    One that cannot be served is refused when it is completed.
+    """
+    return [
+        Catalogue(
+            "",
+            name,
+            operator,
+            tuple(_key_column(column.name, column, index) for index, column in enumerate(variable.grouping)),
+            (),
+            kind="state-variable",
+            family=name,
         )
-    if variable.kind not in (VALUE_STATE, MAP_STATE):
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} is a {variable.kind}, which is not known",
-            "Serve a value state or a map state",
-        )
+        for name, variable in read_variables(checkpoint.storage, operator).items()
+    ]
 
 
 def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
     for column in catalogue.key:
         index = column.stored.index
         found = variable.key[index] if index < len(variable.key) else None
-        if found is None or (found.name, found.type) != (column.name, column.type):
+        if found is None or (found.name, found.type) != (column.stored.name, column.type):
             raise _refused(
                 catalogue,
                 f"key column {index} should be {column.name} {column.type}, the state has "
@@ -102,30 +140,23 @@ def _check_key(catalogue: Catalogue, variable: StateVariable) -> None:
 
 def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
     all_columns = (*variable.key, *variable.columns)
-    for column in all_columns:
-        if column.type not in SERVED_TYPES:
+    for place, column in enumerate(all_columns):
+        instead = (unkeyable if place < len(variable.key) else unserved)(column.type)
+        if instead:
             raise _refused(
                 catalogue,
                 f"the field {column.name!r} of its state variable {variable.name!r} has the type {column.type}, which "
-                "cannot be served yet",
-                f"Keep it as one of: {', '.join(sorted(SERVED_TYPES))}",
+                "cannot be served",
+                instead,
             )
-    names = [column.name for column in all_columns]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise _refused(
-            catalogue,
-            f"its state variable {variable.name!r} would give it two columns {doubled[0]!r}",
-            "Let the names of grouping columns, map key and value differ; expires_ms is taken where values expire",
-        )
 
 
-def _key_column(column: Column, index: int) -> KeyColumn:
-    return KeyColumn(column.name, column.type, Stored(index, column.name, column.type), column.name)
+def _key_column(name: str, column: Column, index: int) -> KeyColumn:
+    return KeyColumn(name, column.type, Stored(index, column.name, column.type), column.name)
 
 
-def _view_column(column: Column, index: int) -> ViewColumn:
-    return ViewColumn(column.name, column.type, "value", (Stored(index, column.name, column.type),), column.name)
+def _view_column(name: str, column: Column, index: int) -> ViewColumn:
+    return ViewColumn(name, column.type, "value", (Stored(index, column.name, column.type),), column.name)
 
 
 def _refused(catalogue: Catalogue, reason: str, next_step: str) -> ViewInvalid:

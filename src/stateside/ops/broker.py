@@ -23,12 +23,16 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from stateside.errors import SetupError
 from stateside.ops.ports import LOOPBACK, listener, refusal
 from stateside.pipeline.jars import fetch
 from stateside.pipeline.java import find_java
 from stateside.processes import Child, free_port
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 HEAP_MB_MAX = 256
 START_S_MAX = 90.0  # 4 s on two idle cores
@@ -101,12 +105,27 @@ class Broker:
         self.stop()
 
     def create_topic(self, name: str, *, partitions: int = 1) -> None:
-        """Create a topic."""
+        """Create a topic; it is there for every client when this returns."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.address})
         admin.create_topics([NewTopic(name, num_partitions=partitions)])[name].result(ANSWER_S_MAX)
+        self._wait_for_topic(admin, name)
+
+    def _wait_for_topic(self, admin: AdminClient, name: str) -> None:
+        """The controller creates a topic a moment before the broker hears of it."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        deadline = time.monotonic() + ANSWER_S_MAX
+        while True:
+            try:
+                admin.describe_topics(TopicCollection([name]))[name].result(ANSWER_S_MAX)
+                return
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_S)
 
     def __enter__(self) -> Broker:
         try:

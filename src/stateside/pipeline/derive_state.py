@@ -1,5 +1,7 @@
 """Derives the catalogue of a view that serves a state variable of a `transformWithState`, or refuses the view.
 
+A variable is a value, a map or a list state; `timers` stands for the timers that the processor has registered.
+
 The plan tells the grouping columns; the variable's own columns are known, and checked, once the processor's `init` has
 run: see `checkpoint.variable_catalogue`. What the query does with the rows that come out does not touch the state; only
 another operator with state would, which Spark numbers from the sink down.
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored
 from stateside.checkpoint.rollup_declarations import check_rollups
-from stateside.checkpoint.unsafe_row import SERVED_TYPES
+from stateside.checkpoint.served_types import unkeyable
 from stateside.errors import ViewInvalid
 from stateside.pipeline.app import View
 
@@ -57,8 +59,8 @@ def _key(view: View, transform: Any) -> tuple[KeyColumn, ...]:
     if sorted(by_name) != sorted(view.key) or len(by_name) != len(grouping):
         raise _refused(view, f"its key is {list(view.key)}, but it groups by {[column.name for column in grouping]}")
     for column in grouping:
-        if column.type not in SERVED_TYPES:
-            raise _refused(view, f"its key {column.name!r} has the type {column.type}, which cannot be served yet")
+        if unkeyable(column.type):
+            raise _refused(view, f"its key {column.name!r} has the type {column.type}, which cannot be served")
     return tuple(by_name[name] for name in view.key)
 
 

@@ -65,6 +65,10 @@ class KeyCodec:
             begin = end
         return parts
 
+    def leading(self, key: bytes) -> bytes:
+        """The bytes of the first part of a whole key; none if keys have no parts."""
+        return key[: self._ends[0](key, 0)] if self._ends else b""
+
 
 def keyable(type_: SparkType) -> bool:
     """Whether keys of this type can be served."""

@@ -2,8 +2,8 @@
 
 1. Choose the newest committed batch whose state can be had in every partition: a snapshot, and all changelogs after it.
 2. Secure the files needed, by links or copies in the replica's folder: Spark may delete its own at any moment.
-3. Fill a new environment beside the present one, rows and rollups, in transactions of bounded size. Readers do not see
-   it.
+3. Fill a new environment beside the present one, with all rows in the order of their keys and with the rollups, in
+   bounded memory. Readers do not see it.
 4. Make it durable, then let it take the place of the old one, in one step (`generations`).
 
 A crash before step 4 leaves the old replica, one after it the new one. What is left over goes at the next start.
@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -25,15 +25,16 @@ from stateside.checkpoint.log import Checkpoint, Commit
 from stateside.checkpoint.provider import Provider, provider_of
 from stateside.checkpoint.snapshot import Chain, StateSnapshot, file_names, newest_chain
 from stateside.checkpoint.state_file import checksum_names
+from stateside.errors import CheckpointInvalid
 from stateside.replica import generations
 from stateside.replica.new_replica import NewReplica
+from stateside.replica.progress import Progress, Watch, nobody
 from stateside.replica.rollups import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.translation import Rows, Translator
 from stateside.storage import Storage
 
-ROWS_PER_TRANSACTION = 50_000
-PROGRESS_S = 5.0
+ROWS_AT_ONCE = 50_000
 BATCHES_TRIED_MAX = 10  # if none of the newest can be had, older ones would only lead back to the same gap
 CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often others are chosen
 
@@ -64,6 +65,7 @@ class Load:
         self._prefixed, self._view = prefixed, view
         self._scratch = generations.loading(writer.directory)
         self._choice: Choice | None = None
+        self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots that are passed over, by name
 
     def __enter__(self) -> Load:
         return self
@@ -72,32 +74,70 @@ class Load:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def secure(self) -> int | None:
-        """Choose the newest batch that can be had, and secure its files; None if there is none."""
+        """Choose the newest batch that can be had, and secure its files; None if there is none.
+
+        CheckpointInvalid, of the newest one, if there would be one but for snapshots that are damaged.
+        """
         for _ in range(CHOICES_MAX):
             shutil.rmtree(self._scratch, ignore_errors=True)
             try:
                 choice = self._choose()
                 if choice is None:
-                    return None
+                    break
                 self._bring(choice)
             except FileNotFoundError:
                 continue  # Spark deleted it just now: there is a newer one
+            except _SnapshotDamaged as damaged:
+                self._pass_over(damaged)
+                continue
             if self._checkpoint.fingerprint(choice.state.batch) == choice.state.fingerprint:
                 self._choice = choice
                 return choice.state.batch
+        for error in self._damaged.values():  # that of the newest one
+            raise error
         return None
 
-    def run(self, translator: Translator, rollups: Rollups, stop: threading.Event) -> None:
-        """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set."""
-        assert self._choice is not None, "its files are secured first"
-        new = NewReplica(generations.next_folder(self._writer.directory), self._writer.name(), rollups)
-        self._fill(new, self._choice, translator, stop)
+    def run(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch = nobody) -> None:
+        """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set.
+
+        A snapshot that turns out to be damaged is passed over for an older one. `watch` is told how far it is, several
+        times a second.
+        """
+        while True:
+            assert self._choice is not None, "its files are secured first"
+            folder, name = generations.next_folder(self._writer.directory), self._writer.name()
+            new = NewReplica(folder, name, rollups, self._writer.share)
+            size_bytes = sum(map(self._bytes_of, self._choice.chains))
+            try:
+                self._fill(
+                    new,
+                    self._choice,
+                    translator,
+                    Progress(self._view, self._choice.state.batch, size_bytes, watch),
+                    stop,
+                )
+                break
+            except _SnapshotDamaged as damaged:
+                self._pass_over(damaged)
+                self.secure()  # raises if there is no other
+            except CheckpointInvalid as error:
+                raise self._in_checkpoint(error) from error
         self._writer.switch(new.folder)
+
+    def _pass_over(self, damaged: _SnapshotDamaged) -> None:
+        self._damaged[damaged.name] = self._in_checkpoint(damaged.error)
+        log.warning("view %s: an older snapshot is looked for. %s", self._view, self._damaged[damaged.name])
+
+    def _in_checkpoint(self, error: CheckpointInvalid) -> CheckpointInvalid:
+        """The error with the place of the file in the checkpoint, not that of its copy."""
+        where = (error.where or "").replace(Storage.at(self._scratch).root, self._checkpoint.storage.root)
+        return CheckpointInvalid(error.what, where=where, next_step=error.next_step)
 
     def _bring(self, choice: Choice) -> None:
         storage = self._checkpoint.storage
         for chain in choice.chains:
-            names = chain.file_names() if isinstance(chain, DeltaChain) else file_names(storage, chain)
+            with _snapshot_of(chain):
+                names = chain.file_names() if isinstance(chain, DeltaChain) else file_names(storage, chain)
             for name in dict.fromkeys(names):
                 storage.bring(name, self._scratch / name)
                 for checksum in checksum_names(name):
@@ -122,7 +162,7 @@ class Load:
         storage = self._checkpoint.storage
         provider = provider_of(self._checkpoint.plan(commit.batch), storage.path(f"offsets/{commit.batch}"))
         newest = newest_delta_chain if provider is Provider.HDFS else newest_chain
-        return newest(storage, commit, self._operator, partition)
+        return newest(storage, commit, self._operator, partition, self._damaged)
 
     def _state(self, commit: Commit) -> AppliedBatch:
         plan, query = self._checkpoint.plan(commit.batch), self._checkpoint.query_id()
@@ -132,21 +172,32 @@ class Load:
             raise FileNotFoundError(self._checkpoint.storage.path(f"commits/{commit.batch}"))
         return AppliedBatch(query, commit.batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
 
-    def _fill(self, new: NewReplica, choice: Choice, translator: Translator, stop: threading.Event) -> None:
-        progress = _Progress(self._view, choice.state.batch)
+    def _fill(
+        self, new: NewReplica, choice: Choice, translator: Translator, progress: Progress, stop: threading.Event
+    ) -> None:
+        def stored(count: int) -> None:
+            progress.stored(count)
+            _go_on(stop)
+
         try:
-            rows = (row for chain in choice.chains for row in self._rows_of(chain, translator))
-            while part := list(islice(rows, ROWS_PER_TRANSACTION)):
-                new.put(part)
-                progress.tell(len(part))
-                if stop.is_set():
-                    raise LoadStopped
-            new.finish(choice.state)
+            for chain in choice.chains:
+                rows = iter(self._rows_of(chain, translator))
+                while part := list(islice(rows, ROWS_AT_ONCE)):
+                    new.put(part)
+                    progress.read(len(part))
+                    _go_on(stop)
+                progress.end_of_part(self._bytes_of(chain))
+            new.finish(choice.state, stored)
         except BaseException:
             new.close()
             shutil.rmtree(new.folder, ignore_errors=True)
             raise
         progress.end()
+
+    def _bytes_of(self, chain: AnyChain) -> int:
+        """How much of the secured files is this partition's."""
+        folder = self._scratch / "state" / str(chain.operator) / str(chain.partition)
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     def _rows_of(self, chain: AnyChain, translator: Translator) -> Rows:
         return self._delta_rows(chain, translator) if isinstance(chain, DeltaChain) else self._rows(chain, translator)
@@ -155,7 +206,8 @@ class Load:
         secured = Storage.at(self._scratch)
         snapshot = chain.snapshot_at(secured)
         if snapshot is not None:
-            yield from translator.snapshot(chain.partition, snapshot)
+            with _snapshot_of(chain):
+                yield from translator.snapshot(chain.partition, snapshot)
         for commit in chain.deltas:
             delta = read_delta(secured, commit, chain.operator, chain.partition)
             yield from translator.changes(commit, chain.partition, delta)
@@ -164,32 +216,34 @@ class Load:
         secured, name = Storage.at(self._scratch), chain.snapshot_name()
         if name is not None:
             opened = self._scratch / "opened" / str(chain.partition)
-            with StateSnapshot(secured, name, opened) as snapshot:
+            with _snapshot_of(chain), StateSnapshot(secured, name, opened) as snapshot:
                 yield from translator.snapshot(chain.partition, snapshot)
         for commit in chain.changelogs:
             changelog = read_changelog(secured, commit, chain.operator, chain.partition, prefixed=self._prefixed)
             yield from translator.changes(commit, chain.partition, changelog)
 
 
-class _Progress:
-    """Tells the log how far a load is: of a long one every few seconds, for everybody to see."""
+def _go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise LoadStopped
 
-    def __init__(self, view: str, batch: int) -> None:
-        self._view, self._batch, self._rows, self._level = view, batch, 0, logging.INFO
-        self._begun_s = self._told_s = time.monotonic()
 
-    def tell(self, rows: int) -> None:
-        """So many rows more."""
-        self._rows += rows
-        if time.monotonic() - self._told_s >= PROGRESS_S:
-            self._told_s, self._level = time.monotonic(), logging.WARNING
-            self._log("is being loaded")
+class _SnapshotDamaged(Exception):
+    """The snapshot of this name cannot be read."""
 
-    def end(self) -> None:
-        """All are there."""
-        self._log("was loaded")
+    def __init__(self, name: str, error: CheckpointInvalid) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
 
-    def _log(self, done: str) -> None:
-        per_s = self._rows / max(time.monotonic() - self._begun_s, 1e-3)
-        how = f"{self._rows:,} rows, {per_s:,.0f} rows/s"
-        log.log(self._level, "view %s: batch %d %s from snapshots, %s", self._view, self._batch, done, how)
+
+@contextmanager
+def _snapshot_of(chain: AnyChain) -> Iterator[None]:
+    """While a chain's snapshot is read: says of an error that it was there."""
+    try:
+        yield
+    except CheckpointInvalid as error:
+        named = chain.snapshot.name() if isinstance(chain, DeltaChain) and chain.snapshot else None
+        name = chain.snapshot_name() if isinstance(chain, Chain) else named
+        if name is None:
+            raise
+        raise _SnapshotDamaged(name, error) from error

@@ -1,15 +1,24 @@
-"""A new replica: an LMDB environment that is filled beside the one that readers have."""
+"""A new replica: an LMDB environment that is filled beside the one that readers have.
+
+Its rows are put in order first (`runs`) and then appended: LMDB fills its pages one after the other, each to the end.
+In any other order every transaction would copy much of what those before it had written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import lmdb
 
-from stateside.replica.environment import Databases, open_environment, write
+from stateside.replica import lists
+from stateside.replica.environment import Databases, open_environment, sync, write
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
+from stateside.replica.runs import SortedRuns
+from stateside.replica.share import Share
 from stateside.replica.store import AppliedBatch
 
 
@@ -20,36 +29,56 @@ class NewReplica:
     before `finish`.
     """
 
-    def __init__(self, folder: Path, name: str, rollups: Rollups) -> None:
+    def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
         self.folder = folder
         self._rollups = rollups
         self._environment = open_environment(folder, sync=False)
-        self._databases = Databases(self._environment, create=True)
-        self._note(b"replica", name.encode())
-        self._note(b"rollups", rollups.as_json())
+        self._runs = SortedRuns(folder)
+        try:
+            self._databases = Databases(self._environment, create=True)
+            self._note(b"replica", name.encode())
+            self._note(b"rollups", rollups.as_json())
+            if share is not None:
+                self._note(b"share", str(share).encode())
+        except BaseException:
+            self.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Apply some changes, in one transaction; of several to one key the last one counts."""
-        last = sorted(dict(changes).items())  # by their keys, of which none is there twice
+    def put(self, changes: Iterable[lists.Change]) -> None:
+        """Take in some changes; of several to one key the last one counts, and those to a list follow each other."""
+        given = list(changes)
+        plain = lists.plain(given)
+        if plain is None:
+            write(self._environment, partial(self._settle, given))
+        else:
+            self._runs.add(plain)
 
-        def put(transaction: lmdb.Transaction) -> None:
-            rows = Ordered(transaction, self._databases.rows)
-            if self._rollups.kept:
-                self._rollups.move(last, rows, Ordered(transaction, self._databases.rollups))
-            else:
-                rows.put_all(last)
+    def finish(self, batch: AppliedBatch, stored: Callable[[int], None] = lambda rows: None) -> None:
+        """Store the rows, note the batch that they stand at, make all of it durable, and let the environment go.
 
-        write(self._environment, put)
-
-    def finish(self, batch: AppliedBatch) -> None:
-        """Note the batch that the rows stand at, make all of it durable, and let the environment go."""
+        Between transactions it tells how many rows were stored by the last one; an error from there ends it.
+        """
+        for rows in self._runs.merged():
+            write(self._environment, partial(self._append, rows))
+            stored(len(rows))
         self._note(b"batch", batch.as_json())
-        self._environment.sync(True)
+        sync(self._environment)
         self.close()
 
     def close(self) -> None:
         """Let the environment go."""
+        self._runs.close()
         self._environment.close()
+
+    def _settle(self, changes: list[lists.Change], transaction: lmdb.Transaction) -> None:
+        """Lists are told by what comes after them: they are stored at once. A view that serves one has no rollups."""
+        rows = Ordered(transaction, self._databases.rows)
+        rows.put_all(lists.settled(changes, rows))
+
+    def _append(self, rows: list[tuple[bytes, bytes]], transaction: lmdb.Transaction) -> None:
+        Ordered(transaction, self._databases.rows).append(rows)
+        self._rollups.add_all(iter(rows), Ordered(transaction, self._databases.rollups))
 
     def _note(self, name: bytes, content: bytes) -> None:
         write(self._environment, lambda transaction: transaction.put(name, content, db=self._databases.meta))

@@ -9,16 +9,40 @@ LMDB keys end at 511 bytes. A longer key is stored as its first bytes and a hash
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 import lmdb
+import numpy as np
 
 SHORT_KEY_BYTES_MAX = 480
+SORTED_BYTES_MAX = 1 << 28
 _HASH_BYTES = 16
 _KEPT_BYTES = SHORT_KEY_BYTES_MAX - _HASH_BYTES  # of a long key
 _KEY_SIZE = struct.Struct("<I")
+
+Change = tuple[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Keys, none of them twice, and in the same places their new rows; None takes a key away.
+
+    Two lists, not one of pairs: what touches every row of a large batch once more costs as much as LMDB does.
+    """
+
+    keys: list[bytes]
+    rows: list[bytes | None]
+
+    def __iter__(self) -> Iterator[Change]:
+        return zip(self.keys, self.rows, strict=True)
+
+    def plain(self) -> bool:
+        """Whether no key is too long for LMDB, and none is taken away."""
+        return max(map(len, self.keys), default=0) <= SHORT_KEY_BYTES_MAX and None not in self.rows
 
 
 class Ordered:
@@ -39,16 +63,42 @@ class Ordered:
         else:
             self._transaction.put(_short(key), _stored(key, row), db=self._database)
 
-    def put_all(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def put_all(self, changes: Sequence[Change]) -> None:
         """The same as `put` for many keys, none of them twice; fastest if they are in order."""
-        for key, row in changes:
-            if row is None:
-                self.put(key, None)
-        with self._transaction.cursor(db=self._database) as cursor:
-            cursor.putmulti([(_short(key), _stored(key, row)) for key, row in changes if row is not None])
+        self.put_sorted(Changes([key for key, _ in changes], [row for _, row in changes]))
 
-    def swap(self, key: bytes, row: bytes | None) -> bytes | None:
-        """The same as `put`, and gives back the row that the key had before."""
+    def append(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys in order that all lie behind those which are there."""
+        in_order = max(map(len, map(itemgetter(0), rows)), default=0) < _KEPT_BYTES  # LMDB has others by their hash
+        stored = rows if in_order else [(_short(key), _stored(key, row)) for key, row in rows]
+        with self._transaction.cursor(db=self._database) as cursor:
+            _, added = cursor.putmulti(stored, append=in_order)
+        assert added == len(rows), "a key was there already"
+
+    def put_sorted(self, changes: Changes) -> None:
+        """The same for changes that are in order already."""
+        keys, rows = changes.keys, changes.rows
+        if not changes.plain():
+            for key in [key for key, row in changes if row is None]:
+                self.put(key, None)
+            kept = [(key, row) for key, row in changes if row is not None]
+            keys, rows = [_short(key) for key, _ in kept], [_stored(key, row) for key, row in kept]
+        with self._transaction.cursor(db=self._database) as cursor:
+            cursor.putmulti(zip(keys, rows, strict=True))  # type: ignore[arg-type]
+
+    def swap_sorted(self, changes: Changes) -> list[bytes | None]:
+        """The same, and gives back the row that each key had before.
+
+        One pass, in which each key is looked for once: LMDB takes half as long for it as for reading all and then
+        writing all.
+        """
+        if not changes.plain():
+            return [self._swap(key, row) for key, row in changes]
+        with self._transaction.cursor(db=self._database) as cursor:
+            replace: Any = cursor.replace
+            return list(map(replace, changes.keys, changes.rows))
+
+    def _swap(self, key: bytes, row: bytes | None) -> bytes | None:
         short = _short(key)
         if row is None:
             before = self._transaction.pop(short, db=self._database)
@@ -107,6 +157,32 @@ class Ordered:
     def count(self) -> int:
         """How many rows there are."""
         return int(self._transaction.stat(self._database)["entries"])
+
+
+def in_order(changes: Iterable[Change]) -> Changes:
+    """The changes in order of their keys; of several to one key the last one counts."""
+    listed = changes if isinstance(changes, list) else list(changes)
+    keys, rows = [key for key, _ in listed], [row for _, row in listed]
+    places = _sorted_places(keys)
+    if places is None:
+        last = dict(listed)
+        keys = sorted(last)
+        return Changes(keys, [last[key] for key in keys])
+    return Changes([keys[place] for place in places], [rows[place] for place in places])
+
+
+def _sorted_places(keys: list[bytes]) -> list[int] | None:
+    """The places of the keys in order, in a fraction of the time that Python takes to sort them.
+
+    None if a key is there twice, or keys differ only in zero bytes at their end, which NumPy does not see; or if, each
+    made as long as the longest one, they would take up too much memory.
+    """
+    if max(map(len, keys), default=0) * len(keys) > SORTED_BYTES_MAX:
+        return None
+    table = np.array(keys, dtype="S")
+    places = table.argsort()
+    ordered = table[places]
+    return places.tolist() if bool((ordered[1:] > ordered[:-1]).all()) else None
 
 
 def _behind(prefix: bytes) -> bytes:

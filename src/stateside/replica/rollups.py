@@ -25,11 +25,10 @@ from stateside.checkpoint.tallies import Numbers, tallied, tally
 from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.checkpoint.variable_catalogue import check_state, value_decoder
 from stateside.replica.keys import KeyCodec
-from stateside.replica.ordered import Ordered
+from stateside.replica.ordered import Change, Changes, Ordered, in_order
 from stateside.storage import Storage
 
 Kept = tuple[tuple[str, ...], ...]
-Changes = Iterable[tuple[bytes, bytes | None]]
 
 VERSION = 1  # of the rows' content: a replica with another one makes its rollups anew
 ROWS_AT_ONCE = 100_000  # of which the sums are held in memory before they are stored
@@ -68,14 +67,20 @@ class Rollups:
         """As told in the replica's `meta`."""
         return json.dumps({"version": VERSION, "rollups": self.kept}).encode()
 
-    def move(self, changes: Changes, rows: Ordered, rollups: Ordered) -> None:
+    def move(self, changes: Iterable[Change], rows: Ordered, rollups: Ordered) -> None:
         """Change the rows, and the rollups with them."""
+        ordered = in_order(changes)
+        self.follow(ordered, rows.swap_sorted(ordered), rollups)
+
+    def follow(self, changes: Changes, before: Sequence[bytes | None], rollups: Ordered) -> Changes:
+        """Change the rollups as the rows were, which had these before; gives back what the rollups had before."""
+        if not self.kept:
+            return Changes([], [])
         sums = _Sums(self._layout)
-        for key, row in changes:
-            before = rows.swap(key, row)
-            if before != row:
-                self._add(sums, key, list(map(sub, self._numbers(row), self._numbers(before))))
-        sums.store(rollups)
+        for (key, row), old in zip(changes, before, strict=True):
+            if old != row:
+                self._add(sums, key, list(map(sub, self._numbers(row), self._numbers(old))))
+        return sums.store(rollups)
 
     def add_all(self, rows: Iterator[tuple[bytes, bytes]], rollups: Ordered) -> None:
         """Add rows that are in no rollup yet, any number of them in bounded memory."""
@@ -130,13 +135,18 @@ class _Sums:
         before = self._sums.get(key)
         self._sums[key] = numbers if before is None else list(map(add, before, numbers))
 
-    def store(self, rollups: Ordered) -> None:
-        for key, numbers in sorted(self._sums.items()):
-            stored = rollups.get(key)
-            before = self._layout.none if stored is None else unpack(stored)
-            after = list(map(add, before, numbers))
-            assert after[0] > 0 or not any(after), "a rollup without rows has nothing left in it"
-            rollups.put(key, pack(after) if after[0] else None)
+    def store(self, rollups: Ordered) -> Changes:
+        """Add it to what the rollups have; gives back the rows that they had before."""
+        keys = sorted(self._sums)
+        before = [rollups.get(key) for key in keys]
+        rollups.put_sorted(Changes(keys, list(map(self._after, keys, before))))
+        return Changes(keys, before)
+
+    def _after(self, key: bytes, stored: bytes | None) -> bytes | None:
+        before = self._layout.none if stored is None else unpack(stored)
+        after = list(map(add, before, self._sums[key]))
+        assert after[0] > 0 or not any(after), "a rollup without rows has nothing left in it"
+        return pack(after) if after[0] else None
 
 
 def pack(numbers: Numbers) -> bytes:

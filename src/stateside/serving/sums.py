@@ -22,8 +22,8 @@ from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue, Window
 from stateside.checkpoint.finalise import Finaliser
-from stateside.checkpoint.state_variables import ValueDecoder
-from stateside.checkpoint.unsafe_row import RowDecoder, Value
+from stateside.checkpoint.unsafe_row import Value
+from stateside.checkpoint.variable_catalogue import Decoder
 from stateside.errors import RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
@@ -67,7 +67,7 @@ class Sums:
     """Combines the buckets of one view."""
 
     def __init__(
-        self, catalogue: Catalogue, codec: KeyCodec, decoder: RowDecoder | ValueDecoder, finalisers: Sequence[Finaliser]
+        self, catalogue: Catalogue, codec: KeyCodec, decoder: Decoder, finalisers: Sequence[Finaliser]
     ) -> None:
         self._catalogue, self._codec, self._decoder, self._finalisers = catalogue, codec, decoder, finalisers
 

@@ -35,13 +35,14 @@ from stateside.layout import Layout
 from stateside.pipeline.sinks.guarantee import with_guarantee
 from stateside.pipeline.sinks.sink import BatchId, Guarantee, OnStep, Sink, SinkContext, SinkFactory, ignore_step
 from stateside.storage import write_atomically
+from tests.sizes import sized
 
 Row = dict[str, Any]
 Values = tuple[Any, ...]  # a row as its values, in the order of the schema
 
 VIEW = "killed"
 BEFORE, AFTER = 0, 99  # the harness's own steps: the batch is planned; the sink has returned, the commit is yet to come
-MOMENTS = 30
+MOMENTS = sized(short=8, full=30)
 OPENING_MS_MAX = 30
 SEED = 20260
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,87 @@
+"""Lists in a replica: one row an entry, under the list's key and the entry's place, counted from 0.
+
+Spark's changelog does not say how long a list is: it says what comes after the entries that are there, or that other
+entries take their place. So of a view that serves a list, a translator gives `Entries` under the list's key, and only
+the transaction that applies them, which sees the list, makes rows of them: `settled`. Everything behind that (rollups,
+history) has plain keys and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from stateside.checkpoint.state_variables import INDEX
+from stateside.replica.keys import KeyCodec
+from stateside.replica.ordered import Ordered
+
+_INDEX_CODEC = KeyCodec([INDEX.type])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A change of a list: these rows come after its entries, or, with `replacing`, in their place."""
+
+    rows: tuple[bytes, ...]
+    replacing: bool = False
+
+
+Plain = tuple[bytes, bytes | None]
+Change = tuple[bytes, bytes | Entries | None]  # a key and its new row, or a list's key and its change
+
+
+def plain(changes: list[Change]) -> list[Plain] | None:
+    """The changes if they are of no lists; None if they are. Of one view either all are, or none is."""
+    of_lists = bool(changes) and isinstance(changes[0][1], Entries)
+    return None if of_lists else cast(list[Plain], changes)
+
+
+def settled(changes: Iterable[Change], rows: Ordered) -> list[Plain]:
+    """The changes as plain keys and rows, given the rows as they are: lists entry by entry, the rest as it is."""
+    given = list(changes)
+    as_they_are = plain(given)
+    if as_they_are is not None:
+        return as_they_are
+    lists: dict[bytes, _List] = {}
+    for key, change in given:
+        assert isinstance(change, Entries), "a view of a list has nothing else"
+        if key not in lists:
+            lists[key] = _List(_length(rows, key))
+        lists[key].take(change)
+    return [plain for key, each in lists.items() for plain in each.changes(key)]
+
+
+@dataclass(slots=True)
+class _List:
+    """A list in the course of a batch: how long it was, how many of these entries stay, and what comes after them."""
+
+    before: int
+    stay: int = field(init=False)
+    added: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stay = self.before
+
+    def take(self, change: Entries) -> None:
+        if change.replacing:
+            self.stay, self.added = 0, []
+        self.added += change.rows
+
+    def changes(self, key: bytes) -> Iterator[Plain]:
+        end = self.stay + len(self.added)
+        yield from _placed(key, self.stay, self.added)
+        yield from _placed(key, end, [None] * max(0, self.before - end))
+
+
+def _placed(key: bytes, first: int, rows: Sequence[bytes | None]) -> Iterator[Plain]:
+    return ((key + _INDEX_CODEC.encode([place]), row) for place, row in enumerate(rows, first))
+
+
+def _length(rows: Ordered, key: bytes) -> int:
+    last = rows.last(key)
+    if last is None:
+        return 0
+    (place,) = _INDEX_CODEC.decode(last[len(key) :])
+    assert isinstance(place, int), "a place is a number"
+    return place + 1

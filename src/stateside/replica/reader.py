@@ -1,0 +1,244 @@
+"""Reading a replica: snapshots of the newest batch, or as of an older one, from any process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import lmdb
+
+from stateside.errors import HistoryGone, NotFreshEnough, ReplicaInvalid
+from stateside.replica import generations
+from stateside.replica.applied import AppliedBatch
+from stateside.replica.environment import Databases, open_to_read
+from stateside.replica.history import ROLLUPS, ROWS, History, Record
+from stateside.replica.ordered import Ordered
+from stateside.replica.past import PastTable
+from stateside.replica.rollups import Kept, parse_kept
+from stateside.replica.share import Share
+
+
+class Table(Protocol):
+    """Keys and rows in order, as readers ask for them."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of this very key."""
+
+    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, in order, each with its row."""
+
+    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `end`, in order, each with its row."""
+
+    def last(self, prefix: bytes) -> bytes | None:
+        """The last of the keys that begin with these bytes."""
+
+
+class Snapshot:
+    """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only."""
+
+    def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
+        self._transaction, self._databases = transaction, databases
+        self._rows: Table = Ordered(transaction, databases.rows)
+
+    def batch(self) -> AppliedBatch | None:
+        """The batch that the rows stand at; None before the first one."""
+        content = self._meta(b"batch")
+        return AppliedBatch.parse(content) if content is not None else None
+
+    def fresh_us(self) -> int | None:
+        """When this batch was last known to be up to date; None if no heartbeat ever said so."""
+        content = self._meta(b"fresh")
+        return int(content) if content is not None else None
+
+    def trouble(self) -> str | None:
+        """Why the replica does not move on; None while it does."""
+        content = self._meta(b"trouble")
+        return content.decode() if content is not None else None
+
+    def replica(self) -> str:
+        """The replica's own name."""
+        content = self._meta(b"replica")
+        assert content is not None, "every replica is given a name when it is made"
+        return content.decode()
+
+    def share(self) -> Share | None:
+        """The share of the view's keys that the replica holds; None if it holds them all."""
+        content = self._meta(b"share")
+        return Share.parse(content.decode()) if content is not None else None
+
+    def rollups(self) -> Kept:
+        """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""
+        content = self._meta(b"rollups")
+        return parse_kept(content) if content is not None else ()
+
+    def rollup(self, number: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""
+        return ((key[1:], row) for key, row in self._rollup_rows().range(bytes([number]) + prefix))
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of this very key."""
+        return self._rows.get(key)
+
+    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, in order, each with its row."""
+        return self._rows.range(prefix)
+
+    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `end`, in order, each with its row."""
+        return self._rows.between(first, end)
+
+    def last(self, prefix: bytes) -> bytes | None:
+        """The last of the keys that begin with these bytes."""
+        return self._rows.last(prefix)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self._transaction.stat(self._databases.rows)["entries"])
+
+    def oldest(self) -> int | None:
+        """The oldest batch that the replica can be read as of; None before the first one."""
+        recorded = History(self._transaction, self._databases).oldest()
+        applied = self.batch() if recorded is None else None
+        return recorded - 1 if recorded is not None else applied.batch if applied is not None else None
+
+    def _rollup_rows(self) -> Table:
+        return Ordered(self._transaction, self._databases.rollups)
+
+    def _meta(self, name: bytes) -> bytes | None:
+        content = self._transaction.get(name, db=self._databases.meta)
+        return bytes(content) if content is not None else None
+
+
+class PastSnapshot(Snapshot):
+    """The same as of an older batch. Its trouble is that of now: it tells why there is no newer batch."""
+
+    def __init__(self, transaction: lmdb.Transaction, databases: Databases, later: list[Record]) -> None:
+        super().__init__(transaction, databases)
+        self._history, self._later = History(transaction, databases), later
+        self._rows = PastTable(Ordered(transaction, databases.rows), ROWS, self._history, later)
+
+    def batch(self) -> AppliedBatch | None:
+        """The batch that was asked for."""
+        return AppliedBatch.parse(self._later[0].before)
+
+    def fresh_us(self) -> int | None:
+        """When this batch was last known to be up to date, before the next one was applied."""
+        return self._later[0].fresh_us
+
+    def count(self) -> int:
+        """How many rows there were."""
+        return self._later[0].rows
+
+    def _rollup_rows(self) -> Table:
+        now = Ordered(self._transaction, self._databases.rollups)
+        return PastTable(now, ROLLUPS, self._history, self._later)
+
+
+def snapshot_as_of(
+    transaction: lmdb.Transaction, databases: Databases, batch: int, fingerprint: str | None = None
+) -> Snapshot:
+    """The rows as of a batch, and of this very run of it where its fingerprint is given.
+
+    HistoryGone if it is too old, or was of another run; NotFreshEnough if the replica does not have it yet.
+    """
+    now = Snapshot(transaction, databases)
+    applied, oldest = now.batch(), now.oldest()
+    if applied is None or oldest is None or batch > applied.batch:
+        stands = "has no batch yet" if applied is None else f"stands at batch {applied.batch}"
+        raise NotFreshEnough(f"The replica {stands}, and batch {batch} was asked for", next_step="Ask again later")
+    if batch < oldest:
+        raise _gone(f"Batch {batch} is too old to be read: the oldest one kept is {oldest}")
+    found = now
+    if batch < applied.batch:
+        found = PastSnapshot(transaction, databases, list(History(transaction, databases).records(batch + 1)))
+    state = found.batch()
+    if fingerprint is not None and (state is None or state.fingerprint != fingerprint):
+        raise _gone(f"Batch {batch} is not the one that it was: the checkpoint was replaced, or rolled back")
+    return found
+
+
+class ReplicaReader:
+    """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock, self._snapshots = threading.Lock(), 0
+        self._sign = generations.sign(directory)
+        self._folder = generations.current(directory)
+        self._environment, self._databases = self._open()
+
+    @contextmanager
+    def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Iterator[Snapshot]:
+        """A consistent look at the replica; keep it short, it holds old pages back.
+
+        With `as_of` its rows, rollups and stamp are those of an older batch; a scan over several snapshots gives the
+        fingerprint of that batch too, as its first page told it. Errors as for `snapshot_as_of`.
+        """
+        with self._lock:
+            if self._snapshots == 0 and generations.sign(self._directory) != self._sign:
+                self._follow()
+            self._snapshots += 1
+        try:
+            with self._begin() as transaction:
+                if as_of is None:
+                    yield Snapshot(transaction, self._databases)
+                else:
+                    yield snapshot_as_of(transaction, self._databases, as_of, fingerprint)
+        finally:
+            with self._lock:
+                self._snapshots -= 1
+
+    def close(self) -> None:
+        """Let the environment go."""
+        self._environment.close()
+
+    def _open(self) -> tuple[lmdb.Environment, Databases]:
+        """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
+        while True:
+            try:
+                return open_to_read(self._folder)
+            except (FileNotFoundError, ReplicaInvalid):
+                sign = generations.sign(self._directory)
+                if sign == self._sign:
+                    raise
+                self._sign, self._folder = sign, generations.current(self._directory)
+
+    def _follow(self) -> None:
+        """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
+        before, self._sign = self._folder, generations.sign(self._directory)
+        self._folder = generations.current(self._directory)
+        if self._folder == before:
+            return
+        try:
+            opened = self._open()
+        except FileNotFoundError:
+            self._folder = before
+            return
+        self._environment.close()
+        self._environment, self._databases = opened
+
+    def _begin(self) -> lmdb.Transaction:
+        try:
+            return self._environment.begin(buffers=False)
+        except lmdb.MapResizedError:  # the writer made the map larger than ours
+            with self._lock:
+                if self._snapshots > 1:  # under an open snapshot the map must not move
+                    raise ReplicaInvalid(
+                        "The replica has outgrown this reader's map",
+                        where=str(self._folder),
+                        next_step="Ask again: the map grows as soon as no other snapshot of this process is open",
+                    ) from None
+                self._environment.set_mapsize(0)
+            return self._environment.begin(buffers=False)
+
+
+def _gone(what: str) -> HistoryGone:
+    return HistoryGone(
+        what,
+        next_step="Begin anew at the newest batch. Older ones are kept for a time and up to a size, none from before"
+        " the replica was loaded or rebuilt, or its rollups were declared anew (see docs/replicas.md)",
+    )

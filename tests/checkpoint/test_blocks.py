@@ -1,0 +1,130 @@
+"""Blocks: whatever the sizes are, every pair comes out in order, and damage is told with its byte."""
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateside.checkpoint import blocks
+from stateside.checkpoint.blocks import Slices, numbers_at, whole_block
+from stateside.errors import CheckpointInvalid
+
+Encode = Callable[..., bytes]
+Record = tuple[bytes, bytes | None]
+
+MANY = 3_000
+
+sizes = st.integers(0, 3) | st.integers(0, 60)
+# Runs of pairs of the same sizes, as states of few shapes have them, and pairs of any sizes between them.
+runs = st.lists(st.tuples(st.integers(1, 40), sizes, st.none() | sizes), max_size=8)
+
+
+def pairs_of(found: list[tuple[int, int, int | None]]) -> list[Record]:
+    numbers = iter(range(1_000_000))
+    return [
+        (filled(key, next(numbers)), None if value is None else filled(value, next(numbers)))
+        for count, key, value in found
+        for _ in range(count)
+    ]
+
+
+def filled(size: int, number: int) -> bytes:
+    """So many bytes, of which no two are alike where there is room, and which may look like sizes."""
+    return (number.to_bytes(4, "big") * 15)[:size]
+
+
+def read(content: bytes) -> list[Record]:
+    block = whole_block(content, "file")
+    keys = [key for key in block.keys.tolist() if key is not None]
+    return list(zip(keys, block.values.tolist(), strict=True))
+
+
+@settings(max_examples=200)
+@given(runs)
+def test_pairs_of_any_sizes_come_out_in_order(encode_delta: Encode, found: list[tuple[int, int, int | None]]) -> None:
+    assert read(encode_delta(pairs_of(found))) == pairs_of(found)
+
+
+@settings(max_examples=50)
+@given(runs, st.integers(1, 500))
+def test_blocks_of_any_size_have_the_same_pairs(
+    encode_delta: Encode, found: list[tuple[int, int, int | None]], piece_bytes: int
+) -> None:
+    content, before = encode_delta(pairs_of(found)), blocks.BLOCK_BYTES
+    pieces = [content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)]
+    blocks.BLOCK_BYTES = 64
+    try:
+        changes = [change for block in blocks.blocks(pieces, "file") for change in block]
+    finally:
+        blocks.BLOCK_BYTES = before
+    assert [(change.key, change.value) for change in changes] == pairs_of(found)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"value"])
+def test_a_long_run_ends_where_a_size_differs(encode_delta: Encode, value: bytes | None) -> None:
+    alike: list[Record] = [(b"%08d" % number, value) for number in range(MANY)]
+    records = [*alike, (b"other", b"v"), *alike, (b"%08d" % 0, b"longer")]
+    assert read(encode_delta(records)) == records
+
+
+@pytest.mark.parametrize("row", [0, 7, 9, 10, MANY // 2, MANY - 1])
+@pytest.mark.parametrize(("size", "reason"), [(-2, "cannot have -2 bytes"), (2**31 - 1, "cut short")])
+@pytest.mark.parametrize("of_value", [False, True])
+def test_an_impossible_size_anywhere_in_a_run_is_told_with_its_byte(
+    encode_delta: Encode, row: int, size: int, reason: str, of_value: bool
+) -> None:
+    content = bytearray(encode_delta([(b"%08d" % number, b"value") for number in range(MANY)]))
+    at_byte = row * (4 + 8 + 4 + 5) + (12 if of_value else 0)
+    struct.pack_into(">i", content, at_byte, size)
+    with pytest.raises(CheckpointInvalid, match=reason) as error:
+        whole_block(bytes(content), "file")
+    told = row * (4 + 8 + 4 + 5) if reason == "cut short" else at_byte
+    assert error.value.where == f"file, byte {told}"
+
+
+@settings(max_examples=50)
+@given(runs, st.integers(1, 30))
+def test_a_block_has_the_same_pairs_as_its_parts(
+    encode_delta: Encode, found: list[tuple[int, int, int | None]], part_rows: int
+) -> None:
+    block, before = whole_block(encode_delta(pairs_of(found)), "file"), blocks.PART_ROWS
+    blocks.PART_ROWS = part_rows
+    try:
+        parts = list(block.parts())
+    finally:
+        blocks.PART_ROWS = before
+    assert [change for part in parts for change in part] == list(block)
+    assert all(len(part) <= part_rows for part in parts)
+    assert sum(len(part.keys.content) for part in parts) <= len(block.keys.content)
+
+
+@given(st.lists(st.none() | st.binary(max_size=30)))
+def test_slices_are_what_they_were_made_of(parts: list[bytes | None]) -> None:
+    assert Slices.of(parts).tolist() == parts
+
+
+def test_slices_of_many_sizes_and_of_one_are_what_they_were_made_of() -> None:
+    for parts in ([bytes(size) for size in range(100)], [b"%04d" % n for n in range(100)], [b""] * 9, [None] * 9):
+        assert Slices.of(parts).tolist() == parts
+
+
+@given(st.lists(st.binary(max_size=12) | st.sampled_from([b"a", b"a\x00", b"common", b"common\x00x"]), max_size=30))
+def test_the_rough_order_is_an_order_and_equal_parts_stay_as_they_are(parts: list[bytes]) -> None:
+    order = Slices.of(parts).rough_order().tolist()
+    assert sorted(order) == list(range(len(parts)))
+    for part in parts:
+        places = [place for place in order if parts[place] == part]
+        assert places == sorted(places)
+
+
+def test_parts_that_differ_within_eight_bytes_are_sorted() -> None:
+    parts = [b"\x01customer %07d\x00" % (n * 7_919 % 10_007) + bytes(n % 3) for n in range(1_000)]
+    assert Slices.of(parts).part(Slices.of(parts).rough_order()).tolist() == sorted(parts)
+
+
+def test_numbers_are_read_wherever_they_stand() -> None:
+    slices = Slices.of([b"x" + struct.pack("<q", number) for number in (-1, 2**40, 0)])
+    assert slices.numbers(1, "<i8").tolist() == [-1, 2**40, 0]
+    assert numbers_at(b"", Slices.of([]).begins, "<i8").tolist() == []

@@ -1,0 +1,145 @@
+"""How soon a tail learns of something new, where files are told of and where they are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stateside.layout import Layout
+from stateside.replica import waking
+from stateside.replica.tail import Tail
+from stateside.replica.waking import Waking
+
+from .spark_job import Job, answered
+
+
+@pytest.fixture
+def stop() -> threading.Event:
+    return threading.Event()
+
+
+def rename_in(folder: Path, name: str) -> None:
+    (folder / f".{name}.tmp").touch()
+    (folder / f".{name}.tmp").rename(folder / name)
+
+
+def later(action: threading.Timer) -> float:
+    action.start()
+    return time.monotonic()
+
+
+def waited_s(each: Waking, stop: threading.Event, *, found: bool = False) -> float:
+    begun_s = time.monotonic()
+    each.wait(stop, found=found)
+    return time.monotonic() - begun_s
+
+
+def grown(each: Waking, stop: threading.Event) -> None:
+    """Let the pauses grow as long as they get."""
+    for _ in range(8):
+        each.wait(stop, found=False)
+
+
+def trusting(folder: Path, stop: threading.Event) -> Waking:
+    """One that found a batch after it was told of it."""
+    each = Waking([folder])
+    each.wait(stop, found=False)
+    rename_in(folder, "0")
+    each.wait(stop, found=False)
+    each.wait(stop, found=True)
+    return each
+
+
+def test_a_file_that_is_renamed_in_ends_a_long_pause(
+    tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "TOLD_PAUSE_S_MAX", 10.0)
+    each = trusting(tmp_path, stop)
+    each._pause_s = 10.0
+    timer = threading.Timer(0.3, rename_in, (tmp_path, "1"))
+    timer.start()
+    assert 0.2 < waited_s(each, stop) < 5
+    each.close()
+
+
+def test_pauses_stay_short_until_a_batch_was_found_that_had_been_told_of(tmp_path: Path, stop: threading.Event) -> None:
+    untold = Waking([tmp_path / "nothing is told here"])
+    grown(untold, stop)
+    assert untold._pause_s == waking.PAUSE_S_MAX
+    told = trusting(tmp_path, stop)
+    grown(told, stop)
+    assert told._pause_s == waking.TOLD_PAUSE_S_MAX
+    told.wait(stop, found=True)  # and one that nobody told of
+    grown(told, stop)
+    assert told._pause_s == waking.PAUSE_S_MAX
+    told.close()
+
+
+def test_a_folder_that_comes_later_or_is_replaced_is_watched_from_then_on(
+    tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "PAUSE_S_MAX", 10.0)
+    root, commits = tmp_path / "checkpoint", tmp_path / "checkpoint" / "commits"
+    root.mkdir()
+    each = Waking([root, commits])
+    each.wait(stop, found=False)
+    for number in range(3):
+        if commits.exists():
+            shutil.rmtree(commits)
+        commits.mkdir()
+        each.wait(stop, found=True)
+        each.wait(stop, found=True)
+        each._pause_s = 10.0
+        threading.Timer(0.2, rename_in, (commits, str(number))).start()
+        assert 0.1 < waited_s(each, stop) < 5
+    each.close()
+
+
+def test_a_pause_ends_when_the_tail_is_to_stop(tmp_path: Path, stop: threading.Event) -> None:
+    for folders in ([tmp_path], []):
+        each = Waking(folders)
+        each._pause_s = 0.1
+        stop.set()
+        assert waited_s(each, stop) < 0.05
+        stop.clear()
+        each.close()
+
+
+def test_batches_are_visible_soon_after_their_commit_with_and_without_notification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more is asked than that polling would be slower: figures are for `make bench`."""
+    for told in (True, False):
+        job = Job(Layout(tmp_path / str(told)).view("spending"))
+        tail, stop = Tail(job.view), threading.Event()
+        monkeypatch.setattr(tail, "_folders", tail._folders if told else list)
+        thread = threading.Thread(target=tail.run, args=(stop,))
+        thread.start()
+        for number in range(5):
+            job.run({("emma", "de"): (number, number)})
+            time.sleep(0.3)
+        stop.set()
+        thread.join()
+        assert answered(job.view) == (4, job.rows, None)
+
+
+def test_a_tail_that_waits_takes_hardly_any_time_of_the_processor(tmp_path: Path) -> None:
+    job = Job(Layout(tmp_path).view("spending"))
+    job.run({("emma", "de"): (1, 1)})
+    tail, stop = Tail(job.view), threading.Event()
+    thread = threading.Thread(target=tail.run, args=(stop,))
+    thread.start()
+    time.sleep(0.5)
+    job.run({("emma", "de"): (2, 2)})
+    time.sleep(1.5)
+    before = os.times()
+    time.sleep(2)
+    after = os.times()
+    stop.set()
+    thread.join()
+    assert (after.user + after.system) - (before.user + before.system) < 0.2
