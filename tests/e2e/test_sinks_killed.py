@@ -34,6 +34,7 @@ from tests.sizes import sized
 KILLS = sized(short=2, full=30)
 SEED = 11
 START_S_MAX = 120
+CATCH_UP_S_MAX = sized(short=120, full=900)  # with all that was produced during thirty starts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(sized(short=400, full=3_600))]
 
@@ -54,7 +55,7 @@ def test_killed_drivers_leave_every_row_once_in_every_sink(layout: Layout, tmp_p
         produced.stop()
         driver = start(layout, url)
         try:
-            wait_until(lambda: all_caught_up(layout), driver)
+            wait_until(lambda: all_caught_up(layout), driver, CATCH_UP_S_MAX)
         finally:
             driver.terminate()
             driver.wait(60)
@@ -158,8 +159,8 @@ def quiet(layout: Layout) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S_MAX
+def wait_until(condition: Callable[[], bool], driver: subprocess.Popen[bytes], wait_s: float = START_S_MAX) -> None:
+    deadline = time.monotonic() + wait_s
     while not condition():
         assert driver.poll() is None, "the driver ended by itself: see run.log"
         assert time.monotonic() < deadline, "it took too long"
