@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.checkpoint.arrow_rows import RowsToArrow
-from stateside.checkpoint.blocks import Slices
 from stateside.checkpoint.schema import Column
+from stateside.checkpoint.slices import Slices
 from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointInvalid

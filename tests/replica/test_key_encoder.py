@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.checkpoint.blocks import Slices
 from stateside.checkpoint.schema import Column
+from stateside.checkpoint.slices import Slices
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.replica import key_encoder

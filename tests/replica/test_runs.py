@@ -59,6 +59,18 @@ def test_memory_is_given_back_with_every_run(tmp_path: Path, monkeypatch: pytest
     assert sum(sizes) == 10_000
 
 
+def test_large_rows_come_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_bytes in (runs.RUN_BYTES, 5_000_000):
+        monkeypatch.setattr(runs, "RUN_BYTES", run_bytes)
+        sorted_runs = SortedRuns(tmp_path)
+        for number in range(40):
+            sorted_runs.add([(b"%02d" % number, bytes(400_000))])
+        sizes = [len(some) for some in sorted_runs.merged()]
+        sorted_runs.close()
+        assert sum(sizes) == 40
+        assert max(sizes) <= 2 * runs.PAGES_AT_ONCE
+
+
 def test_long_keys_are_stored_in_order_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMDB has them by their hash: a page of them cannot just be appended."""
     monkeypatch.setattr(runs, "PAGE_ROWS", 5)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stateside.checkpoint.blocks import Numbers, Slices, numbers_at
 from stateside.checkpoint.schema import Column
+from stateside.checkpoint.slices import Numbers, Slices, numbers_at
 from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder, Value, reader_of
 from stateside.errors import CheckpointInvalid

@@ -34,9 +34,10 @@ from functools import partial
 
 import numpy as np
 
-from stateside.checkpoint.blocks import Block, Change, Slices, numbers_at, whole_block
+from stateside.checkpoint.blocks import Block, Change, whole_block
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit, Plan
+from stateside.checkpoint.slices import Slices, numbers_at
 from stateside.checkpoint.state_file import read_state_file
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage

@@ -28,9 +28,10 @@ from typing import Any
 
 from rocksdict import AccessType, Options, Rdict, RdictIter
 
-from stateside.checkpoint.blocks import BLOCK_BYTES, Block, Change, Slices
+from stateside.checkpoint.blocks import BLOCK_BYTES, Block, Change
 from stateside.checkpoint.changelog import read_lineage, row_block, state_stem
 from stateside.checkpoint.log import Commit
+from stateside.checkpoint.slices import Slices
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 

@@ -20,14 +20,14 @@ from operator import add
 import numpy as np
 import numpy.typing as npt
 
-from stateside.checkpoint.blocks import Numbers, Places, Slices, numbers_at
 from stateside.checkpoint.schema import Column
+from stateside.checkpoint.slices import Numbers, Places, Slices, numbers_at
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.replica.keys import NO_KEY, KeyCodec
 
 AT_ONCE_ROWS_MIN = 16  # fewer are faster one by one
-TEXT_BYTES_MAX = 256  # of a longer one the room for all others would be large
+TEXT_BYTES_MAX = 128  # of a longer one the room for all others would be large
 _ESCAPED_MAX = 1
 _SIGN = np.uint64(1 << 63)
 _INTEGERS = {
@@ -50,7 +50,8 @@ class KeyEncoder:
         self._types = [parse_type(column.type) for column in columns]
         self._decoder = RowDecoder(columns)
         self._first_decoder, self._rest_decoder = RowDecoder(columns[:-1]), RowDecoder(columns[-1:])
-        self._at_once = all(_at_once(self._types[index]) for index in order)
+        types = [self._types[index] for index in order]
+        self._at_once = list(codec.types) == types and all(map(_at_once, types))
 
     def encode(self, rows: Slices, rests: Slices | None = None) -> Slices:
         """The encoded keys. Of prefixed ones `rests` has the last column, each in a row of its own."""

@@ -34,7 +34,7 @@ from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.translation import Rows, Translator
 from stateside.storage import Storage
 
-ROWS_AT_ONCE = 50_000
+ROWS_AT_ONCE = 1_000
 BATCHES_TRIED_MAX = 10  # if none of the newest can be had, older ones would only lead back to the same gap
 CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often others are chosen
 

@@ -19,7 +19,8 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 
 RUN_BYTES = 128 * 1024 * 1024  # about so much memory the changes have before they become a run
-PAGE_ROWS = 1_000
+PAGE_ROWS = 1_000  # fewer if rows are so large that these would be more than
+PAGE_BYTES = 1024 * 1024
 PAGES_AT_ONCE = 16  # more would not stay in the processor's caches
 _CHANGE_BYTES = 250  # what a change takes besides its bytes, in a dict and in a list
 _WITHOUT_REFERENCES = 2  # marshal's version: a later one would look for objects that are there twice
@@ -61,8 +62,9 @@ class SortedRuns:
     def merged(self) -> Iterator[list[Row]]:
         """All rows in order, some at a time."""
         if not self._pages:  # all of them are still here
-            rows, self._changes = _left(self._changes.items()), {}
-            yield from (rows[at : at + PAGE_ROWS] for at in range(0, len(rows), PAGE_ROWS))
+            rows, some = _left(self._changes.items()), PAGES_AT_ONCE * self._page_rows()
+            self._changes = {}
+            yield from (rows[at : at + some] for at in range(0, len(rows), some))
             return
         self._write_run()
         self._pages.sort(key=attrgetter("first"))
@@ -79,14 +81,17 @@ class SortedRuns:
         self._file.close()
 
     def _write_run(self) -> None:
-        changes = sorted(self._changes.items(), key=_key)
+        changes, page_rows = sorted(self._changes.items(), key=_key), self._page_rows()
         self._changes, self._size = {}, 0
-        for at in range(0, len(changes), PAGE_ROWS):
-            page = changes[at : at + PAGE_ROWS]
+        for at in range(0, len(changes), page_rows):
+            page = changes[at : at + page_rows]
             content = marshal.dumps(page, _WITHOUT_REFERENCES)
             self._pages.append(_Page(page[0][0], self._runs, self._file.tell(), len(content)))
             self._file.write(content)
         self._runs += 1
+
+    def _page_rows(self) -> int:
+        return max(1, min(PAGE_ROWS, PAGE_BYTES * len(self._changes) // max(self._size, 1)))
 
     def _read(self, page: _Page) -> list[Change]:
         self._file.seek(page.begin)
