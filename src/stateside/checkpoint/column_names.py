@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
-def apart(names: Sequence[str]) -> list[str]:
-    """The names, each once: a second `size` is called `size_2`, or, if there is one already, `size_3`."""
-    taken: list[str] = []
-    for name in names:
-        others = (f"{name}_{number}" for number in range(2, 2 * len(names) + 2))
-        free = next(other for other in others if other not in taken and other not in names)
-        taken.append(free if name in taken else name)
-    return taken
+def apart(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names, each once and none that is taken: a second `size` is `size_2`, or `size_3` if there is one already.
+
+    A name that stands there as it is keeps it, wherever it comes.
+    """
+    asked, used = list(names), set(taken)
+    given: list[str] = []
+    for name in asked:
+        number, free = 1, name
+        while free in used or (number > 1 and free in asked):
+            number += 1
+            free = f"{name}_{number}"
+        used.add(free)
+        given.append(free)
+    return given

@@ -1,8 +1,8 @@
 """Inferred views: what can be served of a query that somebody else wrote, told from its checkpoint alone.
 
-Each stateful operator is a view, each state variable of a `transformWithState` is one. Its name is the checkpoint's
-folder's, followed by the operator's number if there are several, and by the variable's name. `WAYS` has, for each
-operator by Spark's name for it, how its view is inferred; an operator without a way is refused by name.
+Each stateful operator is a view; each state variable of a `transformWithState` is one, each side of a join. Its name is
+the checkpoint's folder's, followed by the operator's number if there are several, and by the variable's or side's name.
+`WAYS` has, for each operator by Spark's name for it, how its views are inferred; one without a way is refused by name.
 
 Rows are served as they are stored, as Spark's own `statestore` reader shows them: a key's columns by their names, then
 the aggregation's buffers, raw (`value` in `finalise`). Without the query's plan nobody knows that a sum and a count are
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Kind, Stored, ViewColumn
+from stateside.checkpoint.column_names import apart
+from stateside.checkpoint.groups import views_of_groups
+from stateside.checkpoint.join import views_of_join
 from stateside.checkpoint.log import AGGREGATION, SUPPORTED, Checkpoint
 from stateside.checkpoint.schema import Column, StateSchema, read_schema
-from stateside.checkpoint.state_variables import StateVariable, read_variables
 from stateside.checkpoint.types import Primitive, Struct, parse_type
-from stateside.checkpoint.variable_catalogue import served_variable
+from stateside.checkpoint.variable_catalogue import served_variable, views_of_variables
 from stateside.errors import CheckpointInvalid, StatesideError, ViewInvalid
 from stateside.storage import Storage
 
@@ -62,18 +64,16 @@ class Operator:
     settings: Mapping[str, str]
 
     def catalogue(
-        self, key: Sequence[KeyColumn], columns: Iterable[ViewColumn], kind: Kind = "aggregation", **more: str
+        self, key: Sequence[KeyColumn], columns: Iterable[ViewColumn], kind: Kind = "aggregation"
     ) -> Catalogue:
-        """A view of this operator; `more` may have its `family`, and another name for it as `view`."""
-        view = more.get("view", self.view)
+        """The view of this operator."""
         return Catalogue(
             application=self.storage.root,
-            view=view,
+            view=self.view,
             operator=self.number,
             key=tuple(key),
             columns=tuple(columns),
             kind=kind,
-            family=more.get("family"),
             query=self.query,
         )
 
@@ -107,20 +107,6 @@ def safe_name(text: str) -> str:
     return _UNSAFE.sub("-", text).strip("-")[:_NAME_CHARS_MAX] or "view"
 
 
-def unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The names, of which those that are taken already get a number."""
-    used = set(taken)
-    given: list[str] = []
-    for name in names:
-        number, free = 1, name
-        while free in used:
-            number += 1
-            free = f"{name}_{number}"
-        used.add(free)
-        given.append(free)
-    return given
-
-
 def _views_of(checkpoint: Checkpoint, operator: Operator) -> list[Catalogue | Refusal]:
     try:
         return list(_way(checkpoint, operator)(operator))
@@ -142,7 +128,7 @@ def _way(checkpoint: Checkpoint, operator: Operator) -> Way:
     name = str(metadata.get("operatorInfo", {}).get("operatorName"))
     if name in WAYS:
         return WAYS[name]
-    reason = _NOT_YET.get(name, "which is not known")
+    reason = _NOTHING_TO_ASK.get(name, "which is not known")
     raise ViewInvalid(
         f"The stateful operator {operator.number} is a {name}, {reason}",
         where=checkpoint.storage.path(path),
@@ -173,7 +159,7 @@ def _session(operator: Operator) -> Iterator[Catalogue | Refusal]:
     schema = read_schema(operator.storage, operator.number)
     place = _session_place(operator, schema)
     grouping = schema.value[: len(schema.key)]
-    names = unique(column.name for column in grouping)
+    names = apart(column.name for column in grouping)
     keys = []
     for index, (name, column) in enumerate(zip(names, grouping, strict=True)):
         stored = Stored(index, column.name, column.type)
@@ -205,26 +191,36 @@ def _session_place(operator: Operator, schema: StateSchema) -> int:
 
 
 def _variables(operator: Operator) -> Iterator[Catalogue | Refusal]:
-    """A view for each state variable."""
-    variables = read_variables(operator.storage, operator.number)
-    names = unique(f"{operator.view}-{safe_name(name)}" for name in variables)
-    for view, variable in zip(names, variables.values(), strict=True):
-        yield _variable(operator, view, variable)
+    """A view for each state variable, and one for the timers."""
+    for catalogue in _named(operator, views_of_variables(Checkpoint(operator.storage), operator.number)):
+        try:
+            served_variable(catalogue, operator.storage)
+            yield catalogue
+        except ViewInvalid as error:
+            yield Refusal(catalogue.view, str(error))
 
 
-def _variable(operator: Operator, view: str, variable: StateVariable) -> Catalogue | Refusal:
-    key = key_columns(variable.grouping)
-    catalogue = operator.catalogue(key, (), "state-variable", view=view, family=variable.name)
-    try:
-        served_variable(catalogue, operator.storage)
-    except ViewInvalid as error:
-        return Refusal(view, str(error))
-    return catalogue
+def _join(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """A view for each side of a stream-stream join."""
+    yield from _named(operator, views_of_join(Checkpoint(operator.storage), operator.number))
+
+
+def _groups(operator: Operator) -> Iterator[Catalogue | Refusal]:
+    """What a function keeps of each group."""
+    for catalogue in views_of_groups(Checkpoint(operator.storage), operator.number):
+        yield replace(catalogue, application=operator.storage.root, view=operator.view, query=operator.query)
+
+
+def _named(operator: Operator, catalogues: Sequence[Catalogue]) -> Iterator[Catalogue]:
+    """One operator's views, called after it and their own names."""
+    names = apart(f"{operator.view}-{safe_name(catalogue.view)}" for catalogue in catalogues)
+    for name, catalogue in zip(names, catalogues, strict=True):
+        yield replace(catalogue, application=operator.storage.root, view=name, query=operator.query)
 
 
 def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
     """Key columns that stand in the state's key as they are."""
-    names = unique(column.name for column in columns)
+    names = apart(column.name for column in columns)
     return [
         KeyColumn(name, column.type, Stored(index, column.name, column.type), column.name)
         for index, (name, column) in enumerate(zip(names, columns, strict=True))
@@ -235,7 +231,7 @@ def _buffers(columns: Sequence[Column], begin: int, key: Sequence[KeyColumn]) ->
     """The value row's columns from this place on, raw; those that are always null are left out."""
     stored = [Stored(index, column.name, column.type) for index, column in enumerate(columns) if index >= begin]
     stored = [each for each in stored if each.type not in _NOTHING]
-    names = unique((each.name for each in stored), taken=[column.name for column in key])
+    names = apart((each.name for each in stored), taken=[column.name for column in key])
     return [ViewColumn(name, each.type, "value", (each,), each.name) for name, each in zip(names, stored, strict=True)]
 
 
@@ -251,10 +247,10 @@ WAYS: dict[str, Way] = {
     "transformWithStateExec": _variables,
     "transformWithStateInPandasExec": _variables,
     "transformWithStateInPySparkExec": _variables,
+    "symmetricHashJoin": _join,
+    "flatMapGroupsWithState": _groups,
+    "applyInPandasWithState": _groups,
 }
-_NOT_YET = {
-    "symmetricHashJoin": "a stream-stream join, which cannot be served yet",
-    "flatMapGroupsWithState": "whose state only its own function understands, and which cannot be served yet",
-    "applyInPandasWithState": "whose state only its own function understands, and which cannot be served yet",
+_NOTHING_TO_ASK = {
     "globalLimit": "which keeps no more than the number of rows so far: there is nothing to ask by key",
 }
