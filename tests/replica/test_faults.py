@@ -378,7 +378,7 @@ def test_a_tail_killed_at_any_moment_leaves_the_rows_of_the_batch_that_it_says(t
     for number in range(300):
         job.run({(f"customer {row}", f"{row % 3}"): (number, row) for row in range(number % 5, 40, 3)})
     seen, draw = [], random.Random(4)
-    for round_ in range(sized(8, 60)):
+    for _ in range(sized(8, 60)):
         followed = Followed(job.view, [])
         time.sleep(0.2 * draw.random())
         followed.process.kill()
