@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from benchmarks import app, cold_start, decode, following, journal, replica, visible
+from benchmarks import app, cold_start, decode, history, journal, replica, visible
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "app": app.run,
     "cold-start": cold_start.run,
     "decode": decode.run,
-    "following": following.run,
+    "history": history.run,
     "journal": journal.run,
     "replica": replica.run,
     "visible": visible.run,

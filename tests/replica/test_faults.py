@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.reader import ReplicaReader, Snapshot
 from stateside.replica.rollups import RollupRows
 from stateside.replica.tail import Tail
+from tests.sizes import sized
 
 from .spark_job import Changes, Job, Row, Rows, answered, catalogue, replica_rows
 
@@ -375,10 +377,10 @@ def test_a_tail_killed_at_any_moment_leaves_the_rows_of_the_batch_that_it_says(t
     job = Job(Layout(tmp_path).view("spending"), rollups=[["country"], []])
     for number in range(300):
         job.run({(f"customer {row}", f"{row % 3}"): (number, row) for row in range(number % 5, 40, 3)})
-    seen = []
-    for round_ in range(12):
+    seen, draw = [], random.Random(4)
+    for _ in range(sized(8, 60)):
         followed = Followed(job.view, [])
-        time.sleep(0.01 + 0.01 * round_)
+        time.sleep(0.2 * draw.random())
         followed.process.kill()
         followed.process.communicate()
         reader = ReplicaReader(job.view.replica)
@@ -391,7 +393,7 @@ def test_a_tail_killed_at_any_moment_leaves_the_rows_of_the_batch_that_it_says(t
                 assert_is(snapshot, job.states[batch])
         reader.close()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 3, f"it was killed at {seen} only"
+    assert len(set(seen)) > 2, f"it was killed at {seen} only"
 
 
 def assert_is(snapshot: Snapshot, rows: Rows) -> None:

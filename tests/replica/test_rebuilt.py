@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from stateside.replica import load
 from stateside.replica.reader import Snapshot
 from stateside.replica.tail import Tail
 
-from .spark_job import Changes, Job, Rows, answered, replica_rows
+from .spark_job import CODEC, DECODER, Changes, Job, Rows, answered, catalogue, replica_rows
 
 CUSTOMERS, COUNTRIES = 8, 3
 
@@ -99,6 +100,25 @@ def test_a_checkpoint_rolled_back_and_gone_on_while_nobody_looked_is_rebuilt(job
     with following(job.view) as tail:
         tail.step()
         assert has(tail) == (10, job.rows)
+
+
+def test_another_query_with_another_catalogue_is_read_by_that_one(job: Job) -> None:
+    """A view that was declared anew: its key's columns are in another order, its rollups are others."""
+    for seed in range(3):
+        job.run(some(seed))
+    with following(job.view) as tail:
+        tail.step()
+        shutil.rmtree(job.view.checkpoint)
+        other = Job(job.view, ids=job.ids, rollups=[["country"]])
+        declared = catalogue([["country"]])
+        job.view.catalogue.write_bytes(replace(declared, key=declared.key[::-1]).as_json())
+        other.run(some(7))
+        tail.step()
+        with tail._writer._environment.begin() as transaction:
+            snapshot = Snapshot(transaction, tail._writer._databases)
+            found = {CODEC.decode(key)[::-1]: DECODER.decode(row) for key, row in snapshot.range(b"")}
+            assert snapshot.rollups() == (("country",),)
+    assert found == other.rows
 
 
 def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_told(job: Job) -> None:

@@ -28,11 +28,6 @@ def rename_in(folder: Path, name: str) -> None:
     (folder / f".{name}.tmp").rename(folder / name)
 
 
-def later(action: threading.Timer) -> float:
-    action.start()
-    return time.monotonic()
-
-
 def waited_s(each: Waking, stop: threading.Event, *, found: bool = False) -> float:
     begun_s = time.monotonic()
     each.wait(stop, found=found)
@@ -43,6 +38,13 @@ def grown(each: Waking, stop: threading.Event) -> None:
     """Let the pauses grow as long as they get."""
     for _ in range(8):
         each.wait(stop, found=False)
+
+
+def drain(each: Waking, stop: threading.Event) -> None:
+    """Until nothing is told any more of what was done before."""
+    each.wait(stop, found=True)
+    while each._told:
+        each.wait(stop, found=True)
 
 
 def trusting(folder: Path, stop: threading.Event) -> Waking:
@@ -60,7 +62,8 @@ def test_a_file_that_is_renamed_in_ends_a_long_pause(
 ) -> None:
     monkeypatch.setattr(waking, "TOLD_PAUSE_S_MAX", 10.0)
     each = trusting(tmp_path, stop)
-    each._pause_s = 10.0
+    drain(each, stop)
+    each._trusted, each._pause_s = True, 10.0
     timer = threading.Timer(0.3, rename_in, (tmp_path, "1"))
     timer.start()
     assert 0.2 < waited_s(each, stop) < 5
@@ -92,21 +95,22 @@ def test_a_folder_that_comes_later_or_is_replaced_is_watched_from_then_on(
         if commits.exists():
             shutil.rmtree(commits)
         commits.mkdir()
-        each.wait(stop, found=True)
-        each.wait(stop, found=True)
+        drain(each, stop)
         each._pause_s = 10.0
         threading.Timer(0.2, rename_in, (commits, str(number))).start()
         assert 0.1 < waited_s(each, stop) < 5
     each.close()
 
 
-def test_a_pause_ends_when_the_tail_is_to_stop(tmp_path: Path, stop: threading.Event) -> None:
+def test_a_pause_ends_when_the_tail_is_to_stop(
+    tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "PAUSE_S_MAX", 30.0)
+    stop.set()
     for folders in ([tmp_path], []):
         each = Waking(folders)
-        each._pause_s = 0.1
-        stop.set()
-        assert waited_s(each, stop) < 0.05
-        stop.clear()
+        each._pause_s = 30.0
+        assert waited_s(each, stop) < 10
         each.close()
 
 

@@ -12,7 +12,7 @@ import lmdb
 from stateside.errors import ReplicaInvalid, SetupError
 
 MAP_BYTES_START = 1 << 30
-READER_MAP_BYTES = 1 << 40  # of addresses, not of memory: a reader's map need not grow while it has snapshots open
+READER_MAP_BYTES = 1 << 38  # of addresses, not of memory: a reader's map need not grow while it has snapshots open
 READERS_MAX = 512
 DATABASES_MAX = 8
 FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -32,9 +33,12 @@ class NewReplica:
     def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
         self.folder = folder
         self._rollups = rollups
-        self._environment = open_environment(folder, sync=False)
-        self._runs = SortedRuns(folder)
+        self._opened = ExitStack()
         try:
+            self._environment = open_environment(folder, sync=False)
+            self._opened.callback(self._environment.close)
+            self._runs = SortedRuns(folder)
+            self._opened.callback(self._runs.close)
             self._databases = Databases(self._environment, create=True)
             self._note(b"replica", name.encode())
             self._note(b"rollups", rollups.as_json())
@@ -68,8 +72,7 @@ class NewReplica:
 
     def close(self) -> None:
         """Let the environment go."""
-        self._runs.close()
-        self._environment.close()
+        self._opened.close()
 
     def _settle(self, changes: list[lists.Change], transaction: lmdb.Transaction) -> None:
         """Lists are told by what comes after them: they are stored at once. A view that serves one has no rollups."""

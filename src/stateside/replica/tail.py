@@ -55,12 +55,10 @@ class Tail:
         self, layout: ViewLayout, *, share: Share | None = None, keep: Keep | None = None, watch: Watch = nobody
     ) -> None:
         self._layout, self._share, self._watch = layout, share, watch
-        self._catalogue = Catalogue.load(layout.catalogue)
-        self._checkpoint = checkpoint_of(self._catalogue, Storage.at(layout.checkpoint_location))
+        self._read_catalogue()
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)
         self._freshness = Freshness(layout.heartbeat)
-        self._translator: Translator | None = None
         self._stop = threading.Event()
         self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
         self._logged: str | None = None
@@ -95,7 +93,7 @@ class Tail:
         except _Replaced as replaced:
             log.warning("view %s: the checkpoint was replaced or rolled back, rebuilding", self._layout.name)
             self._freshness.forget()
-            self._translator = None
+            self._read_catalogue()
             self._load(replaced, "The checkpoint was replaced or rolled back")
         except CheckpointGap as gap:
             self._load(gap, "It stands behind batches that are gone")
@@ -105,6 +103,12 @@ class Tail:
     def close(self) -> None:
         """Let the replica go."""
         self._writer.close()
+
+    def _read_catalogue(self) -> None:
+        """How the checkpoint is read: another query on it may have another catalogue."""
+        self._catalogue = Catalogue.load(self._layout.catalogue)
+        self._checkpoint = checkpoint_of(self._catalogue, Storage.at(self._layout.checkpoint_location))
+        self._translator: Translator | None = None
 
     def _folders(self) -> list[Path]:
         """What to watch: where Spark commits, and where heartbeats are written."""
