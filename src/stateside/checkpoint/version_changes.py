@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from stateside.checkpoint.blocks import Block, Change, Slices
+from stateside.checkpoint.blocks import Block, Change
 from stateside.checkpoint.changelog import Changelog, row_block, state_stem
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit
+from stateside.checkpoint.slices import Slices
 from stateside.checkpoint.snapshot import Contents, StateSnapshot, read_contents
 from stateside.checkpoint.sst import SstUnknown, read_keys
 from stateside.errors import CheckpointGap
