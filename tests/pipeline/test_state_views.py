@@ -248,7 +248,7 @@ def test_after_every_batch_a_view_has_what_its_state_variable_holds(
             assert rows(layout, "spending") == rows(layout, "total") == expected["total"]
             assert rows(layout, "kinds") == expected["kinds"]
         assert expected["kinds"]
-        assert [row["index"] for row in rows(layout, "last", "1", "emma")][:2] == [0, 1]
+        assert {row["index"] for row in rows(layout, "last")} >= {0, 1, 2}
         assert rows(layout, "kinds", "1", "emma") == [
             row for row in expected["kinds"] if (row["region"], row["user"]) == (1, "emma")
         ]

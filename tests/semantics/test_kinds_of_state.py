@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.spark
 
 STATE = "spark.sql.streaming.stateStore"
 MERGE_OPERATOR = f"{STATE}.rocksdb.mergeOperatorVersion"
+HOUR_MS = 3_600_000
+LATER_MS = 1_000 * HOUR_MS
 PUT, DELETE, MERGE = 0x01, 0x10, 0x11
 Record = tuple[int, str, bytes, bytes]
 
@@ -37,7 +39,7 @@ def keeper() -> Any:
                     self.list.put([(row.amount,), (row.amount,), (row.amount,)])
                 else:
                     self.list.appendValue((row.amount,))
-                self.handle.registerTimer(row.amount)
+                self.handle.registerTimer(LATER_MS + row.amount)
             yield Row(customer=key[0])
 
         def close(self) -> None: ...
@@ -46,7 +48,7 @@ def keeper() -> Any:
 
 
 def used(customer: str, amount: int, kind: str = "call") -> dict[str, Any]:
-    return {"customer": customer, "kind": kind, "amount": amount, "at_ms": 0}
+    return {"customer": customer, "kind": kind, "amount": amount, "at_ms": 10 * HOUR_MS}
 
 
 def kept(feed: Feed) -> DataFrame:
@@ -109,14 +111,14 @@ def test_the_merge_operator_of_a_new_query_is_the_second_and_a_restart_keeps_it(
 
 def test_a_timer_is_kept_by_key_and_time_and_once_more_by_time_and_key(lab: Lab, feed: Feed) -> None:
     """`state_variables.py` reads the first; its key is in two parts, the grouping columns as a struct and the time."""
-    feed.add(used("emma", 7_200_000, "append"))
+    feed.add(used("emma", 7, "append"))
     lab.run(kept(feed), "update")
 
     timers = {name: (kind, key, value) for kind, name, key, value in records(lab.checkpoint, 0) if "Timers" in name}
     assert sorted(timers) == ["$eventTimers_keyToTimestamp", "$eventTimers_timestampToKey"]
     kind, key, value = timers["$eventTimers_keyToTimestamp"]
     (size,) = struct.unpack_from("<i", key)
-    assert (kind, key[4 + size :], value) == (PUT, long_row(7_200_000), b"\x00" + struct.pack("<qq", 1, 0))
+    assert (kind, key[4 + size :], value) == (PUT, long_row(LATER_MS + 7), b"\x00" + struct.pack("<qq", 1, 0))
 
 
 def joined(feed: Feed) -> DataFrame:
@@ -185,10 +187,9 @@ def test_a_row_in_avro_begins_with_the_id_of_its_schema(lab: Lab, feed: Feed) ->
 def test_only_a_transform_with_state_can_have_its_rows_in_avro(lab: Lab, feed: Feed) -> None:
     """`encoding.py` refuses Avro of any other operator: nobody knows how it would look."""
     feed.add(used("emma", 1))
-    with lab.conf({f"{STATE}.encodingFormat": "avro"}), pytest.raises(StreamingQueryException, match="Avro encoder"):
+    refused = "avro is not supported for operator=aggregation"
+    with lab.conf({f"{STATE}.encodingFormat": "avro"}), pytest.raises(AnalysisException, match=refused):
         lab.run(feed.stream().groupBy("customer").count(), "update")
-
-    assert lab.checkpoint.committed() == []
 
 
 def test_without_changelogs_a_version_shares_its_tables_with_the_one_before(lab: Lab, feed: Feed) -> None:
