@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from stateside.processes import Child, free_port
+from stateside.serving.client import Client
 from tests.written import WORDS, Written, WrittenOperator, words
 
 WAIT_S_MAX = 30.0
@@ -44,6 +47,16 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checkpoint(tmp_path: Path) -> Path:
     Written(tmp_path / "jobs" / "words", WORDS).batch(words(a=1))
     return tmp_path / "jobs" / "words"
+
+
+def wait_for_listener(port: int, child: Child) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        assert child.returncode() is None, child.tail()
+        assert time.monotonic() < deadline, child.tail()
+        time.sleep(0.05)
 
 
 class TestRefused:
@@ -145,6 +158,10 @@ class TestRefused:
     def test_what_is_for_checkpoints_on_an_applications_folder(self, tmp_path: Path, flag: list[str]) -> None:
         assert f"{flag[0]} is for a CHECKPOINT" in refused("--dir", tmp_path, *flag)
 
+    @pytest.mark.parametrize("share", ["5/4", "0/2", "half"])
+    def test_a_share_that_is_none(self, checkpoint: Path, share: str) -> None:
+        assert f"'{share}' is no share" in refused(checkpoint, "--share", share)
+
     def test_no_refusal_leaves_anything_behind(self, checkpoint: Path, state_home: Path, tmp_path: Path) -> None:
         (tmp_path / "views.toml").write_text("[views.wrods]")
         refused(checkpoint, "--declare", tmp_path / "views.toml")
@@ -171,6 +188,25 @@ class TestServed:
         Written(tmp_path / "words", WORDS, made_up).batch(words(a=1))
         told = self.told(["serve", str(tmp_path / "words")], "not served", tmp_path)
         assert "  not served: words-1: The stateful operator 1 is a madeUpIn2030" in told
+
+    def test_the_shares_of_two_servers_have_every_word_once(self, tmp_path: Path) -> None:
+        counts = {f"word{number}": number for number in range(20)}
+        Written(tmp_path / "words", WORDS).batch(words(**counts))
+        found = [word for share in ("1/2", "2/2") for word in self.words(tmp_path, share, list(counts))]
+        assert sorted(found) == sorted(counts)
+        assert all(1 < len(self.words(tmp_path, share, list(counts))) < 19 for share in ("1/2", "2/2"))
+
+    def words(self, folder: Path, share: str, asked: list[str]) -> list[str]:
+        """Those of the words that the server of a share has."""
+        port, replicas = free_port(), folder / f"replicas-{share[0]}"
+        command = [sys.executable, "-m", "stateside", "serve", str(folder / "words"), "--share", share]
+        child = Child([*command, "--dir", str(replicas), "--port", str(port)], folder / "server.log")
+        try:
+            wait_for_listener(port, child)
+            with Client(f"http://127.0.0.1:{port}") as client:
+                return [word for word in asked if client.rows("words", word, wait_ms=20_000)["rows"]]
+        finally:
+            child.stop()
 
     def test_no_application_runs_in_such_a_folder(self, checkpoint: Path, tmp_path: Path) -> None:
         folder = str(tmp_path / "replicas")

@@ -7,7 +7,8 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +178,17 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 )
 @click.option("--declare", type=_FILE, help="What there is to know of a CHECKPOINT's views, in TOML: docs/serve.md.")
 @click.option("--wait", is_flag=True, help="Wait for a CHECKPOINT that is not there yet.")
+@click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
 def serve(
-    checkpoint: str | None, folder: Path | None, declare: Path | None, wait: bool, port: int, workers: int
+    checkpoint: str | None,
+    folder: Path | None,
+    declare: Path | None,
+    wait: bool,
+    share: str | None,
+    port: int,
+    workers: int,
 ) -> None:
     """Serve views over HTTP on the loopback interface, until Ctrl-C or SIGTERM.
 
@@ -188,7 +196,8 @@ def serve(
     Structured Streaming query, whoever wrote it, while it runs or after: the query needs no change, and nothing is ever
     written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
 
-    It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down.
+    It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
+    it holds one of four shares of the keys, by their first column; all four together hold every row once.
     """
     from stateside.layout import Layout
     from stateside.processes import free_port
@@ -201,7 +210,8 @@ def serve(
     pointed = None if folder is None else Layout(folder).pointed()
     port = port or free_port()
     if checkpoint is not None or pointed is not None:
-        _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, port=port, workers=workers)
+        with _tailing(share) as tailing:
+            _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, port=port, workers=workers, **tailing)
         return
     assert folder is not None, "or there is a checkpoint"
     if declare is not None or wait:
@@ -214,11 +224,33 @@ def serve(
     click.echo(f"Serving {folder} at http://127.0.0.1:{port}/v1/views", err=True)
     if not Layout(folder).views():
         click.echo("There is no view in it yet: waiting for the first one, which `stateside run` makes", err=True)
-    serve_folder(folder.absolute(), port=port, workers=workers, routes=["stateside.billing.api:ROUTES"])
+    with _tailing(share) as tailing:
+        routes = ["stateside.billing.api:ROUTES"]
+        serve_folder(folder.absolute(), port=port, workers=workers, routes=routes, **tailing)
+
+
+@contextmanager
+def _tailing(share: str | None) -> Iterator[dict[str, Any]]:
+    """How each view is followed: the share of its keys, and the bars that show people how far a load is."""
+    from rich.console import Console
+
+    from stateside.replica.share import Share
+    from stateside.serving.bars import LoadBars
+
+    tailing: dict[str, Any] = {} if share is None else {"share": Share.parse(share)}
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield tailing
+        return
+    bars = LoadBars(console)
+    try:
+        yield tailing | {"watch": bars}
+    finally:
+        bars.close()
 
 
 def _serve_checkpoint(
-    checkpoint: str, folder: Path | None, declare: Path | None, wait: bool, *, port: int, workers: int
+    checkpoint: str, folder: Path | None, declare: Path | None, wait: bool, *, port: int, workers: int, **tailing: Any
 ) -> None:
     from stateside.checkpoint.declared import Declarations
     from stateside.serving.foreign import open_foreign
@@ -237,7 +269,7 @@ def _serve_checkpoint(
         click.echo(f"  not served: {refusal.view}: {refusal.why}", err=True)
     if told.note:
         click.echo(told.note, err=True)
-    serve_folder(root, port=port, workers=workers, foreign=foreign)
+    serve_folder(root, port=port, workers=workers, foreign=foreign, **tailing)
 
 
 def _asking(command: Callable[..., None]) -> Callable[..., None]:
