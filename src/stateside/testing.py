@@ -101,7 +101,7 @@ def run_to(
 
 def answer(layout: Layout, view: str, *key: str) -> Answer:
     """What a server would answer now: brings the view's replica up to date with its checkpoint and asks it."""
-    return _ask(layout, view, lambda reader: reader.rows(reader.parse_key(key), Floor(wait_ms=0)))
+    return _ask(layout, view, lambda reader: reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0)))
 
 
 def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def test_the_declarations_make_of_the_query_what_they_say(tmp_path: Path) -> Non
     tail.close()
     reader = ViewReader(view)
     floor = Floor(wait_ms=0)
-    found = asyncio.run(reader.rows(reader.parse_key(["de", "emma"]), floor)).rows
+    found = asyncio.run(reader.rows(reader.shape.parse_key(["de", "emma"]), floor)).rows
     totals = asyncio.run(reader.rollup(["land"], ["de"], floor)).rows
     (total,) = asyncio.run(reader.rollup([], [], floor)).rows
     reader.close()

@@ -317,7 +317,7 @@ def summed(
     tail.close()
     reader = ViewReader(layout.view(view))
     try:
-        return asyncio.run(reader.sum(reader.parse_key(key), Span(from_us, to_us, last_us), Floor(wait_ms=0)))
+        return asyncio.run(reader.sum(reader.shape.parse_key(key), Span(from_us, to_us, last_us), Floor(wait_ms=0)))
     finally:
         reader.close()
 

@@ -53,7 +53,7 @@ def opened(checkpoint: Path, declared: str = "") -> Foreign:
 def ask(views: Views, view: str, *key: str) -> Answer:
     async def answer() -> Answer:
         reader = await views.ready(view, Floor(wait_ms=0))
-        return await reader.rows(reader.parse_key(key), Floor(wait_ms=0))
+        return await reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0))
 
     return asyncio.run(answer())
 

@@ -14,8 +14,8 @@ async def _bill(request: Request) -> Response:
     (customer,) = request.parts
     floor = request.floor()
     reader = await request.views.ready(VIEW, floor)
-    if reader.catalogue.application != APPLICATION:
-        raise RouteUnknown(f"The application {reader.catalogue.application!r} has no bills")
+    if reader.shape.catalogue.application != APPLICATION:
+        raise RouteUnknown(f"The application {reader.shape.catalogue.application!r} has no bills")
     answer = await reader.rows([customer], floor)
     return Response({"stamp": answer.stamp.as_dict(), **running_bill(customer, answer.rows)}, [answer.stamp])
 

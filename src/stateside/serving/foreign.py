@@ -22,9 +22,9 @@ from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.variable_catalogue import completed
 from stateside.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
 from stateside.layout import Layout, ViewLayout
+from stateside.serving.shape import Shape
 from stateside.serving.told import Told
 from stateside.serving.values import described, type_name
-from stateside.serving.views import ViewReader
 from stateside.storage import Storage, try_lock, write_atomically
 
 _HASH_CHARS = 8
@@ -101,7 +101,7 @@ class Foreign:
         views, refused = [], list(inferred.refused)
         for catalogue in inferred.views:
             try:
-                ViewReader.check(catalogue, self.storage)
+                Shape(catalogue, self.storage)  # refuses what no reader could show
                 views.append(catalogue)
             except StatesideError as error:
                 refused.append(Refusal(catalogue.view, str(error)))

@@ -123,9 +123,9 @@ async def _rows(request: Request) -> Response:
     view, *in_path = request.parts
     floor = request.floor()
     reader = await request.views.ready(view, floor)
-    key = reader.parse_key([*in_path, *request.keys])
-    if not key and reader.key_parts:
-        parts = described(reader.key_parts)
+    key = reader.shape.parse_key([*in_path, *request.keys])
+    if not key and reader.shape.key_parts:
+        parts = described(reader.shape.key_parts)
         raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {parts}")
     answer = await reader.rows(key, floor)
     return Response({"stamp": answer.stamp.as_dict(), "rows": answer.rows, "cursor": None}, [answer.stamp])
@@ -135,7 +135,7 @@ async def _sum(request: Request) -> Response:
     view, *in_path = request.parts
     floor, span = request.floor(sums.PARAMETERS), sums.Span.parse(request.parameters)
     reader = await request.views.ready(view, floor)
-    answer = await reader.sum(reader.parse_key([*in_path, *request.keys]), span, floor)
+    answer = await reader.sum(reader.shape.parse_key([*in_path, *request.keys]), span, floor)
     document = {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets}
     return Response({"stamp": answer.stamp.as_dict(), **document}, [answer.stamp])
 

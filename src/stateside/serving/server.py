@@ -112,10 +112,8 @@ class Follower:
         self._stop = threading.Event()
         self._followed: dict[str, Followed] = {}
         self._troubles: dict[str, str] = {}
-        self._note, self._looked_s = (
-            "",
-            -FOREIGN_S,
-        )  # of the foreign checkpoint: what it waits for, when it was looked at
+        self._note = ""  # what the foreign checkpoint is waited for
+        self._looked_s = -FOREIGN_S
 
     def __enter__(self) -> Follower:
         self._discovery = threading.Thread(target=self._discover, name="discovery", daemon=True)

@@ -10,24 +10,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.finalise import finaliser
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.inferred import Refusal
 from stateside.checkpoint.place import reading
-from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
-from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
 from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough, StatesideError, ViewInvalid, ViewUnknown
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
-from stateside.replica.keys import KeyCodec
 from stateside.replica.store import ReplicaReader, Snapshot
-from stateside.serving.rollups import RollupReader
+from stateside.serving.shape import Shape
 from stateside.serving.stamp import Stamp, iso_time
-from stateside.serving.sums import Span, Sums
+from stateside.serving.sums import Span
 from stateside.serving.told import Told
-from stateside.serving.values import parse_key, renderer
 from stateside.storage import Storage
 
 WAIT_MS_DEFAULT = 5_000
@@ -79,28 +74,9 @@ class ViewReader:
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._prepare(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location))
+        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location))
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
-
-    @classmethod
-    def check(cls, catalogue: Catalogue, storage: Storage) -> None:
-        """Refuse, as a reader would, a view that cannot be read; before there is a replica of it."""
-        cls.__new__(cls)._prepare(catalogue, storage)
-
-    def _prepare(self, catalogue: Catalogue, storage: Storage) -> None:
-        self.catalogue = completed(catalogue, storage)
-        asked = [column.asked_type for column in self.catalogue.key]
-        self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
-        self._codec = KeyCodec(asked)
-        check_state(self.catalogue, storage)
-        self._decoder = value_decoder(self.catalogue, storage)
-        self._finalisers = [finaliser(column) for column in self.catalogue.columns]
-        shown = [(column.name, column.type) for column in self.catalogue.key]
-        shown += [(column.name, column.type) for column in self.catalogue.columns]
-        self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
-        self._sums = Sums(self.catalogue, self._codec, self._decoder, self._finalisers)
-        self._rollups = RollupReader(self.catalogue)
 
     def close(self) -> None:
         """Let the replica go."""
@@ -109,25 +85,22 @@ class ViewReader:
 
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
-        prefix = self._codec.encode(key)
+        prefix = self.shape.codec.encode(key)
         return await self._wait(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
 
     async def sum(self, key: Sequence[Value], span: Span, floor: Floor | None = None) -> SumAnswer:
         """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
-        self._sums.window(key)
+        self.shape.sums.window(key)
         return await self._wait(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
 
     async def rollup(self, columns: Sequence[str], parts: Sequence[str], floor: Floor | None = None) -> Answer:
         """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
-        key = self._rollups.parse_key(columns, parts)
+        rollups = self.shape.rollups
+        key = rollups.parse_key(columns, parts)
         return await self._wait(
             floor or Floor(),
-            lambda snapshot, stamp: Answer(stamp, self._rollups.rows(snapshot, columns, key, ROWS_MAX)),
+            lambda snapshot, stamp: Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX)),
         )
-
-    def parse_key(self, parts: Sequence[str]) -> list[Value]:
-        """The key's values from their texts; KeyInvalid if there are too many, or one is not of its column's type."""
-        return parse_key(repr(self.catalogue.view), self.key_parts, parts)
 
     async def _wait(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
         """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes."""
@@ -141,7 +114,7 @@ class ViewReader:
                 trouble = snapshot.trouble()
             if time.monotonic() >= deadline:
                 raise NotFreshEnough(
-                    f"The view {self.catalogue.view!r} is not fresh enough: {missing}"
+                    f"The view {self.shape.catalogue.view!r} is not fresh enough: {missing}"
                     + (f". Its replica does not move: {trouble}" if trouble else ""),
                     next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
                 )
@@ -152,37 +125,29 @@ class ViewReader:
         for key, row in snapshot.range(prefix):
             if len(rows) == ROWS_MAX:
                 raise KeyInvalid(f"More than {ROWS_MAX} rows begin with this key", next_step="Give more of its parts")
-            rows.append(self._row(key, row))
+            rows.append(self.shape.row(key, row))
         return rows
 
-    def _row(self, key: bytes, row: bytes) -> dict[str, Any]:
-        stored = self._decoder.decode(row)
-        asked = zip(self.catalogue.key, self._codec.decode(key), strict=True)
-        keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
-        return self._shown(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
-
-    def _shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
-        return {name: render(v) for (name, render), v in zip(self._render, (*keys, *values), strict=True)}
-
     def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: Span) -> SumAnswer:
-        found = self._sums.read(snapshot, stamp, key, span)
+        found = self.shape.sums.read(snapshot, stamp, key, span)
         if found is None:
             return SumAnswer(stamp, [], None, 0)
         over = (found.start_us, found.end_us)
-        rows = [] if found.values is None else [self._shown([*key, over], found.values)]
+        rows = [] if found.values is None else [self.shape.shown([*key, over], found.values)]
         return SumAnswer(stamp, rows, {"from": iso_time(over[0]), "to": iso_time(over[1])}, found.buckets)
 
     def _stamp(self, snapshot: Snapshot) -> Stamp | None:
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
         if batch is None:
             return None
-        if self.catalogue.query not in (None, batch.query):
+        catalogue = self.shape.catalogue
+        if catalogue.query not in (None, batch.query):
             raise NotFreshEnough(
-                f"The checkpoint of the view {self.catalogue.view!r} is another query's now", next_step="Ask again"
+                f"The checkpoint of the view {catalogue.view!r} is another query's now", next_step="Ask again"
             )
         since_us = batch.committed_us if fresh_us is None else fresh_us
         return Stamp(
-            view=self.catalogue.view,
+            view=catalogue.view,
             batch=batch.batch,
             position=batch.position,
             watermark_us=batch.watermark_us,

@@ -1,0 +1,50 @@
+"""The shape of a view: how its rows are asked for by key, and what they look like in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.finalise import finaliser
+from stateside.checkpoint.types import parse_type
+from stateside.checkpoint.unsafe_row import Value
+from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
+from stateside.replica.keys import KeyCodec
+from stateside.serving.rollups import RollupReader
+from stateside.serving.sums import Sums
+from stateside.serving.values import parse_key, renderer
+from stateside.storage import Storage
+
+
+class Shape:
+    """What a catalogue and the checkpoint's schema say of a view; ViewInvalid if they do not fit, or it has no way."""
+
+    def __init__(self, catalogue: Catalogue, storage: Storage) -> None:
+        self.catalogue = completed(catalogue, storage)
+        asked = [column.asked_type for column in self.catalogue.key]
+        self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
+        self.codec = KeyCodec(asked)
+        check_state(self.catalogue, storage)
+        self._decoder = value_decoder(self.catalogue, storage)
+        self._finalisers = [finaliser(column) for column in self.catalogue.columns]
+        shown = [(column.name, column.type) for column in self.catalogue.key]
+        shown += [(column.name, column.type) for column in self.catalogue.columns]
+        self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
+        self.sums = Sums(self.catalogue, self.codec, self._decoder, self._finalisers)
+        self.rollups = RollupReader(self.catalogue)
+
+    def parse_key(self, parts: Sequence[str]) -> list[Value]:
+        """The key's values from their texts; KeyInvalid if there are too many, or one is not of its column's type."""
+        return parse_key(repr(self.catalogue.view), self.key_parts, parts)
+
+    def row(self, key: bytes, row: bytes) -> dict[str, Any]:
+        """A row of the replica as it stands in an answer."""
+        stored = self._decoder.decode(row)
+        asked = zip(self.catalogue.key, self.codec.decode(key), strict=True)
+        keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
+        return self.shown(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
+
+    def shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
+        """The values of all columns, by name, as JSON has them."""
+        return {name: render(v) for (name, render), v in zip(self._render, (*keys, *values), strict=True)}
