@@ -85,9 +85,7 @@ def served(layout: Layout) -> dict[tuple[str, str], tuple[int, int]]:
     return {(row["entity"], row["type"]): (row["total"], row["orders"]) for row in rows(layout, "spending")}
 
 
-@pytest.mark.parametrize(
-    ("provider", "codec"), [(Provider.HDFS, "lz4"), (Provider.HDFS, "zstd"), (Provider.ROCKSDB, "snappy")]
-)
+@pytest.mark.parametrize(("provider", "codec"), [(Provider.HDFS, "zstd"), (Provider.ROCKSDB, "snappy")])
 def test_a_view_in_another_store_or_codec_is_served_through_a_crash_and_restarts(
     spark: SparkSession, layout: Layout, provider: Provider, codec: str
 ) -> None:

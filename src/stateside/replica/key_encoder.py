@@ -176,5 +176,5 @@ class _Keys:
 
 def _in_order(numbers: Numbers) -> Numbers:
     """The bits of doubles, so that they sort as the numbers do."""
-    bits = (numbers.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 and 0.0 are one key
+    bits = numbers.astype(np.float64).view(np.uint64)
     return bits ^ np.where(bits & _SIGN, ~np.uint64(0), _SIGN)

@@ -9,9 +9,11 @@
             | 01 text or bytes   with 00 written as 01 01 and 01 as 01 02, ended by 00
             | 01 part*           a struct: its fields one after the other
 
-Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`. No part's
-bytes begin with those of another, so that exactly the keys with the same leading parts begin with these parts' bytes.
-The leading fields of a struct are leading parts of a key as well.
+Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`; -0.0 stands
+just before 0.0, since of groups and duplicates Spark keeps one row for each (aggregations know 0.0 only).
+
+No part's bytes begin with those of another, so that exactly the keys with the same leading parts begin with these
+parts' bytes. The leading fields of a struct are leading parts of a key as well.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def _encode(type_: SparkType, value: Value) -> bytes:
         case Primitive("boolean"):
             return b"\x01\x01" if value else b"\x01\x00"
     assert isinstance(value, float)
-    (bits,) = _U64.unpack(_F64.pack(value + 0.0))  # -0.0 and 0.0 are one key
+    (bits,) = _U64.unpack(_F64.pack(value))
     return b"\x01" + _U64.pack(bits ^ (_ALL if bits & _SIGN else _SIGN))
 
 

@@ -1,0 +1,111 @@
+"""The matrix: for which operators, in which stores, the replicas are compared with Spark's own reader of the state.
+
+A case is one value of each dimension. `refused` says of which there is none, and why; all others are run, by
+`make test-full` all of them, by `make test` so many that every two values that can meet do so in some case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import combinations, product
+
+from .queries import OPERATORS
+from .typed_events import TYPES, Type
+
+PROVIDERS = ("HDFS-backed", "RocksDB")
+FORMATS = ("1", "2")
+CHANGES = ("changelogs", "no changelogs")
+CODECS = ("lz4", "zstd", "snappy")
+ENCODINGS = ("unsaferow", "avro")
+
+Value = tuple[int, str]  # a dimension's place, and one of its values
+
+
+@dataclass(frozen=True)
+class Case:
+    """One value of each dimension."""
+
+    operator: str
+    provider: str
+    format: str
+    changes: str
+    codec: str
+    encoding: str
+    types: str
+
+    def __str__(self) -> str:
+        return "-".join(map(str, astuple(self))).replace(" ", "_").replace(":", "").replace(",", "")
+
+    @property
+    def seed(self) -> int:
+        """What its data is drawn from: the same in every run."""
+        return sum(place * ord(letter) for place, letter in enumerate(str(self), 1))
+
+    def columns(self) -> tuple[Type, ...]:
+        """The types of its columns: those that Spark takes in this encoding."""
+        return tuple(type_ for type_ in TYPES[self.types] if type_.in_avro or self.encoding != "avro")
+
+    def conf(self) -> dict[str, str]:
+        """The settings of its query."""
+        state = "spark.sql.streaming.stateStore"
+        provider = "HDFSBackedStateStoreProvider" if self.provider == "HDFS-backed" else "RocksDBStateStoreProvider"
+        return {
+            f"{state}.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
+            f"{state}.checkpointFormatVersion": self.format,
+            f"{state}.rocksdb.changelogCheckpointing.enabled": str(self.changes == "changelogs").lower(),
+            f"{state}.compression.codec": self.codec,
+            f"{state}.encodingFormat": self.encoding,
+            f"{state}.rocksdb.mergeOperatorVersion": self.format,  # lists; new queries have 2
+            f"{state}.minDeltasForSnapshot": "1",
+            f"{state}.multiplierForMinVersionDiffToLog": "1",  # a snapshot with every other commit
+            "spark.sql.shuffle.partitions": "2",
+        }
+
+
+def refused(case: Case) -> str | None:
+    """Why there is no such state, if there is none."""
+    if case.provider == "HDFS-backed":
+        if case.format == "2":
+            return "Spark refuses format 2 in this store"
+        if case.changes == "no changelogs":
+            return "this store always writes its changes"
+        if case.operator.startswith("transformWithState"):
+            return "Spark refuses transformWithState in this store"
+        if case.operator.endswith("format 3"):
+            return "Spark refuses joins of format 3 in this store"
+    if case.changes == "no changelogs" and case.codec != CODECS[0]:
+        return "without changelogs no file is compressed by the codec"
+    if case.encoding == "avro" and not case.operator.startswith("transformWithState"):
+        return "Spark refuses Avro for other operators than transformWithState"
+    return None
+
+
+def every_case() -> list[Case]:
+    """All combinations, also those that are refused."""
+    dimensions = (OPERATORS, PROVIDERS, FORMATS, CHANGES, CODECS, ENCODINGS, tuple(TYPES))
+    return [Case(*values) for values in product(*dimensions)]
+
+
+def all_cases() -> list[Case]:
+    """Every case that there can be."""
+    return [case for case in every_case() if refused(case) is None]
+
+
+def pairwise(cases: Sequence[Case]) -> list[Case]:
+    """A few of the cases that have all pairs of values that are in any of them: each time the one with most new ones.
+
+    Of several, the first one; so the choice is always the same.
+    """
+    missing = {pair for case in cases for pair in _pairs(case)}
+    pairs = {case: set(_pairs(case)) for case in cases}
+    chosen = []
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        chosen.append(best)
+        missing -= pairs[best]
+    return sorted(chosen, key=cases.index)
+
+
+def _pairs(case: Case) -> Iterator[tuple[Value, Value]]:
+    return combinations(enumerate(astuple(case)), 2)
