@@ -17,6 +17,7 @@ import pytest
 
 from stateside.pipeline.java import java_environment
 from stateside.processes import Child, free_port
+from tests.sizes import sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -58,9 +59,9 @@ class Job:
         self._files += 1
 
 
-@pytest.fixture(params=STORES.values(), ids=STORES.keys())
+@pytest.fixture(params=sized(short=list(STORES)[:1], full=list(STORES)))
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    started = Job(tmp_path, request.param)
+    started = Job(tmp_path, STORES[request.param])
     yield started
     started.kill()
 

@@ -21,6 +21,7 @@ from stateside.replica import load
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.testing import answer, rollup
+from tests.sizes import sized
 
 from .retention_driver import EARLY, KINDS, LATE
 
@@ -113,7 +114,7 @@ def left_over(layout: Layout, view: str = "spending") -> list[str]:
     return sorted({path.name for path in replica.iterdir()} - belongs)
 
 
-@pytest.mark.parametrize("made", list(CHECKPOINTS), indirect=True)
+@pytest.mark.parametrize("made", sized(short=["ids", "default store"], full=list(CHECKPOINTS)), indirect=True)
 def test_a_replica_that_starts_late_has_what_spark_says_the_state_is(made: Made, tmp_path: Path) -> None:
     layout = made.copy(tmp_path / "late")
     for view, expected in made.oracle.items():
@@ -126,7 +127,7 @@ def test_a_replica_that_starts_late_has_what_spark_says_the_state_is(made: Made,
         assert left_over(layout, view) == []
 
 
-@pytest.mark.parametrize("made", list(CHECKPOINTS), indirect=True)
+@pytest.mark.parametrize("made", sized(short=["ids", "default store"], full=list(CHECKPOINTS)), indirect=True)
 def test_a_replica_that_was_away_for_too_long_catches_up_by_a_load(made: Made, tmp_path: Path) -> None:
     layout = made.copy(tmp_path / "away", away=True)
     for view, expected in made.oracle.items():
