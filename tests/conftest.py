@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,12 @@ settings.load_profile("stateside")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start Spark some thirty times, for seconds each: Java's second compiler would take a third of all processor time
+# and never earn it back. Spark's launcher hands these on to every JVM that it starts.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
 @pytest.fixture(scope="session")

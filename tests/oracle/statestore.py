@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType, YearMonthIntervalType
+from pyspark.sql.types import DataType, IntegerType, StructField, StructType, YearMonthIntervalType
 
 from stateside.checkpoint.catalogue import Catalogue
 
@@ -42,39 +42,31 @@ class Told:
 
 def told(spark: SparkSession, checkpoint: Path, catalogue: Catalogue, batches: Sequence[int]) -> dict[int, Told]:
     """What Spark has of the view's state after each of these batches."""
-    frames = [_loaded(spark, checkpoint, catalogue, batch) for batch in batches]
-    table = reduce(DataFrame.unionAll, frames).toArrow()
-    types = [field.type for field in table.schema][1:]
+    return _read(spark, checkpoint, catalogue, batches, _options(catalogue))
+
+
+def side(spark: SparkSession, checkpoint: Path, catalogue: Catalogue, batch: int) -> Told:
+    """A join's side as Spark has it by the numbers of rows that it keeps: without their places, and `matched`."""
+    return _read(spark, checkpoint, catalogue, [batch], {"joinSide": catalogue.view.rsplit("-", 1)[-1]})[batch]
+
+
+def _read(
+    spark: SparkSession, checkpoint: Path, catalogue: Catalogue, batches: Sequence[int], options: dict[str, str]
+) -> dict[int, Told]:
+    given = options | {"operatorId": str(catalogue.operator)}
+    frames = []
+    for batch in batches:
+        reader = spark.read.format("statestore").options(**given, batchId=str(batch))
+        frames.append(reader.load(str(checkpoint)).withColumn("batch", F.lit(batch)))
+    table = _without_months(_flat(reduce(DataFrame.unionAll, frames), catalogue)).toArrow()
     rows: dict[int, list[Row]] = {batch: [] for batch in batches}
-    for batch, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+    for *values, batch in zip(*(column.to_pylist() for column in table.columns), strict=True):
         rows[batch].append(tuple(values))
+    types = [field.type for field in table.schema][:-1]
     if catalogue.kind == "state-variable" and any(column.name == "index" for column in catalogue.key):
         rows = {batch: _numbered(entries, len(catalogue.key) - 1) for batch, entries in rows.items()}
         types.insert(len(catalogue.key) - 1, pa.int32())
     return {batch: Told(found, types) for batch, found in rows.items()}
-
-
-def sides(spark: SparkSession, checkpoint: Path, catalogue: Catalogue, batch: int) -> list[Row]:
-    """A join's side as Spark has it by the numbers of rows that it keeps: without their places, and `matched`."""
-    side = catalogue.view.rsplit("-", 1)[-1]
-    frame = _reader(spark, batch, {"operatorId": str(catalogue.operator), "joinSide": side}).load(str(checkpoint))
-    table = _flat(frame, _columns(frame, catalogue), batch).toArrow()
-    types = [field.type for field in table.schema][1:]
-    rows = zip(*(column.to_pylist() for column in table.columns[1:]), strict=True)
-    return Told(list(rows), types).decoded()
-
-
-def _reader(spark: SparkSession, batch: int, options: dict[str, str]) -> Any:
-    reader = spark.read.format("statestore").option("batchId", str(batch))
-    for name, value in options.items():
-        reader = reader.option(name, value)
-    return reader
-
-
-def _loaded(spark: SparkSession, checkpoint: Path, catalogue: Catalogue, batch: int) -> DataFrame:
-    options = {"operatorId": str(catalogue.operator)} | _options(catalogue)
-    frame = _reader(spark, batch, options).load(str(checkpoint))
-    return _flat(frame, _columns(frame, catalogue), batch)
 
 
 def _options(catalogue: Catalogue) -> dict[str, str]:
@@ -85,58 +77,49 @@ def _options(catalogue: Catalogue) -> dict[str, str]:
     return {"readRegisteredTimers": "true"} if catalogue.family == "timers" else {"stateVarName": str(catalogue.family)}
 
 
-def _columns(frame: DataFrame, catalogue: Catalogue) -> list[Column]:
-    """The view's columns out of the reader's, in order."""
-    parts = {field.name: _fields(F.col(field.name), field.dataType) for field in frame.schema}
+def _flat(frame: DataFrame, catalogue: Catalogue) -> DataFrame:
+    """The view's columns out of the reader's, in order, each with a name of its own; then the batch."""
+    types = {field.name: field.dataType for field in frame.schema if field.name != "partition_id"}
+    numbered = frame.select(*(F.col(name).cast(_numbered_type(type_)).alias(name) for name, type_ in types.items()))
+    parts = {name: _fields(name, type_) for name, type_ in types.items()}
     match catalogue.kind:
         case "session":  # the value row has all grouping columns; a view shows the window last of them
-            names = frame.schema["value"].dataType.names[: len(parts["key"])]  # type: ignore[attr-defined]
-            place, value = names.index("session_window"), parts["value"]
-            return [*value[:place], *value[place + 1 : len(names)], value[place], *value[len(names) :]]
+            grouping = types["value"].names[: len(parts.pop("key"))]  # type: ignore[attr-defined]
+            parts["value"].insert(len(grouping) - 1, parts["value"].pop(grouping.index("session_window")))
         case "groups":
-            return [*parts["key"], *parts["value"][:-1], F.nullif(parts["value"][-1], F.lit(-1))]
-    return [column for name, columns in parts.items() if name != "partition_id" for column in columns]
+            parts["value"][-1] = f"nullif({parts['value'][-1]}, -1)"
+    columns = [column for part in parts.values() for column in part]
+    return numbered.selectExpr(*(f"{column} AS c{place}" for place, column in enumerate(columns)))
 
 
-def _fields(column: Column, type_: DataType) -> list[Column]:
-    """The fields of a row, whatever their names; also those of the row inside one that expires, or of a group."""
+def _fields(name: str, type_: DataType) -> list[str]:
+    """The fields of a row, after `_numbered_type`; also those of the row inside one that expires, or of a group."""
     if not isinstance(type_, StructType):
-        return [column]
+        return [name]
     if type_.names == ["__dummy__"]:
         return []
-    numbered = StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(type_.fields)])
-    fields = [column.cast(numbered).getField(name) for name in numbered.names]
+    first = f"{name}.f0"
     if type_.names in (["value", "ttlExpirationMs"], ["groupState", "timeoutTimestamp"]):
-        return [*_fields(fields[0], type_.fields[0].dataType), fields[1]]
-    return fields
+        return [*_fields(first, type_.fields[0].dataType), f"{name}.f1"]
+    return [f"{name}.f{place}" for place in range(len(type_.fields))]
 
 
-def _flat(frame: DataFrame, columns: Sequence[Column], batch: int) -> DataFrame:
-    """The batch, then these columns, each with a name of its own, and of types that Arrow has."""
-    named = frame.select(*(column.alias(f"c{place}") for place, column in enumerate(columns)))
-    months = named.select(*(_cast(named, name, "month") for name in named.columns))
-    return months.select(F.lit(batch).alias("batch"), *(_cast(months, name, "int") for name in months.columns))
+def _numbered_type(type_: DataType) -> DataType:
+    """A row whose fields have numbers for names, as Spark lets several have one; the same for a row in it."""
+    if not isinstance(type_, StructType):
+        return type_
+    inner = type_.names in (["value", "ttlExpirationMs"], ["groupState", "timeoutTimestamp"])
+    types = [_numbered_type(field.dataType) if inner else field.dataType for field in type_.fields]
+    return StructType([StructField(f"f{place}", each) for place, each in enumerate(types)])
 
 
-def _cast(frame: DataFrame, name: str, to: str) -> Column:
-    """Intervals of months as their number: in two steps, as Spark has no other way."""
-    before = frame.schema[name].dataType
-    after = _without_months(before, to)
-    return F.col(name) if after == before else F.col(name).cast(after).alias(name)
-
-
-def _without_months(type_: DataType, to: str) -> DataType:
-    match type_:
-        case YearMonthIntervalType():
-            month = YearMonthIntervalType.MONTH
-            return YearMonthIntervalType(month, month) if to == "month" else IntegerType()
-        case StructType(fields=fields):
-            return StructType([StructField(f.name, _without_months(f.dataType, to), f.nullable) for f in fields])
-        case ArrayType(elementType=element, containsNull=nulls):
-            return ArrayType(_without_months(element, to), nulls)
-        case MapType(keyType=key, valueType=value, valueContainsNull=nulls):
-            return MapType(_without_months(key, to), _without_months(value, to), nulls)
-    return type_
+def _without_months(frame: DataFrame) -> DataFrame:
+    """Intervals of months, which Arrow does not have from Spark, as their number: in two steps, the only way."""
+    month = YearMonthIntervalType(YearMonthIntervalType.MONTH, YearMonthIntervalType.MONTH)
+    for to in (month, IntegerType()):
+        casts = {f.name: F.col(f.name).cast(to) for f in frame.schema if isinstance(f.dataType, YearMonthIntervalType)}
+        frame = frame.withColumns(casts) if casts else frame
+    return frame
 
 
 def _numbered(entries: Iterable[Row], key_columns: int) -> list[Row]:

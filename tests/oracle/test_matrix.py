@@ -22,7 +22,7 @@ from .page import PAGE, page
 from .queries import query
 from .running import conf, start
 from .staged import Row, Staged
-from .statestore import Told, sides, told
+from .statestore import Told, side, told
 from .typed_events import Events
 
 RUNS = (3, 2)  # how many batches with events come before each restart
@@ -97,7 +97,7 @@ def compare_sides(spark: SparkSession, checkpoint: Path, staged: Staged) -> None
         if catalogue.kind == "join":
             index = len(catalogue.key) - 1
             rows = [row[:index] + row[index + 1 : -1] for row in staged.rows(name)]
-            assert texts(rows) == texts(sides(spark, checkpoint, catalogue, staged.batches()[-1]))
+            assert texts(rows) == texts(side(spark, checkpoint, catalogue, staged.batches()[-1]).decoded())
 
 
 def compare_history(folder: Path, states: States) -> None:
