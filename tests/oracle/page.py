@@ -29,12 +29,11 @@ _TAIL = """
 ## What is refused, and what is not compared
 * By Spark: see the cells. In Avro a `transformWithState` takes no `tinyint` and no `smallint`; `applyInPandasWithState`
   takes no types with parts in its state. Intervals are not compared in states that are kept from Python.
-* By us, with the reason in `GET /v1/views`: keys with intervals, arrays or maps, by which nobody can ask; keys with a
-  collation; the types `variant` and `time`; joins of format 4, which Spark has for tests only. The codec lzf is an
-  error of the replica (`tests/checkpoint/test_real_files.py`).
+* By us, with the reason in `GET /v1/views`: keys with intervals, arrays or maps, by which nobody can ask; types that
+  are not in the table above, such as `variant` and `time`; joins of format 4, which Spark has for tests only. The codec
+  lzf is an error of the replica (`tests/checkpoint/test_real_files.py`).
 * Not compared: calendar intervals (`make_interval`), which cannot be had from Spark's reader through Arrow;
-  `tests/checkpoint/test_unsafe_row.py` decodes them. `flatMapGroupsWithState` and `transformWithState` in Scala: the
-  matrix has the Python ones, whose state has the same form.
+  `flatMapGroupsWithState` and `transformWithState` in Scala; strings with a collation.
 * Lists are stored by RocksDB's merge operator 1 in the cases of format 1, and by 2, that of new queries, in those of 2.
 """
 

@@ -10,7 +10,7 @@
             | 01 part*           a struct: its fields one after the other
 
 Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`; -0.0 stands
-just before 0.0, since of groups and duplicates Spark keeps one row for each (aggregations know 0.0 only).
+just before 0.0, since Spark keeps a group for each (its aggregations and duplicates know 0.0 only).
 
 No part's bytes begin with those of another, so that exactly the keys with the same leading parts begin with these
 parts' bytes. The leading fields of a struct are leading parts of a key as well.
