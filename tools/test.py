@@ -1,7 +1,8 @@
 """`make test`: all tests, on two processes: one has those with Spark, so that one runs at a time, the other the rest.
 
 Options are pytest's, for both. What the second one says is shown when it has ended, after the first. `make test-full`
-also writes what came out, file by file and with the date, into docs/test-full.md, to be committed.
+also writes what came out, file by file and with the date, into docs/test-full.md, to be committed. Files that were not
+run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> int:
         reports = [Path(folder) / f"{number}.xml" for number in range(len(HALVES))]
         codes = run(arguments, reports)
         if "STATESIDE_TEST_FULL" in os.environ:
-            TABLE.write_text(table([outcome for path in reports if path.exists() for outcome in outcomes(path)]))
+            found = [outcome for path in reports if path.exists() for outcome in outcomes(path)]
+            TABLE.write_text(table(lines(found), TABLE.read_text() if TABLE.exists() else ""))
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     for name, code in zip(HALVES, codes, strict=True):
         print(f"tests {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
@@ -81,27 +83,33 @@ def _files(dotted: str) -> Iterable[Path]:
     return (Path(*parts[:size]).with_suffix(".py") for size in range(len(parts), 0, -1))
 
 
-def table(found: list[Outcome]) -> str:
-    """The dated result, for docs."""
+HEAD = """# What `make test-full` said last, file by file
+Written by the run itself (`tools/test.py`). A file's line has the date and the commit of its own last run.
+
+| tests | passed | failed | skipped | seconds | date | commit |
+|---|---:|---:|---:|---:|---|---|
+"""
+
+
+def lines(found: list[Outcome]) -> dict[str, str]:
+    """A line of the table for each file."""
     files: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in found:
         files[outcome.file].append(outcome)
-    lines = [
-        "# The last whole run of `make test-full`",
-        "",
-        f"On {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, commit {_commit()}. Written by the run itself.",
-        "",
-        "| tests | passed | failed | skipped | seconds |",
-        "|---|---:|---:|---:|---:|",
-        *(_row(file, files[file]) for file in sorted(files)),
-        _row("all", found),
-    ]
-    return "\n".join(lines) + "\n"
+    when = f"{datetime.now(UTC):%Y-%m-%d} | {_commit()}"
+    return {file: f"{_counted(file, files[file])} | {when} |" for file in files}
 
 
-def _row(name: str, found: list[Outcome]) -> str:
+def table(new: dict[str, str], before: str) -> str:
+    """The page with these lines, and with the older ones of files that are still there."""
+    older = {line.split(" ")[1]: line for line in before.splitlines() if line.startswith("| tests/")}
+    kept = {file: line for file, line in older.items() if Path(file).exists()}
+    return HEAD + "".join(f"{line}\n" for _, line in sorted((kept | new).items()))
+
+
+def _counted(name: str, found: list[Outcome]) -> str:
     counts = [sum(outcome.outcome == kind for outcome in found) for kind in ("passed", "failed", "skipped")]
-    return f"| {name} | {' | '.join(map(str, counts))} | {sum(outcome.seconds for outcome in found):,.0f} |"
+    return f"| {name} | {' | '.join(map(str, counts))} | {sum(outcome.seconds for outcome in found):,.0f}"
 
 
 def _commit() -> str:
