@@ -166,6 +166,7 @@ class TestRefused:
         (tmp_path / "views.toml").write_text("[views.wrods]")
         refused(checkpoint, "--declare", tmp_path / "views.toml")
         refused(checkpoint.parent)
+        refused(checkpoint, "--share", "5/4")
         assert not state_home.exists()
 
 

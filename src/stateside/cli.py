@@ -7,16 +7,19 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stateside import __version__
 from stateside.errors import InputError, RequestInvalid, SettingInvalid, SetupError, StatesideError, ViewBroken
 from stateside.processes import EXIT_FINAL
+
+if TYPE_CHECKING:
+    from stateside.replica.share import Share
 
 PORT = 8471
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -201,8 +204,10 @@ def serve(
     """
     from stateside.layout import Layout
     from stateside.processes import free_port
+    from stateside.replica.share import Share
     from stateside.serving.server import serve as serve_folder
 
+    own = None if share is None else Share.parse(share)
     if checkpoint is None and folder is None:
         raise RequestInvalid(
             "There is nothing to serve", next_step="Name a query's CHECKPOINT, or an application's --dir"
@@ -210,8 +215,7 @@ def serve(
     pointed = None if folder is None else Layout(folder).pointed()
     port = port or free_port()
     if checkpoint is not None or pointed is not None:
-        with _tailing(share) as tailing:
-            _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, port=port, workers=workers, **tailing)
+        _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, own, port=port, workers=workers)
         return
     assert folder is not None, "or there is a checkpoint"
     if declare is not None or wait:
@@ -221,23 +225,26 @@ def serve(
         )
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
-    click.echo(f"Serving {folder} at http://127.0.0.1:{port}/v1/views", err=True)
+    told = [f"Serving {folder} at http://127.0.0.1:{port}/v1/views"]
     if not Layout(folder).views():
-        click.echo("There is no view in it yet: waiting for the first one, which `stateside run` makes", err=True)
-    with _tailing(share) as tailing:
+        told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
+    with _tailing(own, told) as tailing:
         routes = ["stateside.billing.api:ROUTES"]
         serve_folder(folder.absolute(), port=port, workers=workers, routes=routes, **tailing)
 
 
 @contextmanager
-def _tailing(share: str | None) -> Iterator[dict[str, Any]]:
-    """How each view is followed: the share of its keys, and the bars that show people how far a load is."""
+def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """How each view is followed: the share of its keys, and the bars that show people how far a load is.
+
+    And the lines that people are told once the server listens, not before.
+    """
     from rich.console import Console
 
-    from stateside.replica.share import Share
     from stateside.serving.bars import LoadBars
 
-    tailing: dict[str, Any] = {} if share is None else {"share": Share.parse(share)}
+    tailing: dict[str, Any] = {"listening": lambda: click.echo("\n".join(told), err=True)}
+    tailing |= {} if share is None else {"share": share}
     console = Console(stderr=True)
     if not console.is_terminal:
         yield tailing
@@ -250,7 +257,14 @@ def _tailing(share: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _serve_checkpoint(
-    checkpoint: str, folder: Path | None, declare: Path | None, wait: bool, *, port: int, workers: int, **tailing: Any
+    checkpoint: str,
+    folder: Path | None,
+    declare: Path | None,
+    wait: bool,
+    share: Share | None,
+    *,
+    port: int,
+    workers: int,
 ) -> None:
     from stateside.checkpoint.declared import Declarations
     from stateside.serving.foreign import open_foreign
@@ -261,15 +275,11 @@ def _serve_checkpoint(
     foreign = open_foreign(checkpoint, folder, declarations)
     foreign.start(wait=wait)
     root = foreign.layout.root
-    click.echo(f"Serving {foreign.location} at http://127.0.0.1:{port}/v1/views, replicas in {root}", err=True)
-    for line in foreign.described():
-        click.echo(line, err=True)
     told = Told.load(foreign.layout)
-    for refusal in told.refused:
-        click.echo(f"  not served: {refusal.view}: {refusal.why}", err=True)
-    if told.note:
-        click.echo(told.note, err=True)
-    serve_folder(root, port=port, workers=workers, foreign=foreign, **tailing)
+    lines = [f"Serving {foreign.location} at http://127.0.0.1:{port}/v1/views, replicas in {root}"]
+    lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
+    with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
+        serve_folder(root, port=port, workers=workers, foreign=foreign, **tailing)
 
 
 def _asking(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -33,6 +34,7 @@ from stateside.serving.told import Told
 from stateside.serving.views import Views
 
 DISCOVERY_S = 0.5
+LISTENING_POLL_S = 0.02
 FOREIGN_S = 2.0  # how often a foreign checkpoint is looked at for other views, once it has some
 WORKER_STOP_S = 5
 
@@ -47,12 +49,14 @@ def serve(
     workers: int = 1,
     routes: Sequence[str] = (),
     foreign: Foreign | None = None,
+    listening: Callable[[], None] = lambda: None,
     **tailing: Any,
 ) -> None:
     """Serve the folder until SIGINT or SIGTERM.
 
     `routes` names further routes, as `module:attribute`. With `foreign` the folder serves a checkpoint that is not
-    ours. `tailing` goes to each view's `Tail`.
+    ours. `listening` is called, in a thread of its own, as soon as requests are answered. `tailing` goes to each
+    view's `Tail`.
     """
     multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
     server = Granian(
@@ -68,6 +72,7 @@ def serve(
         workers_kill_timeout=WORKER_STOP_S,
     )
     _check_free(address, port)
+    threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
         server.serve(target_loader=partial(load_application, folder, tuple(routes), os.getpid()), wrap_loader=False)
 
@@ -83,6 +88,14 @@ def _check_free(address: str, port: int) -> None:
                 f"Cannot listen on {address}:{port}: {error.strerror}",
                 next_step="Choose another --port, or 0 for any free one",
             ) from error
+
+
+def _tell_once_listening(address: str, port: int, listening: Callable[[], None]) -> None:
+    while True:
+        with suppress(OSError), socket.create_connection((address, port), 1):
+            break
+        time.sleep(LISTENING_POLL_S)
+    listening()
 
 
 def load_application(folder: Path, routes: Sequence[str], parent_pid: int) -> Any:
