@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 FULL = "STATESIDE_TEST_FULL" in os.environ
@@ -13,3 +15,8 @@ FULL = "STATESIDE_TEST_FULL" in os.environ
 def sized(short: T, full: T) -> T:
     """The one of the two that this run is for."""
     return full if FULL else short
+
+
+def in_full(reason: str) -> pytest.MarkDecorator:
+    """Marks a test that `make test` leaves out; the reason says which other one shows the same there."""
+    return pytest.mark.skipif(not FULL, reason=f"in `make test-full`: {reason}")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from stateside.layout import Layout
-from tests.sizes import sized
+from tests.sizes import in_full, sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -137,6 +137,7 @@ def test_ctrl_c_thrice_stops_everything_and_leaves_nothing_behind(
     assert not report_file.exists()
 
 
+@in_full("Ctrl-C is tried in the middle of a demo")
 def test_ctrl_c_after_the_report_of_a_kept_demo_is_its_normal_end(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:

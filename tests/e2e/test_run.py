@@ -16,6 +16,7 @@ from stateside.billing.generator import Generator
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.layout import Layout
 from stateside.testing import append
+from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -57,6 +58,7 @@ def test_sigterm_stops_it_whole(running: subprocess.Popen[str], layout: Layout) 
     assert _state(layout) == "stopped"
 
 
+@in_full("one signal is sent in the test before")
 def test_a_shower_of_signals_stops_it_as_one_does(running: subprocess.Popen[str], layout: Layout) -> None:
     """As the kernel sends them when a parent with many threads is killed. It hung once, in setting an Event twice.
 

@@ -11,10 +11,12 @@ import pytest
 
 from stateside.errors import RequestInvalid
 from stateside.ops.project import make_project
+from tests.sizes import in_full
 
 
 @pytest.mark.spark
 @pytest.mark.e2e
+@in_full("the tutorial's test runs it")
 def test_the_generated_test_passes_as_generated(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, "-m", "stateside", "new", "shop"], cwd=tmp_path, capture_output=True, text=True, check=True

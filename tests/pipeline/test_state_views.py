@@ -19,6 +19,7 @@ from stateside.errors import PipelineFailed, ViewInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.testing import answer, append, crash_marker, rows, run_to
+from tests.sizes import sized
 
 pytestmark = pytest.mark.spark
 
@@ -229,7 +230,7 @@ def _flat(row: dict[str, Any], parts: list[str]) -> dict[str, Any]:
     return flat
 
 
-@pytest.mark.parametrize("format_version", ["1", "2"])
+@pytest.mark.parametrize("format_version", sized(short=["2"], full=["1", "2"]))
 def test_after_every_batch_a_view_has_what_its_state_variable_holds(
     spark: SparkSession, layout: Layout, format_version: str
 ) -> None:

@@ -21,7 +21,7 @@ from stateside.replica import load
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.testing import answer, rollup
-from tests.sizes import sized
+from tests.sizes import in_full, sized
 
 from .retention_driver import EARLY, KINDS, LATE
 
@@ -114,7 +114,7 @@ def left_over(layout: Layout, view: str = "spending") -> list[str]:
     return sorted({path.name for path in replica.iterdir()} - belongs)
 
 
-@pytest.mark.parametrize("made", sized(short=["ids", "default store"], full=list(CHECKPOINTS)), indirect=True)
+@pytest.mark.parametrize("made", sized(short=["ids"], full=list(CHECKPOINTS)), indirect=True)
 def test_a_replica_that_starts_late_has_what_spark_says_the_state_is(made: Made, tmp_path: Path) -> None:
     layout = made.copy(tmp_path / "late")
     for view, expected in made.oracle.items():
@@ -127,7 +127,7 @@ def test_a_replica_that_starts_late_has_what_spark_says_the_state_is(made: Made,
         assert left_over(layout, view) == []
 
 
-@pytest.mark.parametrize("made", sized(short=["ids", "default store"], full=list(CHECKPOINTS)), indirect=True)
+@pytest.mark.parametrize("made", sized(short=["ids"], full=list(CHECKPOINTS)), indirect=True)
 def test_a_replica_that_was_away_for_too_long_catches_up_by_a_load(made: Made, tmp_path: Path) -> None:
     layout = made.copy(tmp_path / "away", away=True)
     for view, expected in made.oracle.items():
@@ -137,7 +137,7 @@ def test_a_replica_that_was_away_for_too_long_catches_up_by_a_load(made: Made, t
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["starts late", "was away"])
-@pytest.mark.parametrize("made", ["ids", "default store"], indirect=True)
+@pytest.mark.parametrize("made", sized(short=["ids"], full=["ids", "default store"]), indirect=True)
 def test_a_replica_loaded_from_snapshots_has_the_rollups_of_all_events(made: Made, away: bool, tmp_path: Path) -> None:
     layout = made.copy(tmp_path / "loaded", away=away)
     by_kind = [range(kind, EARLY + LATE, KINDS) for kind in range(KINDS)]
@@ -257,6 +257,7 @@ def test_a_load_killed_at_any_moment_leaves_the_old_replica_or_the_new_one(made:
     assert early[0] in seen, "no kill came before the end of a load"
 
 
+@in_full("tests/replica/test_faults.py damages such snapshots without Spark")
 @pytest.mark.parametrize("made", ["default store"], indirect=True)
 def test_a_damaged_snapshot_of_the_default_store_is_told_and_nothing_of_it_is_served(
     made: Made, tmp_path: Path
