@@ -13,10 +13,14 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Side:
-    """One way: its name, and a function that does the work once and returns how many units it did."""
+    """One way: its name, and a function that does the work once and returns how many units it did.
+
+    If it has others do it (Spark, a child process), the time that this process had the processor says nothing.
+    """
 
     name: str
     work: Callable[[], int]
+    others_do_it: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,9 @@ def compare(name: str, unit: str, ours: Side, peer: Side, rounds: int = ROUNDS) 
         for key, side in pair if number % 2 == 0 else reversed(pair):
             speeds[key].append(_speed(side.work))
     (ours_speeds, ours_cpu), (peer_speeds, peer_cpu) = (map(list, zip(*speeds[key], strict=True)) for key in speeds)
-    return Result(name, unit, ours_speeds, peer_speeds, ours.name, peer.name, ours_cpu, peer_cpu)
+    by_others = ours.others_do_it or peer.others_do_it
+    cpu = ([], []) if by_others else (ours_cpu, peer_cpu)
+    return Result(name, unit, ours_speeds, peer_speeds, ours.name, peer.name, *cpu)
 
 
 def _speed(work: Callable[[], int]) -> tuple[float, float]:
