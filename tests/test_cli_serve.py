@@ -17,6 +17,9 @@ from stateside.processes import Child, free_port
 from stateside.serving.client import Client
 from tests.written import WORDS, Written, WrittenOperator, words
 
+pytestmark = pytest.mark.e2e
+
+
 WAIT_S_MAX = 30.0
 
 

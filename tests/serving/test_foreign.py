@@ -35,6 +35,9 @@ from stateside.serving.told import Told
 from stateside.serving.views import Answer, Floor, ViewReader, Views
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 
+pytestmark = pytest.mark.e2e
+
+
 WAIT_S_MAX = 20.0
 USER, COUNT = ("user", "string"), ("count", "long")
 
