@@ -60,7 +60,11 @@ class Waking:
             stop.wait(self._pause_s)
             return False
         changes = self._notify.watch(STEP_MS, STEP_MS, max(STEP_MS, int(1_000 * self._pause_s)), stop)
-        return isinstance(changes, set)
+        if not isinstance(changes, set):
+            return False
+        if {path for _, path in changes} & {path for path, _, _ in self._watched}:
+            self._watched = ()  # a folder was made anew, perhaps under the number of the old one: watch it anew
+        return True
 
     def _watch(self) -> None:
         """Watch the folders that are there now: Spark makes `commits` late, and a checkpoint may be replaced."""
@@ -71,10 +75,8 @@ class Waking:
         try:
             if found:
                 self._notify = RustNotify([path for path, _, _ in found], False, False, 0, False, True)
-        except (
-            OSError,
-            WatchfilesRustInternalError,
-        ) as error:  # it went away again, or there are too many watches on this machine
+        except (OSError, WatchfilesRustInternalError) as error:
+            # It went away again, or there are too many watches on this machine.
             log.info("changes are not told, they are looked for: %s", error)
         self._watched = found
 
