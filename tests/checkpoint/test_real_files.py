@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,13 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.provider import Provider, read_batch_changes
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
+from tests.spark_settings import stored
 
 pytestmark = pytest.mark.spark
 
-STATE = "spark.sql.streaming.stateStore"
-
 
 def test_a_state_in_a_codec_that_cannot_be_read_is_refused_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
-    with settings(spark, Provider.HDFS, "lzf"):
+    with stored(spark, Provider.HDFS, "lzf"):
         run(spark, tmp_path)
     with pytest.raises(CheckpointInvalid, match=r"is lzf; lz4, zstd, snappy can be read .*1\.delta, byte 0"):
         read(tmp_path)
@@ -32,7 +29,7 @@ def test_a_flipped_bit_in_a_real_file_without_checksums_inside_is_found_by_those
     spark: SparkSession, tmp_path: Path, provider: Provider, codec: str
 ) -> None:
     """On local disk with both stores; with format v2 also where Hadoop's own checksums are not."""
-    with settings(spark, provider, codec):
+    with stored(spark, provider, codec):
         run(spark, tmp_path)
     suffix = "delta" if provider is Provider.HDFS else "changelog"
     [file] = (tmp_path / "checkpoint" / "state" / "0" / "0").glob(f"*.{suffix}")
@@ -59,21 +56,3 @@ def read(folder: Path) -> None:
     """Read what batch 0 changed in partition 0."""
     checkpoint = Checkpoint(Storage.at(folder / "checkpoint"))
     list(read_batch_changes(checkpoint, checkpoint.plan(0), checkpoint.commit(0), 0, 0).changes)
-
-
-@contextmanager
-def settings(spark: SparkSession, provider: Provider, codec: str) -> Iterator[None]:
-    """Settings of the shared session, for a while."""
-    conf = {
-        f"{STATE}.providerClass": provider.value,
-        f"{STATE}.checkpointFormatVersion": "1" if provider is Provider.HDFS else "2",
-        f"{STATE}.compression.codec": codec,
-    }
-    before = {name: spark.conf.get(name, None) for name in conf}
-    for name, value in conf.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.unset(name) if old is None else spark.conf.set(name, old)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark_settings import conf
+
 from .matrix import Case
 from .queries import NO_DATA_BATCHES, keeper
-from .running import conf, start
+from .running import start
 from .staged import Staged
 from .statestore import told
 from .typed_events import Events

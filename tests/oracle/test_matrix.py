@@ -16,11 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.sizes import sized
+from tests.spark_settings import conf
 
 from .matrix import Case, all_cases, pairwise
 from .page import PAGE, page
 from .queries import query
-from .running import conf, start
+from .running import start
 from .staged import Row, Staged
 from .statestore import Told, side, told
 from .typed_events import Events

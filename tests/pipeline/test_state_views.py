@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.testing import answer, append, crash_marker, rows, run_to
 from tests.sizes import sized
+from tests.spark_settings import conf
 
 pytestmark = pytest.mark.spark
 
@@ -124,19 +124,6 @@ def in_pandas(events: DataFrame, **changes: bool) -> DataFrame:
     return grouped.transformWithStateInPandas(summer(**changes), "user string, amount long", "Update", "none")
 
 
-@contextmanager
-def conf(spark: SparkSession, **settings: str) -> Iterator[None]:
-    """Settings of the shared session, for a while."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
-
-
 def orders(seed: int, count: int) -> list[Event]:
     chance = random.Random(seed)
     return [
@@ -236,7 +223,7 @@ def test_after_every_batch_a_view_has_what_its_state_variable_holds(
 ) -> None:
     """Values and maps, also with a time to live, a list, timers; keys come, change, are cleared, come again."""
     events: list[Event] = []
-    with conf(spark, **{FORMAT: format_version, NO_DATA_BATCHES: "false"}):
+    with conf(spark, {FORMAT: format_version, NO_DATA_BATCHES: "false"}):
         for seed in range(3):
             events += orders(seed, 12)
             append(layout, events[-12:])
@@ -258,14 +245,14 @@ def test_after_every_batch_a_view_has_what_its_state_variable_holds(
 def test_a_variable_that_there_is_not_is_refused_as_soon_as_that_is_known(spark: SparkSession, layout: Layout) -> None:
     append(layout, orders(1, 3))
     reason = r"no state variable 'sum'.* has: fresh, fresh_kinds, kinds, last, timers, total"
-    with conf(spark, **{NO_DATA_BATCHES: "false"}), pytest.raises(ViewInvalid, match=reason):
+    with conf(spark, {NO_DATA_BATCHES: "false"}), pytest.raises(ViewInvalid, match=reason):
         run_to(shop("sum"), layout, spark)
 
 
 @pytest.mark.parametrize("state", ["last", "timers"])
 def test_an_application_may_serve_a_list_or_the_timers(spark: SparkSession, layout: Layout, state: str) -> None:
     append(layout, orders(1, 12))
-    with conf(spark, **{NO_DATA_BATCHES: "false"}):
+    with conf(spark, {NO_DATA_BATCHES: "false"}):
         run_to(shop(state), layout, spark)
         found = answer(layout, "spending")
         assert found.rows == stored(spark, layout, state, found.stamp.batch)

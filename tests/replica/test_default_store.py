@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -18,12 +16,12 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.testing import append, crash_marker, rows, run_to
+from tests.spark_settings import stored
 
 pytestmark = pytest.mark.spark
 
 MINUTE_US = 60_000_000
 START_US = 1_767_225_600_000_000  # 2026-01-01
-STATE = "spark.sql.streaming.stateStore"
 
 
 def shop() -> stateside.App:
@@ -39,24 +37,6 @@ def shop() -> stateside.App:
         return timed.groupBy(F.session_window("time", "10 minutes"), "user").agg(F.sum("amount").alias("total"))
 
     return app
-
-
-@contextmanager
-def stored(spark: SparkSession, provider: Provider, codec: str) -> Iterator[None]:
-    """Settings of the shared session, for a while."""
-    conf = {
-        f"{STATE}.providerClass": provider.value,
-        f"{STATE}.checkpointFormatVersion": "1" if provider is Provider.HDFS else "2",
-        f"{STATE}.compression.codec": codec,
-    }
-    before = {name: spark.conf.get(name, None) for name in conf}
-    for name, value in conf.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 def orders(seed: int, minutes: range) -> list[Event]:
