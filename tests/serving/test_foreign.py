@@ -110,6 +110,13 @@ class Server:
             time.sleep(0.05)
         raise AssertionError(f"{found!r} instead of {expected!r}; {self.child.tail()}")
 
+    def says(self, text: str) -> None:
+        """The server's log comes to this text: it listens before it tells what it serves."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while text not in self.child.tail():
+            assert self.child.returncode() is None and time.monotonic() < deadline, self.child.tail()
+            time.sleep(0.05)
+
 
 @contextmanager
 def serving(checkpoint: Path, *options: str) -> Iterator[Server]:
@@ -167,7 +174,7 @@ class TestRows:
         Written(checkpoint, WrittenOperator([], [COUNT])).batch([([], [3])])
         with serving(checkpoint) as server:
             server.eventually("/words/rows", "rows", [{"count": 3}])
-            assert "by nothing: count (long)" in server.child.tail()
+            server.says("by nothing: count (long)")
             command = [sys.executable, "-m", "stateside", "get", "words", "--url", server.url]
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
             assert '"count": 3' in done.stdout
@@ -277,7 +284,7 @@ class TestWaiting:
             written.batch(words(a=1))
             server.eventually("/words/rows/a", "rows", [{"word": "a", "count": 1}])
             assert "note" not in server.get("")
-            assert "Views served: words" in server.child.tail()
+            server.says("Views served: words")
 
     def test_a_folder_that_is_not_there_is_refused_unless_it_is_waited_for(self, checkpoint: Path) -> None:
         with pytest.raises(CheckpointInvalid, match="--wait"):

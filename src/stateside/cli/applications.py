@@ -1,0 +1,165 @@
+"""Commands that work in an application's folder: make it, run it, append to its journal, look after the machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stateside.cli.group import FILE, FOLDER, PORT
+from stateside.errors import RequestInvalid, SettingInvalid
+
+
+@click.command()
+@click.option(
+    "--seconds", default=45.0, show_default=True, type=click.FloatRange(5, 86_400), help="How long events flow."
+)
+@click.option(
+    "--customers", default=1_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many there are."
+)
+@click.option("--seed", default=1, show_default=True, help="Another seed makes other events.")
+@click.option("--dir", "folder", type=FOLDER, help="Keep everything here, or go on with what is here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@click.option("--keep", is_flag=True, help="Go on serving after the report, until Ctrl-C.")
+def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_file: Path | None, keep: bool) -> None:
+    """Run the whole system on this machine and prove that every sum is right.
+
+    Customers telephone through compressed months; their events go into a journal, Spark folds them into running bills,
+    a replica serves these while a client keeps asking, and closed months become invoices. At the end everything is
+    recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
+    """
+    from rich.console import Console
+
+    from stateside.ops.demo.report import ReportFile
+    from stateside.ops.demo.run import DemoSettings, run_demo
+
+    settings = DemoSettings(seconds=seconds, customers=customers, seed=seed)
+    report_file = ReportFile(json_file) if json_file else None
+    report = run_demo(settings, folder, Console(), report_file=report_file, keep=keep)
+    sys.exit(0 if report.ok else 1)
+
+
+def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting of the table in `pipeline.settings`."""
+    from stateside.pipeline.settings import flag, table
+
+    for entry in reversed(list(table())):
+        if entry.name == "spark":
+            command = click.option("--spark", multiple=True, metavar="NAME=VALUE", help=entry.metadata["help"])(command)
+        elif isinstance(entry.default, bool):
+            command = click.option(flag(entry), is_flag=True, default=None, help=entry.metadata["help"])(command)
+        else:
+            kind = click.Choice(entry.metadata["choices"]) if entry.metadata["choices"] else type(entry.default)
+            shown = f"{entry.metadata['help']}  [default: {entry.default}]"
+            command = click.option(flag(entry), type=kind, help=shown)(command)
+    return command
+
+
+@click.command()
+@click.argument("target")
+@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings: this file, not stateside.toml."
+)
+@click.option("--json", "as_json", is_flag=True, help="A JSON line on stdout for each batch and change of state.")
+@_setting_flags
+def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tuple[str, ...], **flags: Any) -> None:
+    """Run an application's views on Spark, until Ctrl-C or SIGTERM.
+
+    TARGET names the application like `shop:app`. It resumes at its last committed batch, and stops after the one that
+    is running. Settings come from the application, then from stateside.toml, then from flags; docs/settings.md has
+    them all. The exit code is 3 if it would fail again in the same way: something needs to be mended first.
+    """
+    click.echo(f"Starting Spark for {target} in {folder} …", err=True)
+    from rich.console import Console
+
+    from stateside.layout import Layout
+
+    if Layout(folder).pointed() is not None:
+        raise RequestInvalid(
+            f"The folder {folder} serves a checkpoint that is not this application's", next_step="Give another --dir"
+        )
+
+    from stateside.pipeline import foreground
+    from stateside.pipeline.app import load
+
+    sys.path.insert(0, "")
+    app = load(target)
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = foreground.gather_settings(app, config, given | ({"spark": _pairs(spark)} if spark else {}))
+    console = Console(stderr=True)
+    if as_json:
+        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForMachines(sys.stdout))
+    elif console.is_terminal:
+        with foreground.LiveTable(console, f"{app.name} in {folder}; Ctrl-C stops it").shown() as live:
+            foreground.run_application(app, folder.absolute(), settings, live)
+    else:
+        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForPeople(sys.stderr))
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise SettingInvalid(f"{text!r} is no setting of Spark's", next_step="Write --spark spark.name=value")
+    return dict(text.split("=", 1) for text in texts)
+
+
+@click.command()
+@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder; made if there is none.")
+@click.option("--dead-letters", type=FILE, help="Go on at lines that are no events, and add them here with the reason.")
+@click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
+def append(folder: Path, dead_letters: Path | None, lines: Any) -> None:
+    """Append events to an application's journal: JSON lines from FILE, or from standard input.
+
+    \b
+    {"entity": "emma", "type": "call", "payload": {"seconds": 61}}
+    {"id": "c-2", "entity": "ben", "type": "call", "time": "2026-01-31T12:00:00Z", "tags": ["night"]}
+
+    Needed are entity and type. Without an id an event gets a random one, without a time the present one, without a
+    payload an empty one. Lines are appended as they come in, in order, beside other producers and the running job.
+
+    Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
+    stops, and says which one, why, and what is stored. Appending the same lines again stores them again.
+    """
+    from stateside.journal import JournalWriter
+    from stateside.journal.lines import Intake
+    from stateside.layout import Layout
+
+    if lines.isatty():
+        click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
+    with JournalWriter(Layout(folder).journal) as writer:
+        intake = Intake(writer, dead_letters)
+        try:
+            intake.take(lines)
+        finally:
+            click.echo(f"{intake.stored:,} events stored, {intake.refused:,} lines refused", err=True)
+        click.echo(str(intake.receipt))
+
+
+@click.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Make a small project to begin with: a view, a test that passes, sample events, settings and a README.
+
+    NAME is the folder's and the module's name.
+    """
+    from stateside.ops.project import make_project
+
+    folder = make_project(name, Path.cwd())
+    click.echo(f"Made {folder.relative_to(Path.cwd())}/. Its README.md says how to test, run and ask it.")
+
+
+@click.command()
+@click.option("--dir", "folder", default=".", type=FOLDER, help="The folder that you mean to work in.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(folder: Path, as_json: bool) -> None:
+    """Check that this machine has what Stateside needs, and say how to mend what it lacks."""
+    from stateside.ops import doctor as examination
+
+    findings = examination.diagnose(folder, PORT)
+    click.echo(json.dumps(examination.as_json(findings), indent=2) if as_json else examination.render(findings))
+    sys.exit(0 if all(finding.ok for finding in findings) else 1)

@@ -1,0 +1,74 @@
+"""The command `stateside` itself: how errors are shown, and what all of its commands have in common."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stateside import __version__
+from stateside.errors import InputError, SetupError, StatesideError, ViewBroken
+from stateside.processes import EXIT_FINAL
+
+PORT = 8471
+FOLDER = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class _Group(click.Group):
+    """Shows an error as one sentence, without a stack trace (unless --verbose), and Ctrl-C as `Stopped.`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StatesideError as error:
+            final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError | ViewBroken)
+            raise _failure(ctx, str(error), final=final) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly if nobody reads on
+                raise
+            raise _failure(ctx, _sentence(error)) from error
+        except KeyboardInterrupt:
+            click.echo("Stopped.", err=True)
+            sys.exit(130)
+
+
+class _FinalFailure(click.ClickException):
+    """A failure that would come again in the same way; supervisors tell it by its exit code."""
+
+    exit_code = EXIT_FINAL
+
+
+def _failure(ctx: click.Context, sentence: str, *, final: bool = False) -> click.ClickException:
+    """What click shows as one line. Called while an error is handled, which --verbose shows in full."""
+    if ctx.params.get("verbose"):
+        traceback.print_exc()
+    return _FinalFailure(sentence) if final else click.ClickException(sentence)
+
+
+def _sentence(error: OSError) -> str:
+    """An error of the operating system for people: the file that it is about, and what is wrong with it."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}." if error.filename else f"{reason}."
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.option("--verbose", is_flag=True, help="Log more, and show where an error came from.")
+def main(verbose: bool) -> None:
+    """The stream processor as a database, on Spark.
+
+    Try `stateside demo` first: the whole system, for a minute, on this machine.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    if not verbose:  # what stack traces of Java tell, the runner says in a sentence; py4j has the root logger tell some
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
