@@ -120,6 +120,18 @@ class TestSparksOwnFiles:
         log = Checkpoint(Storage.at(checkpoint))
         return log.plan(log.commits()[-1]).position
 
+    def run_endless(self, frame: DataFrame, batches: int, tmp_path: Path) -> list[Position]:
+        checkpoint = tmp_path / "checkpoint"
+        query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+        log = Checkpoint(Storage.at(checkpoint))
+        try:
+            while len(log.commits()) < batches:
+                assert query.isActive
+                query.awaitTermination(0.2)
+        finally:
+            query.stop()
+        return [log.plan(batch).position for batch in log.commits()]
+
     @pytest.fixture
     def files(self, spark: SparkSession, tmp_path: Path) -> Callable[[], DataFrame]:
         folder = tmp_path / "incoming"
@@ -156,28 +168,11 @@ class TestSparksOwnFiles:
 
     def test_the_rate_source_counts_in_its_own_way(self, spark: SparkSession, tmp_path: Path) -> None:
         frame = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
-        checkpoint = tmp_path / "checkpoint"
-        query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
-        log = Checkpoint(Storage.at(checkpoint))
-        try:
-            while len(log.commits()) < 3:
-                assert query.isActive
-                query.awaitTermination(0.2)
-        finally:
-            query.stop()
-        first, last = (log.plan(log.commits()[at]).position for at in (0, -1))
+        first, *_, last = self.run_endless(frame, 3, tmp_path)
         assert last["offset"] > first["offset"]
         assert last.covers(first)
 
     def test_the_rate_by_batch_counts_its_rows(self, spark: SparkSession, tmp_path: Path) -> None:
         frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load()
-        checkpoint = tmp_path / "checkpoint"
-        query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
-        log = Checkpoint(Storage.at(checkpoint))
-        try:
-            while len(log.commits()) < 2:
-                assert query.isActive
-                query.awaitTermination(0.2)
-        finally:
-            query.stop()
-        assert [str(log.plan(batch).position) for batch in (0, 1)] == ["offset:7", "offset:14"]
+        positions = self.run_endless(frame, 2, tmp_path)
+        assert list(map(str, positions[:2])) == ["offset:7", "offset:14"]

@@ -192,6 +192,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def job_with_its_replica_on(disk: Path, tmp_path: Path) -> Job:
+    job = Job(Layout(tmp_path / "application").view("spending"))
+    job.view.replica.symlink_to(disk, target_is_directory=True)
+    return job
+
+
 def fill(disk: Path) -> Path:
     """To the last block."""
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
@@ -203,8 +209,7 @@ def fill(disk: Path) -> Path:
 def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_it_goes_on(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:
-    job = Job(Layout(tmp_path / "application").view("spending"))
-    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job = job_with_its_replica_on(small_disk, tmp_path)
     for number in range(4):
         job.run(change(number))
     followed = follow(job.view)
@@ -224,8 +229,7 @@ def test_a_disk_too_full_even_for_the_trouble_is_outlasted(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:
     """A reader holds all old pages back, so that not even a note can be written."""
-    job = Job(Layout(tmp_path / "application").view("spending"))
-    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job = job_with_its_replica_on(small_disk, tmp_path)
     job.run(change(0))
     followed = follow(job.view)
     followed.at(0)
@@ -247,8 +251,7 @@ def test_a_disk_too_full_even_for_the_trouble_is_outlasted(
 def test_a_rebuild_on_a_full_disk_leaves_the_old_replica_and_is_done_once_there_is_room(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:
-    job = Job(Layout(tmp_path / "application").view("spending"))
-    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job = job_with_its_replica_on(small_disk, tmp_path)
     for number in range(4):
         job.run(change(number))
     tail = Tail(job.view)
@@ -429,8 +432,7 @@ with ExitStack() as stack:
 
 def test_on_a_full_disk_new_readers_are_answered_too(tmp_path: Path, small_disk: Path) -> None:
     """They enter themselves in a file that LMDB maps: without its blocks that would be the end of them."""
-    job = Job(Layout(tmp_path / "application").view("spending"))
-    job.view.replica.symlink_to(small_disk, target_is_directory=True)
+    job = job_with_its_replica_on(small_disk, tmp_path)
     job.run(change(0))
     tail = Tail(job.view)
     tail.step()

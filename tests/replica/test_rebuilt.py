@@ -6,7 +6,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,23 @@ def some(seed: int, rows: int = 6) -> Changes:
     return {key: None if draw.random() < 0.2 else (draw.randrange(9), draw.randrange(-99, 99)) for key in sorted(keys)}
 
 
+def run(job: Job, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        job.run(some(seed))
+
+
+def run_for(tail: Tail, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Let it follow the checkpoint, with something happening in the middle."""
+    stop = threading.Event()
+    thread = threading.Thread(target=tail.run, args=(stop,))
+    thread.start()
+    time.sleep(seconds / 4)
+    meanwhile()
+    time.sleep(seconds * 3 / 4)
+    stop.set()
+    thread.join()
+
+
 def has(tail: Tail) -> tuple[int, Rows]:
     """What readers in other processes have now."""
     with tail._writer._environment.begin() as transaction:
@@ -77,26 +94,22 @@ def test_of_a_batch_that_was_tried_several_times_the_attempt_that_was_committed_
 
 def test_a_rolled_back_checkpoint_is_rebuilt_without_a_row_of_the_batches_that_are_undone(job: Job) -> None:
     with following(job.view) as tail:
-        for seed in range(6):
-            job.run(some(seed))
+        run(job, range(6))
         tail.step()
         job.roll_back(2)
         assert tail.step()
         assert has(tail) == (2, job.rows)
-        for seed in range(100, 105):  # other events than the first time, past the batch that the replica had
-            job.run(some(seed))
+        run(job, range(100, 105))  # other events than the first time, past the batch that the replica had
         tail.step()
         assert has(tail) == (7, job.rows)
 
 
 def test_a_checkpoint_rolled_back_and_gone_on_while_nobody_looked_is_rebuilt(job: Job) -> None:
     with following(job.view) as tail:
-        for seed in range(6):
-            job.run(some(seed))
+        run(job, range(6))
         tail.step()
     job.roll_back(2)
-    for seed in range(100, 108):
-        job.run(some(seed))
+    run(job, range(100, 108))
     with following(job.view) as tail:
         tail.step()
         assert has(tail) == (10, job.rows)
@@ -104,8 +117,7 @@ def test_a_checkpoint_rolled_back_and_gone_on_while_nobody_looked_is_rebuilt(job
 
 def test_another_query_with_another_catalogue_is_read_by_that_one(job: Job) -> None:
     """A view that was declared anew: its key's columns are in another order, its rollups are others."""
-    for seed in range(3):
-        job.run(some(seed))
+    run(job, range(3))
     with following(job.view) as tail:
         tail.step()
         shutil.rmtree(job.view.checkpoint)
@@ -122,8 +134,7 @@ def test_another_query_with_another_catalogue_is_read_by_that_one(job: Job) -> N
 
 
 def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_told(job: Job) -> None:
-    for seed in range(3):
-        job.run(some(seed))
+    run(job, range(3))
     with following(job.view) as tail:
         tail.step()
         shutil.rmtree(job.view.checkpoint)
@@ -142,8 +153,7 @@ def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_
 def test_readers_have_the_last_batch_until_the_new_one_is_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the replica after every row of a rebuild."""
     monkeypatch.setattr(load, "ROWS_AT_ONCE", 1)
-    for seed in range(5):
-        job.run(some(seed))
+    run(job, range(5))
     before = job.rows
     with following(job.view) as tail:
         tail.step()
@@ -164,8 +174,7 @@ def test_readers_have_the_last_batch_until_the_new_one_is_whole(job: Job, monkey
 
 def test_a_replica_behind_batches_that_are_gone_is_loaded_from_snapshots(job: Job) -> None:
     with following(job.view) as tail:
-        for seed in range(3):
-            job.run(some(seed))
+        run(job, range(3))
         tail.step()
         for seed in range(3, 20):
             job.run(some(seed))
@@ -177,12 +186,10 @@ def test_a_replica_behind_batches_that_are_gone_is_loaded_from_snapshots(job: Jo
 
 
 def test_a_file_missing_in_the_middle_is_told_by_name_and_the_replica_goes_on_once_it_is_back(job: Job) -> None:
-    for seed in range(3):
-        job.run(some(seed))
+    run(job, range(3))
     with following(job.view) as tail:
         tail.step()
-        for seed in range(3, 6):
-            job.run(some(seed))
+        run(job, range(3, 6))
         missing = job.changes_file(4)
         content = missing.read_bytes()
         missing.unlink()
@@ -197,8 +204,7 @@ def test_a_file_missing_in_the_middle_is_told_by_name_and_the_replica_goes_on_on
 
 
 def test_a_file_missing_in_the_middle_is_not_needed_once_there_is_a_snapshot_after_it(job: Job) -> None:
-    for seed in range(6):
-        job.run(some(seed))
+    run(job, range(6))
     job.changes_file(2).unlink()
     job.snapshot(4)
     with following(job.view) as tail:
@@ -208,8 +214,7 @@ def test_a_file_missing_in_the_middle_is_not_needed_once_there_is_a_snapshot_aft
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "empty"])
 def test_a_damaged_newest_snapshot_is_passed_over_for_an_older_one(job: Job, damage: str) -> None:
-    for seed in range(12):
-        job.run(some(seed))
+    run(job, range(12))
     job.snapshot(4)
     newest = job.snapshot(9)[1]
     job.purge(3)
@@ -222,12 +227,10 @@ def test_a_damaged_newest_snapshot_is_passed_over_for_an_older_one(job: Job, dam
 
 
 def test_if_all_snapshots_are_damaged_the_newest_is_told_and_readers_keep_the_last_batch(job: Job) -> None:
-    for seed in range(2):
-        job.run(some(seed))
+    run(job, range(2))
     with following(job.view) as tail:
         tail.step()
-        for seed in range(2, 12):
-            job.run(some(seed))
+        run(job, range(2, 12))
         damaged = [*job.snapshot(4), *job.snapshot(9)]
         job.purge(3)
         for path in damaged:
@@ -239,12 +242,10 @@ def test_if_all_snapshots_are_damaged_the_newest_is_told_and_readers_keep_the_la
 
 
 def test_a_damaged_file_after_a_snapshot_is_told_by_its_place_in_the_checkpoint(job: Job) -> None:
-    for seed in range(2):
-        job.run(some(seed))
+    run(job, range(2))
     with following(job.view) as tail:
         tail.step()
-        for seed in range(2, 12):
-            job.run(some(seed))
+        run(job, range(2, 12))
         job.snapshot(9)
         job.purge(8)
         damaged = [job.changes_file(10, partition) for partition in range(2)]
@@ -262,8 +263,7 @@ def test_a_damaged_file_after_a_snapshot_is_told_by_its_place_in_the_checkpoint(
 
 
 def test_a_tail_that_is_to_end_stops_between_two_batches_of_many(job: Job) -> None:
-    for seed in range(30):
-        job.run(some(seed))
+    run(job, range(30))
     stop, tail = threading.Event(), Tail(job.view)
     stop.set()
     tail._stop = stop
@@ -306,23 +306,16 @@ def test_random_histories_of_retries_rollbacks_and_replacements_never_leave_a_wr
 
 
 def test_what_happens_during_a_rebuild_is_told_to_readers_and_taken_back(job: Job) -> None:
-    for seed in range(3):
-        job.run(some(seed))
-    stop, tail = threading.Event(), Tail(job.view)
-    thread = threading.Thread(target=tail.run, args=(stop,))
-    thread.start()
-    time.sleep(0.5)
-    shutil.rmtree(job.view.checkpoint)
-    other = Job(job.view, ids=job.ids)
-    time.sleep(1.5)
-    stop.set()
-    thread.join()
+    run(job, range(3))
+    others = []
+
+    def replace_query() -> None:
+        shutil.rmtree(job.view.checkpoint)
+        others.append(Job(job.view, ids=job.ids))
+
+    run_for(Tail(job.view), 2, replace_query)
     assert "no state to load yet" in (answered(job.view)[2] or "")
+    (other,) = others
     other.run(some(5))
-    stop, tail = threading.Event(), Tail(job.view)
-    thread = threading.Thread(target=tail.run, args=(stop,))
-    thread.start()
-    time.sleep(1)
-    stop.set()
-    thread.join()
+    run_for(Tail(job.view), 1)
     assert answered(job.view) == (0, other.rows, None)
