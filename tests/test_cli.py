@@ -16,6 +16,8 @@ import pytest
 from stateside.journal import Event, Journal
 from stateside.processes import EXIT_FINAL, Child, free_port
 
+pytestmark = pytest.mark.e2e
+
 WAIT_S_MAX = 30.0
 NO_FOLDER = "/proc/nope"  # nobody can make it, not even root
 

@@ -14,6 +14,8 @@ import pytest
 
 from stateside.processes import EXIT_NO_COMMAND, Child, free_port
 
+pytestmark = pytest.mark.e2e
+
 WAIT_S_MAX = 10.0
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = [

@@ -153,6 +153,7 @@ ArchiveTable(folder / "table", TableSpec("days", schema, sealed=False), folder /
 """
 
 
+@pytest.mark.e2e
 def test_a_process_that_ends_right_after_reading_ends_well(archive: ArchiveTable, tmp_path: Path) -> None:
     """Through deltalake's file system about every third such process was aborted by C++ ("terminate called …")."""
     for batch in range(12):

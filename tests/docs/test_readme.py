@@ -94,6 +94,7 @@ def test_every_make_target_that_the_documents_name_exists() -> None:
         assert names <= targets, f"{document} names {names - targets}"
 
 
+@pytest.mark.e2e
 def test_every_command_teaches_in_its_help() -> None:
     for command in ([], ["demo"], ["run"], ["serve"], ["get"], ["sum"], ["rollup"], ["doctor"]):
         shown = subprocess.run(

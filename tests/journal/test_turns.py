@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stateside.errors import JournalLocked, OperatingError
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.segment import DurableEnd, segment_offsets
+from tests.sizes import sized
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -267,6 +268,7 @@ with JournalWriter(Path(sys.argv[1]), segment_bytes_max=segment_bytes) as writer
 
 
 @pytest.mark.parametrize("producers", [2, 3])
+@pytest.mark.e2e
 def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_and_keep_their_order(
     tmp_path: Path, producers: int
 ) -> None:
@@ -384,4 +386,4 @@ class Writers(RuleBasedStateMachine):
 
 
 TestWriters = Writers.TestCase
-TestWriters.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWriters.settings = settings(max_examples=sized(15, 60), stateful_step_count=30, deadline=None)

@@ -121,6 +121,7 @@ with JournalWriter(Path(sys.argv[1]), segment_bytes_max=3_000) as writer:
 """
 
 
+@pytest.mark.e2e
 def test_a_writer_killed_in_mid_append_loses_no_acknowledged_event_and_doubles_none(tmp_path: Path) -> None:
     journal, acknowledged = Journal(tmp_path), 0
     for round_ in range(3):

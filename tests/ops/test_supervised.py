@@ -14,6 +14,8 @@ from stateside.errors import PipelineFailed
 from stateside.ops.demo.supervised import RESTARTS_MAX, Supervised
 from stateside.processes import free_port
 
+pytestmark = pytest.mark.e2e
+
 WAIT_S_MAX = 20.0
 
 

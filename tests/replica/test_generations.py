@@ -56,6 +56,7 @@ print(len(seen), flush=True)
 """
 
 
+@pytest.mark.e2e
 def test_readers_in_other_processes_see_one_batch_or_the_next_and_never_a_mix(tmp_path: Path) -> None:
     writer = ReplicaWriter(tmp_path)
     writer.apply(batch(0), rows(0))

@@ -22,6 +22,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.new_replica import NewReplica
 from stateside.replica.rollups import Kept, RollupRows, pack, unpack
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
+from tests.sizes import sized
 
 from .rollup_rows import ALL_KEPT, CODEC, COLUMNS, KEY, Key, Row, expected, rollups
 
@@ -146,7 +147,7 @@ class Replica(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-Replica.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)
 TestReplica = Replica.TestCase
 
 
@@ -203,6 +204,7 @@ while True:
 """
 
 
+@pytest.mark.e2e
 def test_a_writer_killed_in_mid_batch_leaves_rows_and_rollups_of_one_batch(tmp_path: Path) -> None:
     from stateside.checkpoint.unsafe_row import RowDecoder
 

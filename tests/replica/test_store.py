@@ -191,6 +191,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.e2e
 def test_the_map_grows_under_open_snapshots_of_a_reader_in_another_process(tmp_path: Path) -> None:
     """A map that moved under an open snapshot would end the process: it has room from the beginning."""
     command = [sys.executable, "-c", GROWS, str(tmp_path)]
@@ -261,6 +262,7 @@ def start_reader(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]
         process.communicate()
 
 
+@pytest.mark.e2e
 def test_a_reader_beside_the_writer_sees_whole_batches_only(
     tmp_path: Path, writer: ReplicaWriter, start_reader: Callable[[], "subprocess.Popen[str]"]
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_reader_beside_the_writer_sees_whole_batches_only(
     assert looks >= seen > 3
 
 
+@pytest.mark.e2e
 def test_a_reader_beside_the_writer_follows_a_map_that_grows(
     writer: ReplicaWriter, start_reader: Callable[[], "subprocess.Popen[str]"], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -309,6 +312,7 @@ while True:
 """
 
 
+@pytest.mark.e2e
 def test_a_writer_killed_in_mid_batch_leaves_a_batch_boundary(tmp_path: Path) -> None:
     for round_ in range(2):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]

@@ -95,6 +95,7 @@ def test_a_folder_whose_name_is_too_long_will_not_do_though_its_parent_would(tmp
     assert doctor.look_at_disk(tmp_path / ("x" * 300)).found.endswith(str(tmp_path))
 
 
+@pytest.mark.e2e
 def test_a_folder_below_an_unreadable_one_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     script = (
@@ -110,6 +111,7 @@ def test_a_folder_below_an_unreadable_one_will_not_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/proc/nope/below", "x" * 300])
+@pytest.mark.e2e
 def test_a_folder_that_nobody_can_make_is_a_finding_and_no_stack_trace(folder: str) -> None:
     command = [sys.executable, "-m", "stateside", "doctor", "--json", "--dir", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -133,6 +135,7 @@ def test_a_port_that_is_taken_will_not_do_and_is_told_with_whose_it_is_and_what_
     assert "stateside serve --port 0" in str(finding.mend)
 
 
+@pytest.mark.e2e
 def test_the_port_that_a_server_takes_by_default_is_the_one_looked_at() -> None:
     try:
         taken = socket.create_server(("127.0.0.1", PORT))
