@@ -1,6 +1,7 @@
-"""`make test`: all tests, on two processes: one has those with Spark, so that one runs at a time, the other the rest.
+"""`make test`: all tests, in two processes, one for each core: most of those with Spark, and all others.
 
-Options are pytest's, for both. What the second one says is shown when it has ended, after the first. `make test-full`
+Which tests with Spark run in the second one, to make both equally long, `tests/conftest.py` says. Options are pytest's,
+for both. What the second one says is shown when it has ended, after the first. `make test-full`
 also writes what came out, file by file and with the date, into docs/test-full.md, to be committed. Files that were not
 run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 NO_TESTS = 5  # pytest's exit code where a selection leaves nothing
-HALVES = {"with Spark": "spark", "without Spark": "not spark"}
+HALVES = {"first half": "spark and not second_half", "second half": "not spark or second_half"}
 TABLE = Path("docs/test-full.md")
 
 
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
             TABLE.write_text(table(lines(found), TABLE.read_text() if TABLE.exists() else ""))
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     for name, code in zip(HALVES, codes, strict=True):
-        print(f"tests {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
+        print(f"tests, {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
     return max(failed, default=0 if 0 in codes else NO_TESTS)
 
 
@@ -50,7 +51,7 @@ def run(arguments: list[str], reports: list[Path]) -> list[int]:
             other.wait()
             raise
         output.seek(0)
-        sys.stdout.buffer.write(b"\nThe tests without Spark:\n" + output.read())
+        sys.stdout.buffer.write(b"\nThe second half of the tests:\n" + output.read())
         sys.stdout.flush()
     return codes
 
