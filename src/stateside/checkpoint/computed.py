@@ -59,7 +59,7 @@ def check_computed(catalogue: Catalogue) -> None:
             "it has computed columns of a state variable, whose columns are not known before it runs",
             "Leave them out, or compute the value in the processor that keeps the variable",
         )
-    taken = [column.name for column in (*catalogue.key, *catalogue.columns)]
+    taken = [column.name for column in catalogue.key] + [column.name for column in catalogue.columns]
     for each in catalogue.computed:
         if each.name in taken:
             raise _refused(

@@ -24,7 +24,7 @@ from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue, Computed, ViewColumn
 from stateside.checkpoint.computed import TYPE, ComputedTally, KnownSteps
-from stateside.checkpoint.tallies import Numbers, tallied, tally
+from stateside.checkpoint.tallies import Numbers, Tally, tallied, tally
 from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.checkpoint.variable_catalogue import check_state, value_decoder
 from stateside.replica.computed import ComputedNumbers
@@ -141,7 +141,7 @@ class RollupRows:
         self.columns = [(column.name, column.type) for column in tallied(columns)]
         self.columns += [(each.name, TYPE) for each in computed]
         self._tallies = [tally(column) for column in tallied(columns)]
-        self._all = [*self._tallies, *(ComputedTally(each.name) for each in computed)]
+        self._all: list[Tally | ComputedTally] = [*self._tallies, *(ComputedTally(each.name) for each in computed)]
         self.none: Numbers = [0] * (1 + sum(each.size for each in self._all))
 
     def numbers(self, row: Sequence[Value]) -> list[int]:

@@ -50,7 +50,7 @@ class Shape:
         asked = zip(self.catalogue.key, self.codec.decode(key), strict=True)
         keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
         values = [each.finish([stored[p] for p in each.places]) for each in self._finalisers]
-        return self.shown(keys, values + self._computed.values(keys, values))
+        return self.shown(keys, [*values, *self._computed.values(keys, values)])
 
     def shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
         """The values of all columns, computed ones last, by name, as JSON has them."""
