@@ -33,8 +33,9 @@ def version(
     cycle: Cycle = BERLIN,
     rounding: Rounding = "half-even",
     prices: dict[str, Steps] = PRICES,
+    effective_us: int = 0,
 ) -> PlanVersion:
-    return PlanVersion(plan, number, 0, currency, cycle, rounding, prices, ())
+    return PlanVersion(plan, number, effective_us, currency, cycle, rounding, prices, ())
 
 
 def amounts(*versions: PlanVersion) -> Amounts:
