@@ -32,7 +32,7 @@ from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.sizes import in_full, sized
 
-STEPS = range(1, 7)
+STEPS = range(1, 8)
 ROOT = Path(__file__).parents[2]
 
 
@@ -79,7 +79,7 @@ def test_closed_rows_late_events_and_bad_events_each_get_to_their_table(story: L
     assert told(story) == EXPECTED
     assert dead(story) == [*DEAD, DEAD_LAST]
     assert query.open == {("noah", at("2026-03-31T22:00:00"), "call", "gold@2"): (7, 1)}
-    assert sink(story).documents.opened().note("late_duplicates") == 2
+    assert sink(story).documents.opened().counter("late_duplicates") == 2
     letter = sink(story).dead_letters.read().sort_by("offset").to_pylist()[2]
     assert (letter["payload"], letter["entity"], letter["type"]) == ('{"quantity":-1}', "emma", "call")
 
@@ -163,7 +163,7 @@ def test_a_frontier_that_is_lost_holds_the_batch_rather_than_double_an_invoice(
 ) -> None:
     """The second guard: an invoice is inserted only if its account has none."""
     run_story(story)
-    monkeypatch.setattr(Frontier, "of", classmethod(lambda cls, note: cls()))
+    monkeypatch.setattr(Frontier, "of", classmethod(lambda cls, counter: cls()))
     with pytest.raises(ArchiveInvalid, match="3 invoices are there already, the first for emma"):
         Query(story, "new").run_to_end(4)
     assert told(story) == EXPECTED
@@ -205,7 +205,7 @@ def check_conserved(layout: Layout, query: Query) -> None:
         plan = book.plans[cell[3]]
         exact = plan.prices[cell[2]].value(whole % (1 << 80))
         assert charged[cell] == round_micros(exact, plan.currency, plan.rounding)
-    closed_us = max([query.watermark_us, Frontier.of(sink(layout).documents.opened().note).closed_us])
+    closed_us = max([query.watermark_us, Frontier.of(sink(layout).documents.opened().counter).closed_us])
     for cell, (quantity, events) in query.open.items():
         if cell[1] > closed_us:  # a row of a period that an earlier query has closed is left out when it is sealed
             found[cell] += quantity + (events << 80)
@@ -231,7 +231,7 @@ arrivals = st.lists(
     max_size=24,
 )
 moves = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 1, 3, 9]), st.integers(0, 2), st.integers(0, 7)), max_size=8
+    st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 1, 3, 9]), st.integers(0, 2), st.integers(0, 8)), max_size=8
 )
 
 
@@ -301,10 +301,23 @@ def test_a_table_that_is_gone_or_another_holds_the_batch(story: Layout, table: s
     assert told(story) == EXPECTED
 
 
-def test_documents_of_another_journal_or_of_a_longer_one_are_refused(story: Layout) -> None:
+def test_documents_of_another_journal_are_refused(story: Layout) -> None:
     run_story(story)
-    whole = story.root / "whole"
-    story.journal.rename(whole)
+    shutil.rmtree(story.journal)
     append(story, [(at("2026-01-01"), OPENING[0])])
     with pytest.raises(ArchiveInvalid, match="was filled from another journal"):
         sink(story)
+
+
+def test_documents_of_more_events_than_the_journal_has_are_refused(layout: Layout) -> None:
+    """An old copy of the journal: new events would stand where lost ones did, and seem to be billed."""
+    events = [(at(day), event) for day, events in BATCHES for event in events]
+    append(layout, events[: ENDS[4]])
+    old_copy = layout.root / "copy"
+    shutil.copytree(layout.journal, old_copy)
+    append(layout, events[ENDS[4] :])
+    run_story(layout)
+    shutil.rmtree(layout.journal)
+    old_copy.rename(layout.journal)
+    with pytest.raises(ArchiveInvalid, match=f"of {ENDS[8]} events, and the journal has {ENDS[4]} only"):
+        sink(layout)
