@@ -5,14 +5,13 @@ from __future__ import annotations
 from stateside.billing.audit.law import Law, Row, account, moment, money, period
 
 _NUMBERS = """
-    select number, series, sequence, sealed_batch,
+    select number, series, sequence,
            lag(sequence, 1, 0) over by_sequence as sequence_before,
-           lag(sealed_batch) over by_sequence as batch_before,
            format('{}-{:09d}', series, sequence) as right_number
     from documents
     where kind in ('invoice', 'credit-note', 'debit-note')
     window by_sequence as (partition by series order by sequence)
-    qualify sequence <> sequence_before + 1 or number is distinct from right_number or sealed_batch < batch_before
+    qualify sequence <> sequence_before + 1 or number is distinct from right_number
     order by series, sequence
 """
 
@@ -21,15 +20,13 @@ def _say_number(row: Row) -> str:
     number, sequence, before = row["number"], row["sequence"], row["sequence_before"]
     if number != row["right_number"]:
         return f"The document {number} has the sequence {sequence}, whose number is {row['right_number']}."
-    if sequence == before:
-        return f"The number {number} is there twice."
-    if sequence > before + 1:
-        missing = f"{row['series']}-{before + 1:09d}"
-        upto = "" if sequence == before + 2 else f" to {row['series']}-{sequence - 1:09d}"
-        return f"Before {number} there is a gap: {missing}{upto} is missing."
     if sequence < 1:
         return f"The document {number} has a sequence below 1."
-    return f"{number} was sealed in batch {row['sealed_batch']}, before its predecessor of batch {row['batch_before']}."
+    if sequence == before:
+        return f"The number {number} is there twice."
+    missing = f"{row['series']}-{before + 1:09d}"
+    upto = "" if sequence == before + 2 else f" to {row['series']}-{sequence - 1:09d}"
+    return f"Before {number} there is a gap: {missing}{upto} is missing."
 
 
 _ONCE = """
@@ -106,7 +103,7 @@ def _say_totals(row: Row) -> str:
 _PRICES = """
     with running as (
         select lines.*, sum(quantity) over (
-            partition by customer, period_end_us, type, plan order by sealed_batch, series, sequence) as upto
+            partition by customer, period_end_us, type, plan order by series, sequence) as upto
         from lines
     ), exact as (
         select running.*, plans.id as known_plan, plans.currency as plan_currency, minor_micros, rounding,
@@ -140,24 +137,27 @@ def _say_price(row: Row) -> str:
     return f"{line}: {row['quantity']:,} cost {right}; the line says {found}."
 
 
+# Plans of several cycles may have periods that end at one moment: the document bears the name of the longest.
 _HEADERS = """
-    with headers as (
-        select distinct number, series, sequence, documents.customer, documents.period, documents.period_start_us,
-               documents.period_end_us, plan
-        from documents join lines using (number, series, sequence)
+    with calendar as (
+        select lines.customer, period_end_us, lines.currency, period, period_start_us
+        from lines join named_periods using (plan, period_end_us) where series = 'I'
+        qualify row_number() over (
+            partition by lines.customer, period_end_us, lines.currency order by period_start_us, period) = 1
     )
-    select headers.*, named_periods.period as right_period, named_periods.period_start_us as right_start_us
-    from headers left join named_periods using (plan, period_end_us)
-    where headers.period is distinct from right_period or headers.period_start_us is distinct from right_start_us
-    order by series, sequence, plan
+    select number, series, sequence, documents.period, documents.period_start_us, period_end_us,
+           calendar.period as right_period, calendar.period_start_us as right_start_us
+    from documents left join calendar using (customer, period_end_us, currency)
+    where documents.period is distinct from right_period or documents.period_start_us is distinct from right_start_us
+    order by series, sequence
 """
 
 
 def _say_header(row: Row) -> str:
     says = f"{row['number']} is for {row['period']}, {moment(row['period_start_us'])} to {moment(row['period_end_us'])}"
     if row["right_period"] is None:
-        return f"{says}: by the calendar of {row['plan']} no period of any event ends then."
-    return f"{says}: by the calendar of {row['plan']} it is {row['right_period']} from {moment(row['right_start_us'])}."
+        return f"{says}: by the calendar of its plans no period of any event ends then."
+    return f"{says}: by the calendar of its plans it is {row['right_period']} from {moment(row['right_start_us'])}."
 
 
 _NOTES = """
@@ -166,12 +166,12 @@ _NOTES = """
            documents.corrects, documents.charged_micros, invoices.number as invoice,
            (invoices.customer, invoices.period_end_us, invoices.currency)
                = (documents.customer, documents.period_end_us, documents.currency) as same,
-           invoices.sealed_batch < documents.sealed_batch as earlier,
+           invoices.sealed_batch <> documents.sealed_batch as apart,
            case documents.kind when 'credit-note' then documents.charged_micros <= 0
                when 'debit-note' then documents.charged_micros >= 0 else false end as fits
     from documents left join invoices on invoices.number = documents.corrects
     where case when documents.kind = 'invoice' then documents.corrects is not null
-               else not coalesce(same and earlier and fits, false) end
+               else not coalesce(same and apart and fits, false) end
     order by documents.series, documents.sequence
 """
 
@@ -186,8 +186,8 @@ def _say_note(row: Row) -> str:
         return f"{note} corrects {row['corrects']}, but there is no such invoice."
     if not row["same"]:
         return f"{note} corrects {row['corrects']}, which is of another customer, period or currency."
-    if not row["earlier"]:
-        return f"{note} corrects {row['corrects']}, which was not sealed before it."
+    if not row["apart"]:
+        return f"{note} corrects {row['corrects']}, which was sealed in the same batch."
     return f"{note} charges {money(row['charged_micros'], row['currency'])}: that is the other kind of note."
 
 

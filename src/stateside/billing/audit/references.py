@@ -31,7 +31,7 @@ def _fold_plans(ledger: Ledger, ahead_us: int) -> None:
     for offset, id_, plan, appended_us, payload in _events(ledger, "plan"):
         (newest,) = ledger.rows("select max(version), max(effective_us) from plans where plan = ?", plan)
         found = read_version(payload)
-        if found is None or not _follows(found, newest, appended_us + ahead_us):
+        if found is None or found["plan"] != plan or not _follows(found, newest, appended_us + ahead_us):
             ledger.sql.execute("insert into bad values (?, ?, ?, 'plan', 'plan-refused')", [offset, id_, plan])
         else:
             _store_plan(ledger, offset, plan, found)
