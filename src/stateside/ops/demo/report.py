@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateside.billing.audit import Audit
 from stateside.billing.generator import PERIOD_SUM_MICROS
 from stateside.billing.model import CURRENCY, format_micros
 from stateside.errors import RequestInvalid
+from stateside.ops.demo.recount import Audit
 from stateside.storage import write_atomically
 
 DIFFERENCES_SHOWN = 10

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from stateside.billing.audit import audit
 from stateside.billing.generator import FIRST_MONTH, Generator
 from stateside.billing.invoices import invoice_table
 from stateside.billing.model import GRACE_DAYS
@@ -24,6 +23,7 @@ from stateside.ops.demo.display import Display, Moment
 from stateside.ops.demo.feeder import Feeder
 from stateside.ops.demo.folder import DemoFolder
 from stateside.ops.demo.interrupts import Interrupts
+from stateside.ops.demo.recount import audit
 from stateside.ops.demo.report import DemoReport, ReportFile
 from stateside.ops.demo.supervised import Supervised
 from stateside.positions import Position
