@@ -19,31 +19,27 @@ from tests.sizes import sized
 
 pytestmark = pytest.mark.spark
 
+# Zones whose rules have not changed for years: of the others Java's table may be newer than Python's, or older.
 ZONES = (
     "UTC",
     "Europe/Berlin",
     "America/New_York",
     "America/Sao_Paulo",  # its clocks skipped midnight, and were put back over it
-    "America/Asuncion",
     "America/Havana",  # midnight comes twice
     "America/St_Johns",  # its clocks were put back at one minute past midnight: the old day began again
-    "Africa/Cairo",
-    "Africa/Casablanca",  # summer time pauses in Ramadan
-    "Africa/Monrovia",  # 44 minutes and 30 seconds behind, until 1972
-    "Asia/Beirut",
+    "Asia/Beirut",  # its clocks skip midnight
     "Asia/Kathmandu",
-    "Asia/Tehran",
     "Australia/Lord_Howe",  # summer time is half an hour
     "Pacific/Apia",  # had no 30 December 2011
     "Pacific/Chatham",
 )
-FIRST_US, LAST_US = 86_400_000_000, 4_102_444_800_000_000  # 1970-01-02 to 2100
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_US, LAST_US = 946_684_800_000_000, 4_102_444_800_000_000  # 2000 to 2100
+FIRST, DAYS = datetime(2000, 1, 1, tzinfo=UTC), 30 * 365
 Moment = tuple[int, str, str, int]  # time_us, time_zone, cycle, anchor_day
 
 
 def test_spark_and_python_agree_on_the_end_of_any_period_in_any_zone(spark: SparkSession) -> None:
-    """Random moments of 130 years, and moments within a microsecond of periods' ends: months of every anchor day, weeks
+    """Random moments of a century, and moments within a microsecond of periods' ends: months of every anchor day, weeks
     and days, in zones whose clocks skip midnight or show it twice.
     """
     moments = list(_moments(random.Random(11), sized(8, 80)))
@@ -84,19 +80,19 @@ def _expected_end(moment: Moment) -> int:
 
 
 def _clock_changes_us(zone: str) -> list[int]:
-    """When the zone's clocks were moved between 1970 and 2030, to the minute."""
+    """When the zone's clocks were moved in thirty years, to the minute."""
     there = ZoneInfo(zone)
 
     def offset(minute: int) -> timedelta | None:
-        return (EPOCH + timedelta(minutes=minute)).astimezone(there).utcoffset()
+        return (FIRST + timedelta(minutes=minute)).astimezone(there).utcoffset()
 
     changes = []
-    for day in range(1, 60 * 365):
+    for day in range(DAYS):
         low, high = day * 1_440, (day + 1) * 1_440
         if offset(low) == offset(high):
             continue
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if offset(middle) == offset(low) else (low, middle)
-        changes.append(high * 60_000_000)
+        changes.append(FIRST_US + high * 60_000_000)
     return changes
