@@ -11,6 +11,8 @@
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
+    │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
+    │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
@@ -141,6 +143,20 @@ class RouteUnknown(InputError):
 
     code = "route-unknown"
     status = 404
+
+
+class TokenInvalid(InputError):
+    """A request without a token where one is needed, or with one that is not known."""
+
+    code = "token-invalid"
+    status = 401
+
+
+class AccessDenied(InputError):
+    """A token that is known, for data that it does not reach."""
+
+    code = "access-denied"
+    status = 403
 
 
 class MethodInvalid(InputError):

@@ -1,15 +1,16 @@
 """The command line: thin. It parses, calls, prints.
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it.
+what asks it, `tokens` who may ask.
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
 from stateside.cli.asking import get, rollup, sum_
 from stateside.cli.group import PORT, main
 from stateside.cli.serving import serve
+from stateside.cli.tokens import token
 
 __all__ = ["PORT", "main"]
 
-for command in (append, demo, doctor, get, new, rollup, run, serve, sum_):
+for command in (append, demo, doctor, get, new, rollup, run, serve, sum_, token):
     main.add_command(command)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stateside.cli.group import PORT
+
+if TYPE_CHECKING:
+    from stateside.serving.client import Client
+
+TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
 
 
 def _asking(command: Callable[..., None]) -> Callable[..., None]:
@@ -23,6 +29,13 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def client_of(url: str) -> Client:
+    """A client of this server, with the token that the environment has for it."""
+    from stateside.serving.client import Client
+
+    return Client(url, token=os.environ.get(TOKEN_VARIABLE))
+
+
 @click.command()
 @click.argument("path")
 @_asking
@@ -32,10 +45,8 @@ def get(path: str, url: str, min_position: str | None, **floor: int | None) -> N
     Prints the stamped answer as JSON. With a floor (the options) it waits until the answer is as fresh as you ask, and
     never gives less: `--min-position` with an append's receipt reads your own event.
     """
-    from stateside.serving.client import Client
-
     view, *key = path.split("/")
-    with Client(url) as client:
+    with client_of(url) as client:
         click.echo(json.dumps(client.rows(view, *key, **_floor(min_position, floor)), indent=2))
 
 
@@ -66,10 +77,8 @@ def sum_(
     The state holds each event once, in its bucket; this is how a sliding window is asked for. Prints the stamped answer
     as JSON. Times lie on the buckets' borders; any other is refused, never moved.
     """
-    from stateside.serving.client import Client
-
     view, *key = path.split("/")
-    with Client(url) as client:
+    with client_of(url) as client:
         answer = client.sum(view, *key, last=last, from_time=from_time, to_time=to_time, **_floor(min_position, floor))
     click.echo(json.dumps(answer, indent=2))
 
@@ -86,9 +95,7 @@ def rollup(view: str, columns: str, key: str, url: str, min_position: str | None
     country, and `stateside rollup spending country de`. With rollups=[[]] VIEW alone asks for the total of all rows.
     Prints the stamped answer as JSON.
     """
-    from stateside.serving.client import Client
-
     by, parts = (text.split(separator) if text else [] for text, separator in ((columns, ","), (key, "/")))
-    with Client(url) as client:
+    with client_of(url) as client:
         answer = client.rollup(view, by, *parts, **_floor(min_position, floor))
     click.echo(json.dumps(answer, indent=2))

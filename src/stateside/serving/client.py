@@ -19,9 +19,10 @@ TIMEOUT_S = 35.0  # longer than the longest wait that a server allows
 class Client:
     """A connection to one server. Answers are the JSON documents that the HTTP interface describes, stamp included."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {_checked(token)}"}
         try:
-            self._http = httpx.Client(base_url=base_url, timeout=timeout_s)
+            self._http = httpx.Client(base_url=base_url, timeout=timeout_s, headers=headers)
         except httpx.InvalidURL as error:
             raise RequestInvalid(
                 f"{base_url!r} is no address: {error}", next_step="Write it like http://host:8471"
@@ -92,6 +93,13 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _checked(token: str) -> str:
+    """The token, if a header can have it. Checked here, because the HTTP library's errors would show it."""
+    if not (token.isascii() and token.isprintable() and token == token.strip() and token):
+        raise RequestInvalid("The token is empty, or has spaces or line ends around it", next_step="Give it as it is")
+    return token
 
 
 def _problem(document: dict[str, Any]) -> StatesideError:
