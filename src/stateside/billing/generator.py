@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.billing.calendar import Month
-from stateside.billing.model import GRACE_DAYS, MICROS_PER_UNIT, USAGE_TYPES, usage
+from stateside.billing.model import AMOUNT_TYPES, GRACE_DAYS, MICROS_PER_UNIT, usage_amount
 from stateside.journal import Event
 
 FIRST_MONTH = Month(2026, 1)
@@ -70,7 +70,7 @@ class Generator:
             {
                 "id": np.char.add(f"{month}-", np.arange(count).astype(str)),
                 "customer": np.char.add("c", np.repeat(np.arange(self.customers), self.events_per_month).astype(str)),
-                "type": np.array(USAGE_TYPES)[random.choice(len(USAGE_TYPES), count, p=_TYPE_SHARES)],
+                "type": np.array(AMOUNT_TYPES)[random.choice(len(AMOUNT_TYPES), count, p=_TYPE_SHARES)],
                 "time_us": times,
                 "arrival_us": times + delays,
                 "amount_micros": _even_split(random, self.customers, self.events_per_month).ravel(),
@@ -89,4 +89,4 @@ def _even_split(random: np.random.Generator, rows: int, parts: int) -> np.ndarra
 def _rows(table: pa.Table) -> Iterator[Arrival]:
     names = ("arrival_us", "id", "customer", "type", "time_us", "amount_micros")
     for arrival_us, *fields in zip(*(table[name].to_pylist() for name in names), strict=True):
-        yield Arrival(arrival_us, usage(*fields))
+        yield Arrival(arrival_us, usage_amount(*fields))
