@@ -101,7 +101,7 @@ def _head(page: _Page, document: Document, time_zone: str) -> None:
         page.ink(10, color=_PALE)
         page.cell(28, 6, name)
         page.ink(10)
-        page.multi_cell(0, 6, latin(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+        page.multi_cell(0, 6, latin(value), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
     page.ln(8)
 
 
@@ -168,8 +168,7 @@ def _fitted(page: _Page, text: str, width_mm: float) -> str:
 def _total(page: _Page, document: Document) -> None:
     page.ln(3)
     page.ink(12, bold=True)
-    name = "Total" if document.is_invoice else ("Credited" if document.kind == "credit-note" else "Charged in addition")
-    page.cell(sum(_COLUMNS_MM[:3]), 8, name)
+    page.cell(sum(_COLUMNS_MM[:3]), 8, "Total" if document.is_invoice else "Difference")
     page.cell(0, 8, format_micros(document.charged_micros, document.currency), align="R")
     page.ln(9)
     exact = format_micros(document.amount_micros, document.currency)
@@ -181,10 +180,10 @@ def _remarks(page: _Page, document: Document) -> None:
     if not document.event_ids:
         return
     page.ln(6)
-    why = "came in after the period was closed"
-    what = f"This {TITLES[document.kind].lower()} was made because {len(document.event_ids):,} event(s) {why}:"
-    page.text_line(what, size=9)
+    count = len(document.event_ids)
+    events = "one event" if count == 1 else f"{count:,} events"
+    page.text_line(f"Made because of {events} that came in after the period was closed:", size=9)
     page.ink(8.5, color=_PALE)
-    more = len(document.event_ids) - IDS_SHOWN_MAX
+    more = count - IDS_SHOWN_MAX
     shown = ", ".join(document.event_ids[:IDS_SHOWN_MAX]) + (f", and {more:,} more" if more > 0 else "")
-    page.multi_cell(0, 4.5, latin(shown), new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+    page.multi_cell(0, 4.5, latin(shown), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
