@@ -29,7 +29,7 @@ _TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table: where it is, the columns that its folder names, and its other columns' least and greatest."""
+    """One file of a table: where it is, the columns that its folder names, and the least and greatest of the others."""
 
     path: Path
     partition: Mapping[str, str]

@@ -136,7 +136,11 @@ def period_totals(
         "period": ends.label,
         "period_ends": ends.shown(),
         "totals": [
-            {"currency": kind[0], "type": kind[1], "quantity": checked(live_sums[kind].quantity + sealed_sums[kind].quantity)}
+            {
+                "currency": kind[0],
+                "type": kind[1],
+                "quantity": checked(live_sums[kind].quantity + sealed_sums[kind].quantity),
+            }
             | _shown(live_sums[kind], sealed_sums[kind])
             for kind in kinds
         ],
