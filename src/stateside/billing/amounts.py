@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from stateside.billing.money import MICROS_DIGITS, Rounding, minor_digits, round_micros
 from stateside.billing.plans import PlanVersion
+from stateside.errors import ValueOverflow
 
 _LONG_MAX: Final = 2**63 - 1
 
@@ -42,8 +43,14 @@ class Amounts:
             found[rows] = round_all(amounts[rows], self.plans[plan].currency, self.plans[plan].rounding)
         return found
 
+    def with_currency(self, lines: pa.Table) -> pa.Table:
+        """Lines with the `currency` of their `plan`."""
+        plans = lines["plan"].combine_chunks().dictionary_encode()
+        currencies = [self.plans[plan].currency for plan in plans.dictionary.to_pylist()]
+        return lines.append_column("currency", pa.array(currencies, pa.string()).take(plans.indices))
 
-def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[str, ...], Longs]]:
+
+def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[Any, ...], Longs]]:
     """The different values of some columns that have few of them, each with the numbers of its rows."""
     columns = [table[name].combine_chunks().dictionary_encode() for name in names]
     codes = np.zeros(table.num_rows, np.int64)
@@ -78,5 +85,19 @@ def _goes_up(rule: Rounding, whole: Longs, rest: Longs, minor_micros: int) -> np
 
 
 def longs(column: pa.ChunkedArray) -> Longs:
-    """A column of whole numbers or of times (in microseconds) as an array."""
-    return np.asarray(pc.cast(column, pa.int64()).to_numpy(), np.int64)
+    """A column of whole numbers or of times (in microseconds) as an array; ValueOverflow beyond 64 bits."""
+    try:
+        return np.asarray(pc.cast(column, pa.int64()).to_numpy(), np.int64)
+    except pa.ArrowInvalid as error:
+        raise ValueOverflow(
+            f"A quantity is larger than any that can be stored: {error}", next_step="Look for absurd quantities"
+        ) from error
+
+
+def with_longs(table: pa.Table, **columns: Longs) -> pa.Table:
+    """The table with these columns, in place of those that have the same names."""
+    for name, values in columns.items():
+        column = pa.array(values, pa.int64())
+        number = table.schema.get_field_index(name)
+        table = table.append_column(name, column) if number < 0 else table.set_column(number, name, column)
+    return table

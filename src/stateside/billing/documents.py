@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.billing.amounts import Amounts, Longs, groups, longs
-from stateside.billing.calendar import Period
+from stateside.billing.amounts import Amounts, Longs, groups, longs, with_longs
 from stateside.billing.money import checked
 from stateside.layout import Layout
 
@@ -77,31 +76,83 @@ def documents_table(layout: Layout) -> ArchiveTable:
 
 
 def invoices(rows: pa.Table, amounts: Amounts) -> pa.Table:
-    """Closed rows, one for each customer, period's end, type and plan, as drafts of invoices, in the order of numbers."""
-    if not rows.num_rows:
+    """Closed rows, one for each customer, period's end, type and plan, as drafts in the order of their numbers."""
+    micros = amounts.amounts(rows, longs(rows["quantity"]))
+    lines = with_longs(rows, amount_micros=micros, charged_micros=amounts.charged(rows, micros))
+    return assemble(amounts.with_currency(lines), amounts)
+
+
+def assemble(lines: pa.Table, amounts: Amounts) -> pa.Table:
+    """Lines, with their customer, period's end and currency, as drafts of invoices in the order of their numbers."""
+    if not lines.num_rows:
         return DRAFT.empty_table()
-    quantities = longs(rows["quantity"])
-    micros = amounts.amounts(rows, quantities)
-    lines = with_accounts(rows, amounts)
-    lines = lines.append_column("amount_micros", pa.array(micros))
-    lines = lines.append_column("charged_micros", pa.array(amounts.charged(rows, micros)))
-    return assemble(lines, late=False)
+    table = _in_order(with_longs(lines, period_end=longs(lines["period_end"])))
+    firsts = _firsts(table)
+    labels, starts = _periods(table, firsts, amounts)
+    columns = {
+        **{name: table[name].take(firsts) for name in ACCOUNT},
+        "kind": pa.repeat(INVOICE, len(firsts)),
+        "period": labels,
+        "period_start": starts,
+        "lines": _lists(table, firsts),
+        **{name: pa.array(_sums(longs(table[name]), firsts)) for name in ("amount_micros", "charged_micros", "events")},
+        "corrects": pa.nulls(len(firsts), pa.string()),
+        "event_ids": pa.ListArray.from_arrays(np.zeros(len(firsts) + 1, np.int32), pa.array([], pa.string())),
+        "late": pa.repeat(False, len(firsts)),
+    }
+    return pa.table({name: columns[name] for name in DRAFT.names}).cast(DRAFT)
 
 
-def with_accounts(rows: pa.Table, amounts: Amounts) -> pa.Table:
-    """Rows with a `plan` and a `period_end`, with `currency`, `period` and `period_start` as their plans say."""
-    periods = _periods(rows, amounts)
-    plans = rows["plan"].combine_chunks().dictionary_encode()
-    currencies = pa.array([amounts.plans[plan].currency for plan in plans.dictionary.to_pylist()], pa.string())
-    table = rows.append_column("currency", currencies.take(plans.indices))
-    table = table.append_column("period", pa.array([period.label for period, _ in periods]).take(_codes(rows, periods)))
-    return table
-
-
-def numbered(drafts: pa.Table, prefix: str, highest: int) -> pa.Table:
-    """Drafts with the numbers after the highest one so far."""
+def numbered(drafts: pa.Table, series: str, highest: int) -> pa.Table:
+    """Drafts with the numbers of a series that come after the highest one so far."""
     sequence = pa.array(np.arange(highest + 1, highest + 1 + drafts.num_rows), pa.int64())
     digits = pc.utf8_lpad(sequence.cast(pa.string()), NUMBER_DIGITS, "0")
-    number = pc.binary_join_element_wise(pa.scalar(f"{prefix}-"), digits, "")
+    number = pc.binary_join_element_wise(f"{series}-", digits, "")
     table = drafts.append_column("number", number).append_column("sequence", sequence)
     return table.select(DOCUMENTS.schema.names).cast(DOCUMENTS.schema)
+
+
+def _in_order(lines: pa.Table) -> pa.Table:
+    """By account, and in it by type and plan, as texts of UTF-8 sort; each column in one piece."""
+    with duckdb.connect() as connection:
+        connection.register("lines", lines.select([*ACCOUNT, *LINE.names]))
+        ordered = connection.sql("select * from lines order by period_end, customer, currency, type, plan")
+        return ordered.to_arrow_table().combine_chunks()
+
+
+def _firsts(table: pa.Table) -> Longs:
+    """The numbers of the rows with which an account begins."""
+    begins = np.ones(table.num_rows, np.bool_)
+    begins[1:] = False
+    for name in ACCOUNT:
+        column = table[name]
+        begins[1:] |= pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
+    return np.flatnonzero(begins)
+
+
+def _periods(table: pa.Table, firsts: Longs, amounts: Amounts) -> tuple[pa.Array, pa.Array]:
+    """The label and the start of every document's period; of several that end at one moment, the longest."""
+    found = [
+        (amounts.plans[plan].cycle.ending(end_us), rows) for (plan, end_us), rows in groups(table, "plan", "period_end")
+    ]
+    periods = sorted({period for period, _ in found}, key=lambda period: (period.start_us, period.label))
+    ranks = np.zeros(table.num_rows, np.int64)
+    for period, rows in found:
+        ranks[rows] = periods.index(period)
+    chosen = pa.array(np.minimum.reduceat(ranks, firsts))
+    labels = pa.array([period.label for period in periods], pa.string())
+    return labels.take(chosen), pa.array([period.start_us for period in periods], pa.int64()).take(chosen)
+
+
+def _lists(table: pa.Table, firsts: Longs) -> pa.ListArray:
+    """The lines, as one list for each document."""
+    lines = pa.StructArray.from_arrays([table[name].chunk(0) for name in LINE.names], fields=list(LINE))
+    return pa.ListArray.from_arrays(pa.array([*firsts.tolist(), table.num_rows], pa.int32()), lines)
+
+
+def _sums(values: Longs, firsts: Longs) -> Longs:
+    """The sum of every document's lines; MoneyOverflow rather than a wrong one."""
+    if np.add.reduceat(np.abs(values.astype(np.float64)), firsts).max() < _LONG_SAFE:
+        return np.add.reduceat(values, firsts)
+    exact = [checked(sum(part.tolist())) for part in np.split(values, firsts[1:])]
+    return np.array(exact, np.int64)
