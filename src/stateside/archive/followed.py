@@ -54,10 +54,6 @@ class DataFile:
         """Whether all its rows were sealed later than this batch."""
         return self._above(BATCH_COLUMN, batch)
 
-    def ends_before(self, batch: int) -> bool:
-        """Whether all its rows were sealed before this batch."""
-        return self._below(BATCH_COLUMN, batch)
-
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
         """These columns of its rows that meet a condition, which names columns of the file only."""
         stored = [name for name in columns if name not in self.partition]

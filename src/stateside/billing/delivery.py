@@ -3,7 +3,7 @@
 How a document gets there exactly once:
 
 1. The mark says which documents are delivered: the last number of each series. It is durable.
-2. The documents after it are read from the archive, in the order in which they were issued. They never change.
+2. The documents after it are read from the archive, invoices first, then notes. They never change.
 3. One request each: the document as JSON, with `Idempotency-Key`: its number. The next one is sent only after a 2xx.
 4. The endpoint stores it together with its number, and answers 2xx; one that it has stored before it leaves alone.
 5. The mark is moved, after a few documents or a moment. A crash before that sends these again, with the same numbers.
@@ -53,11 +53,10 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The mark: the last sequences of invoices and notes that were delivered, and the batch of the last one."""
+    """The mark: the last sequences of invoices and notes that were delivered."""
 
     invoices: int = 0
     notes: int = 0
-    batch: int = 0
 
     @classmethod
     def load(cls, path: Path) -> Delivered:
@@ -75,8 +74,7 @@ class Delivered:
 
     def with_document(self, document: Document) -> Delivered:
         """The mark once this one was delivered too."""
-        moved = {"invoices" if document.is_invoice else "notes": document.sequence}
-        return replace(self, **moved, batch=document.sealed_batch)
+        return replace(self, **{"invoices" if document.is_invoice else "notes": document.sequence})
 
     def save(self, path: Path) -> None:
         """Durably."""
@@ -117,7 +115,7 @@ class Delivery:
         before = self.count
         mark = self.delivered
         try:
-            for document in self._issued.after(mark.invoices, mark.notes, mark.batch):
+            for document in self._issued.after(mark.invoices, mark.notes):
                 self._send(document)
         finally:
             self._save()

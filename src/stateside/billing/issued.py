@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateside.archive.followed import FollowedTable
+from stateside.archive.followed import DataFile, FollowedTable
 from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
 
@@ -124,20 +125,19 @@ class Issued:
         assert len(found) <= 1, f"the number {number} is given twice"
         return found[0] if found else None
 
-    def after(self, invoices: int, notes: int, batch: int) -> Iterator[Document]:
-        """Those with higher sequences than these, in the order in which they were issued.
+    def after(self, invoices: int, notes: int) -> Iterator[Document]:
+        """Those that there are now with higher sequences than these: invoices, then notes, each by their numbers.
 
-        All of them were sealed in this batch or later ones. An invoice comes before the notes that correct it, and
-        each series in the order of its numbers.
+        So a note comes after the invoice that it corrects.
         """
-        files = [file for file in self._table.files() if not file.ends_before(batch)]
-        if not files:
+        pending = [file for file in self._table.files() if _may_be_after(file, invoices, notes)]
+        if not pending:
             return
-        table = pa.concat_tables([file.read(_COLUMNS) for file in files])
-        is_note = pa.compute.not_equal(table["kind"], INVOICE)
-        last = pa.compute.if_else(is_note, notes, invoices)
-        table = table.append_column("is_note", is_note).filter(pa.compute.greater(table["sequence"], last))
-        table = table.sort_by([(name, "ascending") for name in ("sealed_batch", "is_note", "sequence")])
+        table = pa.concat_tables([file.read(_COLUMNS) for file in pending])
+        is_note = pc.not_equal(table["kind"], INVOICE)
+        new = pc.greater(table["sequence"], pc.if_else(is_note, notes, invoices))
+        table = table.append_column("is_note", is_note).filter(new)
+        table = table.sort_by([("is_note", "ascending"), ("sequence", "ascending")])
         for start in range(0, table.num_rows, _SLICE_ROWS):
             yield from _documents(table.slice(start, _SLICE_ROWS).select(_COLUMNS))
 
@@ -145,6 +145,14 @@ class Issued:
 def followed(layout: Layout) -> FollowedTable:
     """The table of documents, as readers follow it."""
     return FollowedTable(layout.table(TABLE), layout.view(VIEW).mark(TABLE))
+
+
+def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:
+    """Whether it can have a document with a higher sequence: told by its numbers, where all are of one series."""
+    series = {str(file.least.get("number"))[:1], str(file.greatest.get("number"))[:1]}
+    last = {"I": invoices, "N": notes}
+    highest = file.greatest.get("sequence")
+    return highest is None or highest > min(last.get(letter, 0) for letter in (series if len(series) == 1 else last))
 
 
 def _order(document: Document) -> tuple[int, bool, int]:
