@@ -13,6 +13,7 @@
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
     │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
+    │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
@@ -157,6 +158,13 @@ class RouteUnknown(InputError):
     """An address that this server does not have."""
 
     code = "route-unknown"
+    status = 404
+
+
+class DocumentUnknown(InputError):
+    """No invoice, note or dead letter of that number."""
+
+    code = "document-unknown"
     status = 404
 
 

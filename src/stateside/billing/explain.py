@@ -1,9 +1,10 @@
 """Explaining a balance: the very events behind a period of a customer's bill, adding up to it exactly, or an error.
 
-The events are those of the journal up to the answer's position, rated as the pipeline rates them. An event counts once
-by its id. Of a closed period the first so many count as its invoice says; those after it came too late, and stand in a
-note or in a late invoice, which is named. Each event is shown with what it added: where the price depends on the
-period's total, that is f(quantity up to and with it) - f(quantity before it), in the journal's order, line by line.
+The events are those of the journal up to the answer's position, rated as the pipeline rates them. Where the query
+de-duplicates, an event counts once by its id. Of a closed period the first so many count as its invoice says; those
+after them came too late, and stand in a note or in a late invoice, which is named. Each event is shown with what it
+added: where the price depends on the period's total, that is f(quantity up to and with it) - f(quantity before it), in
+the journal's order, line by line.
 
 So the amounts add up to the line's by themselves, and a page that was read stays true: what stands at an offset does
 not change when more events come in. Pages may therefore be read at different batches.
@@ -26,6 +27,7 @@ from stateside.billing.book import Book, BookKeeper
 from stateside.billing.issued import Line
 from stateside.billing.model import CLOCK
 from stateside.billing.rating import events_table, rate
+from stateside.checkpoint.log import Checkpoint
 from stateside.errors import RequestInvalid, StateError
 from stateside.journal import Journal
 from stateside.journal.segment import PARTITION
@@ -36,6 +38,8 @@ PAGE_EVENTS_DEFAULT: Final = 100
 PAGE_EVENTS_MAX: Final = 1_000
 CUSTOMERS_KEPT: Final = 32  # whose events are remembered, so that the next page need not look for them again
 PIECE_EVENTS_MAX: Final = 200_000  # of the journal, read at a time
+
+_DEDUPLICATION: Final = "dedupe"  # what Spark calls such operators
 
 Kind = tuple[str, str]  # type, plan: a line
 
@@ -83,12 +87,12 @@ class Counted:
 class Explainer:
     """Explains balances from a folder's journal. Any thread may ask."""
 
-    def __init__(self, journal: Journal, keeper: BookKeeper) -> None:
-        self._journal, self._keeper = journal, keeper
+    def __init__(self, journal: Journal, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
+        self._journal, self._keeper, self._checkpoint = journal, keeper, checkpoint
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[int, pa.Table]] = OrderedDict()
 
-    def behind(self, customer: str, period: BillPeriod, position: Position, *, deduplicated: bool) -> list[Behind]:
+    def behind(self, customer: str, period: BillPeriod, position: Position) -> list[Behind]:
         """All events behind a period of the customer's bill as it stands at this position, in the journal's order.
 
         StateError, with the first difference, if they do not add up to it.
@@ -98,7 +102,7 @@ class Explainer:
             events = self._events(customer, stop)
             book = self._keeper.at(stop)
         counted = list(_of_period(rate(events, book), book, period))
-        found = list(_priced(_chosen(counted, period, deduplicated), book))
+        found = list(_priced(_chosen(counted, period, _deduplicates(self._checkpoint)), book))
         _check(customer, period, found)
         return found
 
@@ -121,6 +125,12 @@ def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = No
     rest = [event for event in found if event.offset > after and type_ in (None, event.type)]
     shown = rest[:limit]
     return shown, shown[-1].offset if len(rest) > limit else None
+
+
+def _deduplicates(checkpoint: Checkpoint) -> bool:
+    """Whether the query drops events whose ids it has seen: then it has an operator for that."""
+    names = (checkpoint.operator_metadata(number)[0] for number in checkpoint.operators())
+    return any(str(found.get("operatorInfo", {}).get("operatorName")).startswith(_DEDUPLICATION) for found in names)
 
 
 def _stop(position: Position) -> int:
@@ -148,9 +158,7 @@ def _of_period(rated: pa.Table, book: Book, period: BillPeriod) -> Iterator[Coun
             yield Counted(offset, id_, type_, plan, int(time_us), quantity)
 
 
-def _chosen(
-    counted: Sequence[Counted], period: BillPeriod, deduplicated: bool
-) -> Iterator[tuple[Counted, str | None]]:
+def _chosen(counted: Sequence[Counted], period: BillPeriod, deduplicated: bool) -> Iterator[tuple[Counted, str | None]]:
     """Those that count, each with the document that it came too late for its period's end into, if so."""
     on_time = _on_time(counted, period, deduplicated)
     for event in on_time:
@@ -159,7 +167,9 @@ def _chosen(
     last = on_time[-1].offset if on_time else -1
     for document in period.documents:
         for id_ in document.event_ids:
-            found = next((one for one in counted if one.id == id_ and one.offset > last and one.offset not in taken), None)
+            found = next(
+                (one for one in counted if one.id == id_ and one.offset > last and one.offset not in taken), None
+            )
             if found is not None:
                 taken.add(found.offset)
                 yield found, document.number
@@ -208,8 +218,8 @@ def _numbers(line: Line) -> list[int]:
 def _compare(customer: str, period: BillPeriod, kind: Kind, shown: Sequence[int], found: Sequence[int]) -> None:
     if list(shown) != list(found):
         raise StateError(
-            f"The events of {customer!r} in {period.period.label} do not add up to the bill: of {kind[0]} under {kind[1]} "
-            f"the bill has {_words(shown)}, the journal {_words(found)}",
+            f"The events of {customer!r} in {period.period.label} do not add up to the bill: "
+            f"of {kind[0]} under {kind[1]} the bill has {_words(shown)}, the journal {_words(found)}",
             next_step="Run `stateside audit` on this folder: it shows which of the two is wrong",
         )
 

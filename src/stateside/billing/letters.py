@@ -12,8 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive.followed import FollowedTable
+from stateside.billing.dead_letters import DEAD_LETTERS
+from stateside.billing.documents import VIEW
+from stateside.errors import DocumentUnknown, RequestInvalid
+from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
 
+REPLAYED_MAX: Final = 100_000  # at once: they are one append, all or none
 _COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail", "sealed_batch")
 
 
@@ -53,6 +58,11 @@ class DeadLetters:
     def __init__(self, table: FollowedTable) -> None:
         self._table = table
 
+    @classmethod
+    def of(cls, layout: Layout) -> DeadLetters:
+        """Those of this folder."""
+        return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
+
     def counts(self, up_to_batch: int | None = None) -> dict[str, int]:
         """How many there are, by reason."""
         found = self._table.read(["reason"], up_to_batch=up_to_batch)
@@ -74,6 +84,21 @@ class DeadLetters:
         found = self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"offset": offset})
         rows = [] if found is None else _with_times(found).to_pylist()
         return _letter(rows[0]) if rows else None
+
+
+def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) -> list[DeadLetter]:
+    """The one at an offset, or all with a reason; DocumentUnknown if there is none."""
+    letters = DeadLetters.of(layout)
+    if offset is None:
+        found = letters.page(limit=REPLAYED_MAX + 1, reason=reason)
+    else:
+        found = [letter for letter in [letters.get(offset)] if letter is not None]
+    if not found:
+        what = f"at offset {offset}" if offset is not None else f"with the reason {reason!r}"
+        raise DocumentUnknown(f"There is no dead letter {what}", next_step="`stateside billing dead-letters list`")
+    if len(found) > REPLAYED_MAX:
+        raise RequestInvalid(f"More than {REPLAYED_MAX:,} dead letters have this reason: they are replayed one by one")
+    return found
 
 
 def _with_times(table: pa.Table) -> pa.Table:

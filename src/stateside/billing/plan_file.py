@@ -41,7 +41,9 @@ def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
 
 def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
     """Have these versions in both files, which are written only if one is new. There is one writer: the view's sink."""
-    extend_steps(places.steps, {(id_, type_): steps for id_, plan in plans.items() for type_, steps in plan.prices.items()})
+    extend_steps(
+        places.steps, {(id_, type_): steps for id_, plan in plans.items() for type_, steps in plan.prices.items()}
+    )
     known = load_plans(places)
     if plans.keys() - known.keys():
         content = {id_: plan.as_payload() for id_, plan in sorted({**known, **plans}.items())}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
 
 
-def _asking(command: Callable[..., None]) -> Callable[..., None]:
+def asking(command: Callable[..., None]) -> Callable[..., None]:
     """The flags of every command that asks a server."""
     for option in (
         click.option("--wait-ms", type=click.IntRange(0), help="Wait so long for that; 5,000 by default."),
@@ -38,7 +38,7 @@ def client_of(url: str) -> Client:
 
 @click.command()
 @click.argument("path")
-@_asking
+@asking
 def get(path: str, url: str, min_position: str | None, **floor: int | None) -> None:
     """Ask for a view's rows by key, or by the first parts of one: VIEW/PART/PART…
 
@@ -47,10 +47,11 @@ def get(path: str, url: str, min_position: str | None, **floor: int | None) -> N
     """
     view, *key = path.split("/")
     with client_of(url) as client:
-        click.echo(json.dumps(client.rows(view, *key, **_floor(min_position, floor)), indent=2))
+        click.echo(json.dumps(client.rows(view, *key, **floor_of(min_position, floor)), indent=2))
 
 
-def _floor(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
+def floor_of(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
+    """The floor that the flags ask for, as a client takes it."""
     from stateside.positions import Position
 
     position = {} if min_position is None else {"min_position": Position.parse(min_position)}
@@ -62,7 +63,7 @@ def _floor(min_position: str | None, floor: dict[str, int | None]) -> dict[str, 
 @click.option("--last", metavar="DURATION", help="The last so long: 90s, 15m, 24h, 7d.")
 @click.option("--from", "from_time", metavar="TIME", help="From this time on, like 2026-01-31T12:00:00Z.")
 @click.option("--to", "to_time", metavar="TIME", help="Up to this time; the newest bucket's end by default.")
-@_asking
+@asking
 def sum_(
     path: str,
     last: str | None,
@@ -79,7 +80,9 @@ def sum_(
     """
     view, *key = path.split("/")
     with client_of(url) as client:
-        answer = client.sum(view, *key, last=last, from_time=from_time, to_time=to_time, **_floor(min_position, floor))
+        answer = client.sum(
+            view, *key, last=last, from_time=from_time, to_time=to_time, **floor_of(min_position, floor)
+        )
     click.echo(json.dumps(answer, indent=2))
 
 
@@ -87,7 +90,7 @@ def sum_(
 @click.argument("view")
 @click.argument("columns", default="")
 @click.argument("key", default="")
-@_asking
+@asking
 def rollup(view: str, columns: str, key: str, url: str, min_position: str | None, **floor: int | None) -> None:
     """Ask for a view's rows added up by some of its key's columns: VIEW COLUMN,COLUMN… PART/PART…
 
@@ -97,5 +100,5 @@ def rollup(view: str, columns: str, key: str, url: str, min_position: str | None
     """
     by, parts = (text.split(separator) if text else [] for text, separator in ((columns, ","), (key, "/")))
     with client_of(url) as client:
-        answer = client.rollup(view, by, *parts, **_floor(min_position, floor))
+        answer = client.rollup(view, by, *parts, **floor_of(min_position, floor))
     click.echo(json.dumps(answer, indent=2))

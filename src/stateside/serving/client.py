@@ -62,27 +62,49 @@ class Client:
         path = f"/v1/views/{quote(view, safe='')}/rollup{by}"
         return self._get(path, [("key", part) for part in key], min_position, parameters)
 
-    def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
+    def get(self, path: str, *, min_position: Position | None = None, **parameters: int | str) -> dict[str, Any]:
         """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""
         return self._get(path, [], min_position, parameters)
+
+    def content(self, path: str, *, min_position: Position | None = None, **parameters: int | str) -> bytes:
+        """What is not JSON at a path, such as a PDF; errors as for `get`."""
+        response = self._response(path, [], min_position, parameters)
+        if response.is_error:
+            raise _problem(self._json(response))
+        return response.content
 
     def _get(
         self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: Mapping[str, int | str]
     ) -> dict[str, Any]:
-        floor = [("min_position", str(min_position))] if min_position is not None else []
-        query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]
-        try:
-            response = self._http.get(path, params=tuple(query))
-            document: dict[str, Any] = response.json()
-        except (httpx.TransportError, ValueError) as error:
-            raise OperatingError(
-                f"No Stateside server answered: {error}",
-                where=str(self._http.base_url),
-                next_step="Start `stateside serve` there, or give its address with --url",
-            ) from error
+        response = self._response(path, keys, min_position, parameters)
+        document = self._json(response)
         if response.is_error:
             raise _problem(document)
         return document
+
+    def _response(
+        self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: Mapping[str, int | str]
+    ) -> httpx.Response:
+        floor = [("min_position", str(min_position))] if min_position is not None else []
+        query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]
+        try:
+            return self._http.get(path, params=tuple(query))
+        except httpx.TransportError as error:
+            raise self._unanswered(error) from error
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = response.json()
+            return document
+        except ValueError as error:
+            raise self._unanswered(error) from error
+
+    def _unanswered(self, error: Exception) -> OperatingError:
+        return OperatingError(
+            f"No Stateside server answered: {error}",
+            where=str(self._http.base_url),
+            next_step="Start `stateside serve` there, or give its address with --url",
+        )
 
     def close(self) -> None:
         """Let the connection go."""

@@ -64,14 +64,15 @@ class Request:
                 f"There is no parameter {min(unknown)[:80]!r}", next_step=f"There are: {', '.join(sorted(known))}"
             )
         position = self.parameters.get("min_position")
-        wait_ms = self._number("wait_ms", WAIT_MS_MAX)
+        wait_ms = self.number("wait_ms", WAIT_MS_MAX)
         return Floor(
             min_position=None if position is None else Position.parse(position),
-            max_age_ms=self._number("max_age_ms", _AGE_MS_MAX),
+            max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
         )
 
-    def _number(self, name: str, largest: int) -> int | None:
+    def number(self, name: str, largest: int) -> int | None:
+        """A parameter that is a whole number; None if it is not given, RequestInvalid if it is none."""
         text = self.parameters.get(name)
         if text is None:
             return None

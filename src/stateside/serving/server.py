@@ -56,9 +56,9 @@ def serve(
     """Serve the folder until SIGINT or SIGTERM.
 
     Where the folder has tokens each request needs one; without, an address that others can reach is refused.
-    `routes` names further routes, as `module:attribute`. With `foreign` the folder serves a checkpoint that is not
-    ours. `listening` is called, in a thread of its own, as soon as requests are answered. `tailing` goes to each
-    view's `Tail`.
+    `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
+    checkpoint that is not ours. `listening` is called, in a thread of its own, as soon as requests are answered.
+    `tailing` goes to each view's `Tail`.
     """
     tokens = TokenFile(Layout(folder).tokens)
     check_address(address, tokens)
@@ -109,7 +109,7 @@ def load_application(folder: Path, routes: Sequence[str], parent_pid: int, guard
     die_with_parent(parent_pid)
     layout = Layout(folder)
     tokens = TokenFile(layout.tokens, guarded=guarded)
-    return Application(Views(layout), [route for name in routes for route in _load_routes(name)], tokens)
+    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Follower:
             log.warning("%s", self._note or f"Views served: {', '.join(view.name for view in self._layout.views())}")
 
 
-def _load_routes(name: str) -> Sequence[Route]:
+def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
     module, _, attribute = name.partition(":")
-    routes: Sequence[Route] = getattr(import_module(module), attribute)
-    return routes
+    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
+    return routes(layout)
