@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateside.billing.amounts import Amounts
-from stateside.billing.dead_letters import DEAD_LETTERS, dead_letters_table
+from stateside.billing.book import BookKeeper
+from stateside.billing.dead_letters import dead_letters, dead_letters_table
 from stateside.billing.documents import documents_table, invoices, numbered
+from stateside.billing.notes import LATE, corrections
 from stateside.billing.plans import PlanVersion, parse_plan
+from stateside.billing.rating import events_table, rate
 from stateside.billing.totals import ROLLUP
 from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
 from stateside.checkpoint.steps import extend_steps
+from stateside.journal import Journal
+from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.storage import write_atomically
@@ -77,15 +82,20 @@ class WrittenBills:
     rows: dict[Key, Row] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=lambda: {"I": 0, "N": 0})
     spark: Written = field(init=False)
+    deduplicates: bool = True
+    seen: set[tuple[str, int]] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
+    position: int = 0
 
     @classmethod
-    def begin(cls, layout: Layout, *plans: PlanVersion) -> WrittenBills:
-        made = cls(layout, {each.id: each for each in plans})
+    def begin(cls, layout: Layout, *plans: PlanVersion, deduplicates: bool = True) -> WrittenBills:
+        made = cls(layout, {each.id: each for each in plans}, deduplicates=deduplicates)
         view = layout.view("bill")
         view.root.mkdir(parents=True)
         made.publish()
         write_atomically(view.catalogue, catalogue().as_json())
-        made.spark = Written(view.checkpoint, WrittenOperator(KEY, VALUE))
+        others = [WrittenOperator([("id", "string")], [], "dedupe")] if deduplicates else []
+        made.spark = Written(view.checkpoint, WrittenOperator(KEY, VALUE), *others)
         documents_table(layout).create()
         dead_letters_table(layout).create()
         return made
@@ -119,10 +129,47 @@ class WrittenBills:
             self.issue(invoices(rows_table(closed), Amounts(self.plans)))
         return dict.fromkeys(closed)
 
-    def letters(self, letters: list[dict[str, object]]) -> None:
-        """Dead letters of the next batch."""
-        table = pa.Table.from_pylist(letters, schema=DEAD_LETTERS.schema)
-        dead_letters_table(self.layout).append(table, f"{self.spark.query}/letters", self.batch_number)
+    def play(self, close: tuple[int, ...] = ()) -> None:
+        """A batch over all that the journal has since the last one, which closes these periods, as Spark and the sink do.
+
+        Events of periods that were closed before come too late. Ids are de-duplicated while their period is open.
+        """
+        journal = Journal(self.layout.journal)
+        stop = journal.end()[PARTITION]
+        book = BookKeeper(journal, None).at(stop)
+        self.publish(*book.plans.values())
+        events = events_table(journal, self.position, stop)
+        rated = rate(events, book)
+        changes, late = self._fold(rated, book.plans)
+        if late.num_rows:
+            found = corrections(late, documents_table(self.layout).read(), Amounts(self.plans))
+            self.issue(found.late_invoices)
+            self.issue(found.notes, "N")
+        self.rows |= changes
+        gone = self.seal(*close)
+        bad = dead_letters(events, rated)
+        dead_letters_table(self.layout).append(bad, f"{self.spark.query}/letters", self.batch_number)
+        self.commit({**changes, **gone}, stop)
+        self.position, self.closed = stop, {*self.closed, *close}
+
+    def _fold(self, rated: pa.Table, plans: Mapping[str, PlanVersion]) -> tuple[dict[Key, Row], pa.Table]:
+        changes: dict[Key, Row] = {}
+        late = []
+        for event in rated.to_pylist():
+            if event["reason"] is not None or event["type"] == "clock":
+                continue
+            time_us = int(event["time"].timestamp()) * 1_000_000 + event["time"].microsecond
+            end_us = plans[event["plan"]].cycle.containing(time_us).end_us
+            if end_us in self.closed:
+                late.append({**event, "period_end": end_us})
+            elif (event["id"], end_us) not in self.seen or not self.deduplicates:
+                self.seen.add((event["id"], end_us))
+                key = (event["customer"], end_us, event["type"], event["plan"])
+                quantity, count = changes.get(key, self.rows.get(key, (0, 0)))
+                changes[key] = (quantity + event["quantity"], count + 1)
+        columns = {name: [event[name] for event in late] for name in LATE.names}
+        table = pa.table({**columns, "period_end": pa.array(columns["period_end"], pa.int64())})
+        return changes, table.cast(LATE)
 
     def commit(self, changes: Mapping[Key, Row | None], position: int | None = None) -> None:
         """The second half: the state with these rows changed, or gone, and the commit."""

@@ -26,10 +26,11 @@ from stateside.billing.bills import BillPeriod
 from stateside.billing.book import Book, BookKeeper
 from stateside.billing.issued import Line
 from stateside.billing.model import CLOCK
-from stateside.billing.rating import events_table, rate
+from stateside.billing.rating import PAYLOAD, events_table, rate
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import RequestInvalid, StateError
 from stateside.journal import Journal
+from stateside.journal.payload import payload_columns
 from stateside.journal.segment import PARTITION
 from stateside.positions import Position
 from stateside.serving.stamp import iso_time
@@ -37,8 +38,8 @@ from stateside.serving.stamp import iso_time
 PAGE_EVENTS_DEFAULT: Final = 100
 PAGE_EVENTS_MAX: Final = 1_000
 CUSTOMERS_KEPT: Final = 32  # whose events are remembered, so that the next page need not look for them again
-PIECE_EVENTS_MAX: Final = 200_000  # of the journal, read at a time
 
+_EVENT_COLUMNS: Final = ("id", "entity", "type", "time", "appended", "payload")
 _DEDUPLICATION: Final = "dedupe"  # what Spark calls such operators
 
 Kind = tuple[str, str]  # type, plan: a line
@@ -108,16 +109,25 @@ class Explainer:
 
     def _events(self, customer: str, stop: int) -> pa.Table:
         """The customer's events before an offset, out of those known and what the journal has since."""
-        start, known = self._known.pop(customer, (0, None))
-        parts = [] if known is None else [known]
-        for first in range(start, stop, PIECE_EVENTS_MAX):
-            piece = events_table(self._journal, first, min(first + PIECE_EVENTS_MAX, stop))
-            parts.append(piece.filter(pc.equal(piece["entity"], customer)))
-        table = pa.concat_tables(parts) if parts else events_table(self._journal, 0, 0)
-        self._known[customer] = max(start, stop), table.combine_chunks()
+        start, known = self._known.pop(customer, (0, events_table(self._journal, 0, 0)))
+        new = _events_of(self._journal, customer, start, stop) if start < stop else []
+        table = pa.concat_tables([known, *new]).combine_chunks()
+        self._known[customer] = max(start, stop), table
         while len(self._known) > CUSTOMERS_KEPT:
             self._known.popitem(last=False)
         return table.filter(pc.less(table["offset"], stop))
+
+
+def _events_of(journal: Journal, customer: str, start: int, stop: int) -> Iterator[pa.Table]:
+    """A customer's events in a range, as `rating.events_table` has them; nobody else's payloads are parsed."""
+    for first, batch in journal.batches(start, stop):
+        rows = np.flatnonzero(pc.equal(batch.column("entity"), customer).to_numpy(zero_copy_only=False))
+        if len(rows):
+            mine = batch.take(pa.array(rows))
+            fields = payload_columns(mine.column("payload"), PAYLOAD)
+            columns = {"offset": pa.array(first + rows, pa.int64())}
+            columns |= {name: mine.column(name) for name in _EVENT_COLUMNS}
+            yield pa.table(columns | {name: fields[name] for name in PAYLOAD.names})
 
 
 def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = None) -> tuple[list[Behind], int | None]:
@@ -177,8 +187,8 @@ def _chosen(counted: Sequence[Counted], period: BillPeriod, deduplicated: bool) 
 
 def _on_time(counted: Sequence[Counted], period: BillPeriod, deduplicated: bool) -> list[Counted]:
     """The first of each id; of a closed period as many of these as its invoice has: all others came later."""
-    seen: set[str] = set()
-    found = [one for one in counted if not deduplicated or not (one.id in seen or seen.add(one.id))]
+    firsts = {one.id: one for one in reversed(counted)}
+    found = [one for one in counted if not deduplicated or firsts[one.id] is one]
     if period.state == "draft":
         return found
     invoiced = sum(document.events for document in period.documents if document.is_invoice and not document.late)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from stateside.billing.letters import DeadLetter
 from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.publication import current_book
-from stateside.billing.rating import FIELDS_SCHEMA, rate
+from stateside.billing.rating import PAYLOAD, events_table, rate
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RequestInvalid
 from stateside.journal import Event, Journal, JournalWriter
@@ -109,7 +109,10 @@ def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
     """EventRefused, with the reason, for the first event that would be a dead letter again."""
     if not events:
         return
-    rated = rate(_as_read(events, now_us, Journal(layout.journal).end()[PARTITION]), current_book(layout))
+    book = current_book(layout)
+    none = events_table(Journal(layout.journal), 0, 0)
+    table = _as_read(events, now_us, book.covers)
+    rated = rate(table, book.folded(none, book.covers + len(events)))
     for event, reason, detail in zip(events, rated["reason"].to_pylist(), rated["detail"].to_pylist(), strict=True):
         if reason is not None:
             raise EventRefused(
@@ -121,7 +124,7 @@ def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
 def _as_read(events: Sequence[Event], now_us: int, offset: int) -> pa.Table:
     """The events as they would be read from the journal, if they were appended now."""
     table = pa.Table.from_batches([encode(events, now_us)])
-    fields = payload_columns(table["payload"].combine_chunks(), FIELDS_SCHEMA)
+    fields = payload_columns(table["payload"].combine_chunks(), PAYLOAD)
     for name in fields.column_names:
         table = table.append_column(name, fields[name])
     return table.append_column("offset", pa.array(range(offset, offset + len(events)), pa.int64()))
