@@ -142,7 +142,7 @@ class ArchiveTable:
         return self._open().count() if self._mark.exists() else 0
 
     def opened(self) -> OpenedTable:
-        """The table as it is now, for a writer that decides by what it finds in it; ArchiveInvalid if it is not there."""
+        """The table as it is now, for a writer that decides by what it finds; ArchiveInvalid if it is not there."""
         return OpenedTable(self._open(), self._path, self._spec)
 
     def _open_before(self, query: str, batch: int) -> DeltaTable | None:

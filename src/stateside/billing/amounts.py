@@ -5,22 +5,19 @@ The numbers are those of `Steps.value` and `round_micros`, which say what is mea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stateside.billing.columns import Longs, groups
 from stateside.billing.money import MICROS_DIGITS, Rounding, minor_digits, round_micros
 from stateside.billing.plans import PlanVersion
-from stateside.errors import ValueOverflow
 
 _LONG_MAX: Final = 2**63 - 1
-
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +47,6 @@ class Amounts:
         return lines.append_column("currency", pa.array(currencies, pa.string()).take(plans.indices))
 
 
-def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[Any, ...], Longs]]:
-    """The different values of some columns that have few of them, each with the numbers of its rows."""
-    columns = [table[name].combine_chunks().dictionary_encode() for name in names]
-    codes = np.zeros(table.num_rows, np.int64)
-    for column in columns:
-        codes = codes * len(column.dictionary) + column.indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
-    firsts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    for first, last in zip(firsts, [*firsts[1:], len(order)], strict=True):
-        yield tuple(column[int(order[first])].as_py() for column in columns), order[first:last]
-
-
 def round_all(amounts: Longs, currency: str, rule: Rounding) -> Longs:
     """`round_micros` of every amount; MoneyOverflow as there."""
     minor_micros = 10 ** (MICROS_DIGITS - minor_digits(currency))
@@ -82,22 +67,3 @@ def _goes_up(rule: Rounding, whole: Longs, rest: Longs, minor_micros: int) -> np
             return 2 * rest >= minor_micros
         case "half-even":
             return (2 * rest > minor_micros) | ((2 * rest == minor_micros) & (whole % 2 == 1))
-
-
-def longs(column: pa.ChunkedArray) -> Longs:
-    """A column of whole numbers or of times (in microseconds) as an array; ValueOverflow beyond 64 bits."""
-    try:
-        return np.asarray(pc.cast(column, pa.int64()).to_numpy(), np.int64)
-    except pa.ArrowInvalid as error:
-        raise ValueOverflow(
-            f"A quantity is larger than any that can be stored: {error}", next_step="Look for absurd quantities"
-        ) from error
-
-
-def with_longs(table: pa.Table, **columns: Longs) -> pa.Table:
-    """The table with these columns, in place of those that have the same names."""
-    for name, values in columns.items():
-        column = pa.array(values, pa.int64())
-        number = table.schema.get_field_index(name)
-        table = table.append_column(name, column) if number < 0 else table.set_column(number, name, column)
-    return table

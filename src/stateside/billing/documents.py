@@ -3,7 +3,7 @@
 An invoice has the closed rows of a customer, a period and a currency, a line each. A note corrects one (`notes`). Each
 line has what its quantity costs, exactly (`amount_micros`), and that amount rounded once to the currency's minor unit
 (`charged_micros`); a document's sums are those of its lines. A document belongs to the moment at which its period ends:
-where a customer changed to a plan with another cycle, and two periods end at one moment, it bears the longer one's name.
+where a customer changed to a plan with another cycle, and two periods end at one moment, it has the longer one's name.
 
 Numbers: invoices I-000000001 and on, notes N-000000001 and on, in the order in which batches are sealed and, in a
 batch, by period's end, customer and currency. The highest ones stand in the table's notes, and change with the rows in
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.billing.amounts import Amounts, Longs, groups, longs, with_longs
+from stateside.billing.amounts import Amounts
+from stateside.billing.columns import Longs, groups, longs, ranks, with_longs
 from stateside.billing.money import checked
 from stateside.layout import Layout
 
@@ -86,11 +86,12 @@ def assemble(lines: pa.Table, amounts: Amounts) -> pa.Table:
     """Lines, with their customer, period's end and currency, as drafts of invoices in the order of their numbers."""
     if not lines.num_rows:
         return DRAFT.empty_table()
-    table = _in_order(with_longs(lines, period_end=longs(lines["period_end"])))
-    firsts = _firsts(table)
+    lines = with_longs(lines, period_end=longs(lines["period_end"]))
+    order, firsts = _in_order(lines)
+    table = lines.select([*LINE.names, "period_end"]).take(order).combine_chunks()
     labels, starts = _periods(table, firsts, amounts)
     columns = {
-        **{name: table[name].take(firsts) for name in ACCOUNT},
+        **{name: lines[name].take(order[firsts]) for name in ACCOUNT},
         "kind": pa.repeat(INVOICE, len(firsts)),
         "period": labels,
         "period_start": starts,
@@ -112,22 +113,11 @@ def numbered(drafts: pa.Table, series: str, highest: int) -> pa.Table:
     return table.select(DOCUMENTS.schema.names).cast(DOCUMENTS.schema)
 
 
-def _in_order(lines: pa.Table) -> pa.Table:
-    """By account, and in it by type and plan, as texts of UTF-8 sort; each column in one piece."""
-    with duckdb.connect() as connection:
-        connection.register("lines", lines.select([*ACCOUNT, *LINE.names]))
-        ordered = connection.sql("select * from lines order by period_end, customer, currency, type, plan")
-        return ordered.to_arrow_table().combine_chunks()
-
-
-def _firsts(table: pa.Table) -> Longs:
-    """The numbers of the rows with which an account begins."""
-    begins = np.ones(table.num_rows, np.bool_)
-    begins[1:] = False
-    for name in ACCOUNT:
-        column = table[name]
-        begins[1:] |= pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
-    return np.flatnonzero(begins)
+def _in_order(lines: pa.Table) -> tuple[Longs, Longs]:
+    """The lines' numbers by account and, in it, by type and plan; and where in these each account begins."""
+    accounts = ranks(lines, *ACCOUNT)
+    order = np.lexsort((ranks(lines, "type", "plan"), accounts))
+    return order, np.flatnonzero(np.diff(accounts[order], prepend=-1))  # ranks are never negative
 
 
 def _periods(table: pa.Table, firsts: Longs, amounts: Amounts) -> tuple[pa.Array, pa.Array]:

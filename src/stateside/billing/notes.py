@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.amounts import Amounts, longs, with_longs
+from stateside.billing.amounts import Amounts
+from stateside.billing.columns import longs, with_longs
 from stateside.billing.documents import CREDIT_NOTE, DEBIT_NOTE, DRAFT, INVOICE, TIME, assemble
 
 LATE: Final = pa.schema(  # the late events that `corrections` takes
@@ -60,7 +61,7 @@ _HEADS = """
     with new as (
         select period_end, customer, currency, list(id order by "offset") as event_ids from counted group by all
     )
-    select event_ids, number as corrects, period, period_start
+    select new.event_ids, number as corrects, period, period_start
     from new left join (select * from before where kind = 'invoice') using (period_end, customer, currency)
     order by period_end, customer, currency
 """
@@ -105,7 +106,7 @@ def _differences(lines: pa.Table, amounts: Amounts) -> pa.Table:
 
 
 def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:
-    """Drafts of invoices as what they are: notes where there is an invoice, which they name, late invoices elsewhere."""
+    """Drafts as what they are: notes where there is an invoice, which they name, elsewhere late invoices."""
     corrects = heads["corrects"]
     signs = np.sign(longs(drafts["charged_micros"])) * 2 + np.sign(longs(drafts["amount_micros"]))
     note = pc.if_else(pa.array(signs < 0), CREDIT_NOTE, DEBIT_NOTE)

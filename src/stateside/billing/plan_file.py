@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stateside.billing.plans import PlanVersion
 from stateside.checkpoint.steps import extend_steps
-from stateside.errors import CheckpointInvalid
+from stateside.errors import CheckpointInvalid, PlanInvalid
 from stateside.layout import ViewLayout
 from stateside.storage import write_atomically
 
@@ -31,7 +31,7 @@ def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
         return {id_: PlanVersion.from_payload(payload) for id_, payload in content.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, AttributeError, PlanInvalid) as error:
         raise CheckpointInvalid(
             f"The plans of the view cannot be read: {error!r}",
             where=str(plan_file(places)),
@@ -41,9 +41,7 @@ def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
 
 def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
     """Have these versions in both files, which are written only if one is new. There is one writer: the view's sink."""
-    extend_steps(
-        places.steps, {(id_, type_): steps for id_, plan in plans.items() for type_, steps in plan.prices.items()}
-    )
+    extend_steps(places.steps, {key: steps for plan in plans.values() for key, steps in plan.step_entries().items()})
     known = load_plans(places)
     if plans.keys() - known.keys():
         content = {id_: plan.as_payload() for id_, plan in sorted({**known, **plans}.items())}

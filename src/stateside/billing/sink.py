@@ -35,8 +35,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, OpenedTable
-from stateside.billing.amounts import Amounts, longs
+from stateside.billing.amounts import Amounts
 from stateside.billing.book import BookKeeper
+from stateside.billing.columns import longs
 from stateside.billing.dead_letters import POSITION, dead_letters_table
 from stateside.billing.documents import ACCOUNT, DOCUMENTS, INVOICE, documents_table, invoices, numbered
 from stateside.billing.frontier import Frontier
@@ -190,7 +191,7 @@ def _corrections(late: pa.Table, documents: OpenedTable, amounts: Amounts) -> Co
 
 
 def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
-    """An invoice is stored only if its account has none. The frontier sees to that; this would show that it is wrong."""
+    """An invoice is stored only if its account has none. The frontier sees to that: this guards the frontier."""
     if not drafts.num_rows:
         return
     where = pc.field("period_end").isin(drafts["period_end"].unique()) & (pc.field("kind") == INVOICE)

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.amounts import Longs, groups, longs
 from stateside.billing.book import Book
+from stateside.billing.columns import Longs, groups, longs
 from stateside.billing.dead_letters import DEAD_LETTERS, dead_letters
 from stateside.billing.frontier import Frontier
 from stateside.billing.model import CLOCK
