@@ -1,4 +1,4 @@
-"""Bills, explanations and dead letters, from a real journal, real tables and a replica. Amounts are worked out by hand."""
+"""Bills, explanations and dead letters, from a real journal, real tables and a replica. Amounts worked out by hand."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestExplaining:
     def test_late_events_are_shown_with_their_note_and_late_duplicates_as_they_were_charged(
         self, folder: Folder
     ) -> None:
-        """A late event with the id of one that came in time is charged: that is beyond the horizon (see the auditor)."""
+        """A late event with the id of one that came in time is charged: that is beyond the horizon."""
         folder.append(folder.used("m-1", "message", 8), folder.used("m-1", "message", 8))
         folder.batch(JANUARY.end_us)
         folder.append(folder.used("m-2", "message", 4), folder.used("m-1", "message", 1))
@@ -217,7 +217,7 @@ class TestExplaining:
         folder.bills.commit({("emma", JANUARY.end_us, "call", "basic@1"): (121, 1)}, folder.bills.position)
         step(folder.layout)
         with pytest.raises(
-            StateError, match="do not add up .* the bill has 121 in 1 events, 91500 micros, the journal 120"
+            StateError, match=r"do not add up .* the bill has 121 in 1 events, 91500 micros, the journal 120"
         ):
             folder.explained()
 

@@ -130,7 +130,7 @@ class WrittenBills:
         return dict.fromkeys(closed)
 
     def play(self, close: tuple[int, ...] = ()) -> None:
-        """A batch over all that the journal has since the last one, which closes these periods, as Spark and the sink do.
+        """A batch over all that the journal has since the last one, which closes these periods, as Spark would.
 
         Events of periods that were closed before come too late. Ids are de-duplicated while their period is open.
         """

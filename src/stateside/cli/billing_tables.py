@@ -21,8 +21,8 @@ def bill_text(answer: Mapping[str, Any]) -> str:
         numbers = ", ".join(document["number"] for document in period["documents"])
         parts.append(f"{period['period']}  {period['state']}  {charged}{f'  ({numbers})' if numbers else ''}")
         parts.append(_lines(period["lines"], period["currency"]))
-    for total in answer["totals"]:
-        parts.append(f"all periods: {format_micros(total['charged_micros'], total['currency'])}")
+    totals = (format_micros(total["charged_micros"], total["currency"]) for total in answer["totals"])
+    parts += [f"all periods: {total}" for total in totals]
     return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), stamp_text(answer["stamp"])])
 
 
