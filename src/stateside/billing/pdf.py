@@ -24,6 +24,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FONT: Final = "Helvetica"
 _MARGIN_MM: Final = 20.0
 _ROW_MM: Final = 7.5
+_TOTAL_MM: Final = 20.0
 _COLUMNS_MM: Final = (52.0, 30.0, 36.0, 18.0, 34.0)
 _HEADINGS: Final = ("What", "Plan", "Quantity", "Events", "Amount")
 _INK, _PALE, _RULE = (33, 37, 41), (108, 117, 125), (206, 212, 218)
@@ -166,6 +167,8 @@ def _fitted(page: _Page, text: str, width_mm: float) -> str:
 
 
 def _total(page: _Page, document: Document) -> None:
+    if page.will_page_break(_TOTAL_MM):  # it stays together
+        page.add_page()
     page.ln(3)
     page.ink(12, bold=True)
     page.cell(sum(_COLUMNS_MM[:3]), 8, "Total" if document.is_invoice else "Difference")
