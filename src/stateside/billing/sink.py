@@ -197,8 +197,9 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
     where = pc.field("period_end").isin(drafts["period_end"].unique()) & (pc.field("kind") == INVOICE)
     doubles = drafts.select(ACCOUNT).join(documents.read(ACCOUNT, where), list(ACCOUNT), join_type="left semi")
     if doubles.num_rows:
+        first = doubles.sort_by([(name, "ascending") for name in ACCOUNT]).slice(0, 1).to_pylist()[0]
         raise ArchiveInvalid(
-            f"{doubles.num_rows} invoices are there already, the first for {doubles.slice(0, 1).to_pylist()[0]}",
+            f"{doubles.num_rows} invoices are there already, the first for {first['customer']}, {first['period_end']}",
             where=str(documents.path),
             next_step="Nothing was stored. The table's log has lost its notes: bring the table back from a copy",
         )
