@@ -10,6 +10,8 @@
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
+    │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
+    │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
     │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
@@ -20,6 +22,7 @@
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
     │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
     │   └── ValueOverflow           value-overflow          500    a number that grew too large for its column
+    │       └── MoneyOverflow       money-overflow          500    …and is an amount of money
     └── OperatingError                                             the world's: mend it, then try again
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
@@ -136,6 +139,18 @@ class HistoryGone(InputError):
     status = 410
 
 
+class PlanInvalid(InputError):
+    """A price plan, or a billing cycle, that nothing could be rated by. Nothing was published."""
+
+    code = "plan-invalid"
+
+
+class CurrencyUnknown(InputError):
+    """Not the name of a currency; amounts could neither be rounded nor shown."""
+
+    code = "currency-unknown"
+
+
 class RouteUnknown(InputError):
     """An address that this server does not have."""
 
@@ -197,6 +212,12 @@ class ValueOverflow(StateError):
     """A number that grew too large for its column's type; told rather than answered with a wrong one."""
 
     code = "value-overflow"
+
+
+class MoneyOverflow(ValueOverflow):
+    """An amount of money that no column could hold; told before there is a wrong sum."""
+
+    code = "money-overflow"
 
 
 class OperatingError(StatesideError):

@@ -6,6 +6,7 @@ FOLDER/
   pause                       while it is there no new batch is begun: the driver is about to stop
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
+  views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
   views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/progress.jsonl   what Spark reported of the newest batches
@@ -56,6 +57,11 @@ class ViewLayout:
     def catalogue(self) -> Path:
         """The catalogue, beside the checkpoint."""
         return self.root / "catalogue.json"
+
+    @property
+    def steps(self) -> Path:
+        """The steps of the view's computed columns; written by its sink, and only ever extended."""
+        return self.root / "steps.json"
 
     @property
     def plan(self) -> Path:

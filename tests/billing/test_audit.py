@@ -13,7 +13,7 @@ from stateside.billing.audit import Audit, audit
 from stateside.billing.calendar import Month
 from stateside.billing.generator import Generator
 from stateside.billing.invoices import INVOICES
-from stateside.billing.model import usage
+from stateside.billing.model import usage_amount
 from stateside.journal import Event, Journal, JournalWriter
 
 CLOSED = {"2026-01", "2026-02"}
@@ -165,7 +165,7 @@ def _an_event_moved_to_another_customer(books: Books) -> set[str]:
 
 def _an_event_that_only_the_journal_has(books: Books) -> set[str]:
     with JournalWriter(books.journal.directory) as writer:
-        writer.append([usage("forgotten", "c1", "call", Month(2026, 2).start_us, 0)])
+        writer.append([usage_amount("forgotten", "c1", "call", Month(2026, 2).start_us, 0)])
     return {"c1 in 2026-02"}
 
 
@@ -191,7 +191,7 @@ def test_events_at_the_edge_of_a_month_belong_where_berlin_says(tmp_path: Path) 
     """Around every turn of a month of a year with both changes of the clock, in an order that jumps."""
     turns = [Month(2026, month).end_us for month in range(1, 13)]
     times = [turn + shift for turn in [*turns[::2], *reversed(turns[1::2])] for shift in (-1, 0)]
-    books = write_books([usage(f"u{time}", "emma", "call", time, 1) for time in times], tmp_path)
+    books = write_books([usage_amount(f"u{time}", "emma", "call", time, 1) for time in times], tmp_path)
     found = books.audit()
     assert found.differences() == []
     assert found.journal.events["emma", "2026-01"] == 1

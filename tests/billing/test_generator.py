@@ -7,7 +7,7 @@ import pytest
 
 from stateside.billing.calendar import Month
 from stateside.billing.generator import FIRST_MONTH, Arrival, Generator
-from stateside.billing.model import GRACE_DAYS, USAGE_TYPES
+from stateside.billing.model import AMOUNT_TYPES, GRACE_DAYS
 
 GRACE_US = GRACE_DAYS * 24 * 3_600_000_000
 MONTHS = [FIRST_MONTH, FIRST_MONTH.next(), FIRST_MONTH.next().next()]  # one of them with a change to summer time
@@ -82,7 +82,7 @@ def test_some_events_come_late_and_out_of_order(arrivals: list[Arrival]) -> None
 
 def test_every_event_has_its_own_id_and_all_types_occur(arrivals: list[Arrival]) -> None:
     assert len({arrival.event.id for arrival in arrivals}) == len(arrivals)
-    assert {arrival.event.type for arrival in arrivals} == set(USAGE_TYPES)
+    assert {arrival.event.type for arrival in arrivals} == set(AMOUNT_TYPES)
 
 
 def test_the_stream_begins_in_the_month_it_is_told() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.calendar import Month
 from stateside.billing.invoices import INVOICES, InvoiceSink, assemble, invoice_table
-from stateside.billing.model import USAGE_TYPES
+from stateside.billing.model import AMOUNT_TYPES
 from stateside.errors import ArchiveInvalid
 from stateside.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
@@ -83,7 +83,7 @@ def test_no_rows_are_no_invoices() -> None:
 keys = st.tuples(
     st.sampled_from(["emma", "noah", "Zoë", ""]),
     st.builds(Month, st.integers(1971, 2190), st.integers(1, 12)),
-    st.sampled_from(USAGE_TYPES),
+    st.sampled_from(AMOUNT_TYPES),
 )
 amounts = st.tuples(st.integers(0, 2**52), st.integers(1, 2**40))
 

@@ -1,58 +1,103 @@
-"""Usage events and money."""
+"""Usage events, assignments and ticks of the clock."""
 
-import re
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stateside.billing.model import AMOUNT_MICROS_MAX, USAGE_TYPES, format_micros, usage
-from stateside.errors import EventRefused
+from stateside.billing.model import (
+    AMOUNT_MICROS_MAX,
+    AMOUNT_TYPES,
+    QUANTITY_MAX,
+    USAGE_TYPES,
+    assignment,
+    bill_type,
+    clock_tick,
+    usage,
+    usage_amount,
+)
+from stateside.errors import CurrencyUnknown, EventRefused
 from stateside.journal import Event
 
 
+def name_of(type_: str) -> str | None:
+    return "weekend" if type_ in ("package", "fee") else None
+
+
 @pytest.mark.parametrize("type_", USAGE_TYPES)
-@pytest.mark.parametrize("amount_micros", [0, 1, AMOUNT_MICROS_MAX])
-def test_usage_is_an_event_of_the_customer(type_: str, amount_micros: int) -> None:
-    event = usage("u1", "emma", type_, 7, amount_micros)
-    assert event == Event("u1", "emma", type_, 7, {"amount_micros": amount_micros})
+def test_usage_is_an_event_of_the_customer(type_: str) -> None:
+    name = name_of(type_)
+    expected = {"quantity": 1} if name is None else {"quantity": 1, "name": name}
+    assert usage("u1", "emma", type_, 7, 1, name=name) == Event("u1", "emma", type_, 7, expected)
 
 
-@pytest.mark.parametrize("type_", ["fax", "", "Call", None])
+def test_usage_carries_its_currency_if_the_source_knows_it() -> None:
+    event = usage("u1", "emma", "credit", 7, 5, currency="EUR")
+    assert event.payload == {"quantity": 5, "currency": "EUR"}
+    with pytest.raises(CurrencyUnknown, match="'EURO' is no currency"):
+        usage("u1", "emma", "credit", 7, 5, currency="EURO")
+
+
+@pytest.mark.parametrize("type_", ["fax", "", "Call", None, "clock", "assign"])
 def test_a_type_that_does_not_exist_is_refused_with_those_that_do(type_: Any) -> None:
-    with pytest.raises(EventRefused, match="There are: call, message, data, package"):
+    with pytest.raises(EventRefused, match="There are: call, message, data, package, fee, credit"):
         usage("u1", "emma", type_, 7, 1)
+
+
+@pytest.mark.parametrize("type_", USAGE_TYPES)
+@pytest.mark.parametrize("quantity", [-1, None, 1.0, "1", True, float("nan")])
+def test_a_quantity_that_is_none_is_refused(type_: str, quantity: Any) -> None:
+    with pytest.raises(EventRefused, match="of event 'u1' is not a number of"):
+        usage("u1", "emma", type_, 7, quantity, name=name_of(type_))
+
+
+@pytest.mark.parametrize("type_", USAGE_TYPES)
+def test_an_absurd_quantity_is_refused_and_the_largest_one_is_not(type_: str) -> None:
+    usage("u1", "emma", type_, 7, QUANTITY_MAX[type_], name=name_of(type_))
+    with pytest.raises(EventRefused, match=f"from 0 to {QUANTITY_MAX[type_]}"):
+        usage("u1", "emma", type_, 7, QUANTITY_MAX[type_] + 1, name=name_of(type_))
+
+
+def test_packages_and_fees_say_which_and_nothing_else_does() -> None:
+    with pytest.raises(EventRefused, match="The package of event 'u1' has no name"):
+        usage("u1", "emma", "package", 7, 1)
+    with pytest.raises(EventRefused, match="The call of event 'u1' has the name 'x'"):
+        usage("u1", "emma", "call", 7, 1, name="x")
+    assert bill_type("package", "weekend") == "package:weekend"
+    assert bill_type("call", None) == "call"
+
+
+def test_an_assignment_is_an_event_of_the_customer() -> None:
+    assert assignment("a1", "emma", "basic", 5, 7) == Event(
+        "a1", "emma", "assign", 7, {"plan": "basic", "effective_us": 5}
+    )
+    assert assignment("a1", "emma", "basic", 5, 7, holder="Emma E.").payload["holder"] == "Emma E."
+    for plan, effective_us in (("", 5), (None, 5), ("basic", "5"), ("basic", True)):
+        with pytest.raises(EventRefused, match="of the assignment 'a1'"):
+            assignment("a1", "emma", plan, effective_us, 7)  # type: ignore[arg-type]
+
+
+def test_a_customer_with_a_slash_is_refused_as_no_address_could_have_it() -> None:
+    with pytest.raises(EventRefused, match="which no address could have"):
+        usage("u1", "em/ma", "call", 7, 1)
+    with pytest.raises(EventRefused, match="which no address could have"):
+        assignment("a1", "em/ma", "basic", 5, 7)
+
+
+def test_a_tick_of_the_clock_has_a_time_and_nothing_else() -> None:
+    assert clock_tick(7, "t1") == Event("t1", "clock", "clock", 7, {})
+
+
+# The model before there were plans
+
+
+@pytest.mark.parametrize("type_", AMOUNT_TYPES)
+@pytest.mark.parametrize("amount_micros", [0, 1, AMOUNT_MICROS_MAX])
+def test_usage_with_an_amount_is_an_event_of_the_customer(type_: str, amount_micros: int) -> None:
+    event = usage_amount("u1", "emma", type_, 7, amount_micros)
+    assert event == Event("u1", "emma", type_, 7, {"amount_micros": amount_micros})
 
 
 @pytest.mark.parametrize("amount", [-1, AMOUNT_MICROS_MAX + 1, 1.0, "1", True, None, float("nan")])
 def test_an_amount_that_is_no_number_of_micros_is_refused(amount: Any) -> None:
     with pytest.raises(EventRefused, match="of event 'u1' is not a number of micros"):
-        usage("u1", "emma", "call", 7, amount)
-
-
-@pytest.mark.parametrize(
-    ("micros", "text"),
-    [
-        (0, "0.00"),
-        (1, "0.000001"),
-        (100_000_000, "100.00"),
-        (1_500_000, "1.50"),
-        (1_234_567_890_000, "1,234,567.89"),
-        (12_345_678, "12.345678"),
-        (1_230_000, "1.23"),
-        (1_234_000, "1.234"),
-        (-1, "-0.000001"),
-        (-2_500_000, "-2.50"),
-    ],
-)
-def test_an_amount_is_shown_with_two_decimals_or_as_many_as_it_takes(micros: int, text: str) -> None:
-    assert format_micros(micros) == text
-
-
-@given(st.integers(-(10**15), 10**15))
-def test_an_amount_shown_hides_nothing(micros: int) -> None:
-    text = format_micros(micros)
-    assert Decimal(text.replace(",", "")) * 1_000_000 == micros
-    assert re.fullmatch(r"-?\d{1,3}(,\d{3})*\.\d\d(\d{0,3}[1-9])?", text)
+        usage_amount("u1", "emma", "call", 7, amount)

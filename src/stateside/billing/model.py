@@ -1,36 +1,142 @@
-"""Usage events and money."""
+"""The events of billing: usage, assignments to plans, ticks of the clock. Publications of plans are in `plans`.
+
+| type | entity | payload | meaning |
+|---|---|---|---|
+| `call` `message` `data` `package` `fee` `credit` | customer | quantity, name, currency | usage, in the type's unit |
+| `assign` | customer | plan, effective_us, holder | from then on the customer is rated by this plan |
+| `plan` | plan | a version of the plan | from its time on usage is rated by this version |
+| `clock` | `clock` | | it is that late now: moves the watermark and nothing else |
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from stateside.billing.money import MICROS_PER_UNIT as MICROS_PER_UNIT
+from stateside.billing.money import format_micros as format_micros
+from stateside.billing.money import minor_digits
 from stateside.errors import EventRefused
 from stateside.journal import Event
 
-USAGE_TYPES: Final = ("call", "message", "data", "package")
-MICROS_PER_UNIT: Final = 1_000_000
+PLAN: Final = "plan"
+ASSIGN: Final = "assign"
+CLOCK: Final = "clock"
+
+USAGE_TYPES: Final[Mapping[str, str]] = {  # each with its unit
+    "call": "seconds",
+    "message": "messages",
+    "data": "bytes",
+    "package": "packages",
+    "fee": "fees",
+    "credit": "micros",
+}
+NAMED_TYPES: Final = ("package", "fee")  # usage that says which one: its type on the bill is `package:NAME`
+
+FIELDS: Final = "quantity long, name string, currency string"  # of a usage event's payload, as columns
+
+HOUR_US: Final = 3_600_000_000
+DAY_US: Final = 24 * HOUR_US
+GRACE_US: Final = 3 * DAY_US  # how long after its period's end an event may still come in: the watermark's delay
+FUTURE_US_MAX: Final = HOUR_US  # how far an event's time may lie behind its append time
+
+QUANTITY_MAX: Final[Mapping[str, int]] = {  # of one event; more is absurd, and a dead letter
+    "call": 31 * 86_400,
+    "message": 100_000,
+    "data": 10**13,
+    "package": 1_000,
+    "fee": 1,
+    "credit": 10**12,
+}
+
+# The model before there were plans: to be deleted with its last user.
+AMOUNT_TYPES: Final = ("call", "message", "data", "package")
 CURRENCY: Final = "EUR"
 TIME_ZONE: Final = "Europe/Berlin"
-GRACE_DAYS: Final = 3  # how long after its period's end an event may still come in
+GRACE_DAYS: Final = 3
 AMOUNT_MICROS_MAX: Final = 1_000_000 * MICROS_PER_UNIT
 
 
-def usage(id: str, customer: str, type: str, time_us: int, amount_micros: int) -> Event:
-    """A usage event of a customer; EventRefused if it is none."""
+def usage(
+    id: str,
+    customer: str,
+    type: str,
+    time_us: int,
+    quantity: int,
+    *,
+    name: str | None = None,
+    currency: str | None = None,
+) -> Event:
+    """A usage event of a customer; EventRefused if rating would refuse it whatever the plan.
+
+    `name` says which package or fee, and is for these only. `currency` is for sources that know it: rating compares it
+    with the plan's.
+    """
     if type not in USAGE_TYPES:
         raise EventRefused(f"{type!r} is no type of usage", next_step=f"There are: {', '.join(USAGE_TYPES)}")
-    if "/" in customer:
-        raise EventRefused(f"The customer {customer!r} has a / in its name, which no address could have")
-    whole = isinstance(amount_micros, int) and not isinstance(amount_micros, bool)
-    if not whole or not 0 <= amount_micros <= AMOUNT_MICROS_MAX:
+    _check_customer(customer)
+    if not _whole(quantity) or not 0 <= quantity <= QUANTITY_MAX[type]:
+        raise EventRefused(
+            f"The quantity {quantity!r} of event {id!r} is not a number of {USAGE_TYPES[type]} "
+            f"from 0 to {QUANTITY_MAX[type]}"
+        )
+    _check_name(id, type, name)
+    if currency is not None:
+        minor_digits(currency)
+    optional = {"name": name, "currency": currency}
+    payload = {"quantity": quantity, **{field: value for field, value in optional.items() if value is not None}}
+    return Event(id, customer, type, time_us, payload)
+
+
+def assignment(
+    id: str, customer: str, plan: str, effective_us: int, time_us: int, *, holder: str | None = None
+) -> Event:
+    """Assigns a customer to a plan from a time on; `holder` is the name on the bill. EventRefused if it is none.
+
+    Whether it takes effect depends on what stands before it in the journal (`book`).
+    """
+    _check_customer(customer)
+    if not isinstance(plan, str) or not plan:
+        raise EventRefused(f"The plan {plan!r} of the assignment {id!r} is no plan's name")
+    if not _whole(effective_us):
+        raise EventRefused(f"effective_us {effective_us!r} of the assignment {id!r} is no number of microseconds")
+    payload: dict[str, Any] = {"plan": plan, "effective_us": effective_us}
+    return Event(id, customer, ASSIGN, time_us, payload if holder is None else payload | {"holder": holder})
+
+
+def clock_tick(time_us: int, id: str) -> Event:
+    """It is that late now: lets periods close although nobody uses anything."""
+    return Event(id, CLOCK, CLOCK, time_us, {})
+
+
+def bill_type(type: str, name: str | None) -> str:
+    """The type on the bill: `package:NAME` and `fee:NAME` for named usage, else the usage's own."""
+    return f"{type}:{name}" if type in NAMED_TYPES else type
+
+
+def usage_amount(id: str, customer: str, type: str, time_us: int, amount_micros: int) -> Event:
+    """A usage event with its amount, of the model before there were plans."""
+    if type not in AMOUNT_TYPES:
+        raise EventRefused(f"{type!r} is no type of usage", next_step=f"There are: {', '.join(AMOUNT_TYPES)}")
+    _check_customer(customer)
+    if not _whole(amount_micros) or not 0 <= amount_micros <= AMOUNT_MICROS_MAX:
         raise EventRefused(
             f"The amount {amount_micros!r} of event {id!r} is not a number of micros from 0 to {AMOUNT_MICROS_MAX}"
         )
     return Event(id, customer, type, time_us, {"amount_micros": amount_micros})
 
 
-def format_micros(amount_micros: int) -> str:
-    """An amount for people: two decimals, or as many as it takes to hide nothing."""
-    sign = "-" if amount_micros < 0 else ""
-    units, micros = divmod(abs(amount_micros), MICROS_PER_UNIT)
-    return f"{sign}{units:,}.{f'{micros:06d}'.rstrip('0').ljust(2, '0')}"
+def _check_customer(customer: str) -> None:
+    if "/" in customer:
+        raise EventRefused(f"The customer {customer!r} has a / in its name, which no address could have")
+
+
+def _check_name(id: str, type: str, name: str | None) -> None:
+    if type in NAMED_TYPES and not (isinstance(name, str) and name):
+        raise EventRefused(f"The {type} of event {id!r} has no name", next_step=f"Say which {type}: name=…")
+    if type not in NAMED_TYPES and name is not None:
+        raise EventRefused(f"The {type} of event {id!r} has the name {name!r}", next_step="Leave it out")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
