@@ -145,7 +145,7 @@ def _publications(scenario: Scenario) -> Iterator[tuple[int, Event, str]]:
 def _assignments(scenario: Scenario) -> Iterator[pa.Table]:
     opening_us = scenario.opening_us + _SECOND_US
     for group in scenario.groups:
-        yield rows.assignment_rows(group.customers, group.first.plan, scenario.begin_us - DAY_US, opening_us)
+        yield rows.assignment_rows(group.customers, group.first.plan, group.periods[0].start_us, opening_us)
     yield rows.assignment_rows(scenario.moved, "plus", scenario.move_us, scenario.moved_us)
 
 

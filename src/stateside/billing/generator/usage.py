@@ -43,7 +43,8 @@ def usage(
     late = _late(random, drawn, shares.late) if closes else np.zeros(drawn.kinds.shape, bool)
     arrivals_us = _arrivals_us(random, drawn, late, period, shares.delayed)
     events = _table(group, number, drawn, np.where(late, LATE, ON_TIME), arrivals_us)
-    repeated = _chosen(random, ~late & (drawn.kinds != FEE_KIND), shares.duplicate)
+    usage = drawn.kinds != FEE_KIND
+    repeated = _chosen(random, ~late & usage, _count(usage, shares.duplicate))
     delays_us = random.integers(1, _REPEAT_US_MAX, drawn.kinds.shape)
     again_us = np.minimum(arrivals_us + delays_us, period.end_us + GRACE_US - 1)
     copies = _table(group, number, drawn, np.full(drawn.kinds.shape, DUPLICATE), again_us).filter(pa.array(repeated.ravel()))
@@ -56,24 +57,24 @@ def _late(random: np.random.Generator, drawn: Drawn, share: float) -> Bools:
     Fees do not: they come from the clock.
     """
     usage = drawn.kinds != FEE_KIND
-    wholly = random.integers(len(usage))
-    if usage[wholly].all() and usage[wholly].sum() <= _count(usage, share):
-        first = np.zeros_like(usage)
-        first[wholly] = True
-        return first | _chosen(random, usage & ~first, share, less=int(first.sum()))
-    return _chosen(random, usage, share)
+    wholly = np.zeros_like(usage)
+    wholly[random.integers(len(usage))] = True
+    count, more = _count(usage, share), int(wholly.sum())
+    if more > count or not usage[wholly].all():
+        return _chosen(random, usage, count)
+    return wholly | _chosen(random, usage & ~wholly, count - more)
 
 
-def _chosen(random: np.random.Generator, eligible: Bools, share: float, less: int = 0) -> Bools:
-    """As many of the eligible ones as the share of all events is, at random."""
-    count = min(_count(eligible, share) - less, int(eligible.sum()))
+def _chosen(random: np.random.Generator, eligible: Bools, count: int) -> Bools:
+    """So many of the eligible ones at random, or all of them if there are fewer."""
     chosen = np.zeros(eligible.size, bool)
-    chosen[random.choice(np.flatnonzero(eligible), count, replace=False)] = True
+    found = np.flatnonzero(eligible)
+    chosen[random.choice(found, min(count, len(found)), replace=False)] = True
     return chosen.reshape(eligible.shape)
 
 
 def _count(events: Bools, share: float) -> int:
-    return round(share * events.size)
+    return round(share * int(events.sum()))
 
 
 def _arrivals_us(random: np.random.Generator, drawn: Drawn, late: Bools, period: Period, delayed_share: float) -> Ints:
