@@ -1,4 +1,4 @@
-"""The generator: the same stream for the same seed, even sums by an arithmetic of the test's own, and the asked shares."""
+"""The generator: the same stream for the same seed, even sums by an arithmetic of the test's own, the asked shares."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.generator import EVEN_MICROS, Arrival, Generator, Report, generate
-from stateside.billing.generator.shares import Shares
+from stateside.billing.generator import EVEN_MICROS, Arrival, Generator, Report, Shares, generate
 from stateside.billing.generator.writing import to_files, to_journal
 from stateside.errors import RequestInvalid
 from stateside.journal import Event, Journal
@@ -47,7 +46,7 @@ def report() -> Report:
 
 @dataclass
 class Ledger:
-    """The test's own bills: plans and assignments as the journal tells them, usage by line, nothing of the package's."""
+    """The test's own bills: plans and assignments as the journal tells them, usage by line."""
 
     plans: dict[str, list[dict[str, Any]]]
     assigned: dict[str, list[tuple[int, str]]]
@@ -159,7 +158,9 @@ def test_plans_and_assignments_come_first_and_a_change_an_hour_before_it_takes_e
     reference = [arrival for arrival in arrivals if arrival.fate == "reference"]
     assert [arrival.fate for arrival in arrivals[: SMALL.customers + 5]] == ["reference"] * (SMALL.customers + 5)
     assert [arrival.event.type for arrival in arrivals[:4]] == ["plan"] * 4
-    later = [arrival for arrival in reference if arrival.event.type == "plan" or arrival.event.payload["plan"] == "plus"]
+    later = [
+        arrival for arrival in reference if arrival.event.type == "plan" or arrival.event.payload["plan"] == "plus"
+    ]
     moved = [arrival for arrival in later[4:] if arrival.event.entity in ("c1", "c51") or arrival.event.type == "plan"]
     assert {arrival.event.entity for arrival in moved} == {"c1", "c51", "basic"}
     for arrival in moved:
@@ -260,7 +261,12 @@ def test_what_is_charged_is_every_line_rounded_once(arrivals: list[Arrival], rep
 
 def rounded(micros: int, rule: str) -> int:
     cents, rest = divmod(abs(micros), 10_000)
-    up = {"down": 0, "up": rest > 0, "half-up": rest >= 5_000, "half-even": (rest, cents % 2) >= (5_000, 1) or rest > 5_000}
+    up = {
+        "down": 0,
+        "up": rest > 0,
+        "half-up": rest >= 5_000,
+        "half-even": (rest, cents % 2) >= (5_000, 1) or rest > 5_000,
+    }
     return (cents + up[rule]) * 10_000 * (-1 if micros < 0 else 1)
 
 
@@ -302,5 +308,5 @@ def test_nothing_at_all_is_refused(wrong: dict[str, int]) -> None:
 
 
 def test_a_share_beyond_all_is_refused() -> None:
-    with pytest.raises(RequestInvalid, match="share of late events is 1.5"):
+    with pytest.raises(RequestInvalid, match=r"share of late events is 1\.5"):
         Shares(late=1.5)

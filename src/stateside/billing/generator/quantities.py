@@ -81,14 +81,19 @@ def charged_micros(group: Group, drawn: Drawn) -> int:
 def _evened_out(random: np.random.Generator, group: Group, kinds: Ints, times_us: Ints) -> Drawn:
     numbers = group.version_numbers(times_us)
     fixed = _fixed(random, kinds)
-    spent = sum((amounts for _, _, amounts in lines(group, Drawn(kinds, times_us, fixed))), np.zeros(len(kinds), int))
-    budgets = _split(random, EVEN_MICROS - _LEFT_MICROS - spent, kinds.shape)
+    spent_micros = _amounts_micros(group, Drawn(kinds, times_us, fixed))
+    budgets = _split(random, EVEN_MICROS - _LEFT_MICROS - spent_micros, kinds.shape)
     quantities = _affordable(group, kinds, numbers, budgets)
     kinds = np.where((kinds <= MESSAGE) & (quantities == 0), DATA, kinds)  # its share does not buy a single one
     quantities = np.where(kinds > DATA, fixed, _affordable(group, kinds, numbers, budgets))
     quantities[:, 0] = 0
     quantities[:, 0] = _left_over(group, Drawn(kinds, times_us, quantities), numbers)
     return Drawn(kinds, times_us, quantities)
+
+
+def _amounts_micros(group: Group, drawn: Drawn) -> Ints:
+    """What each customer's period amounts to."""
+    return sum((amounts for _, _, amounts in lines(group, drawn)), np.zeros(len(drawn.kinds), np.int64))
 
 
 def _fixed(random: np.random.Generator, kinds: Ints) -> Ints:
@@ -100,7 +105,8 @@ def _fixed(random: np.random.Generator, kinds: Ints) -> Ints:
 def _split(random: np.random.Generator, micros: Ints, shape: tuple[int, ...]) -> Ints:
     """Each row's micros in random parts, in whole numbers only: so every machine draws the same."""
     weights = random.integers(1, _WEIGHT_MAX, shape)
-    return micros[:, None] * weights // weights.sum(axis=1, keepdims=True)
+    parts: Ints = micros[:, None] * weights // weights.sum(axis=1, keepdims=True)
+    return parts
 
 
 def _affordable(group: Group, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints:
@@ -116,7 +122,7 @@ def _affordable(group: Group, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints
 
 def _left_over(group: Group, drawn: Drawn, numbers: Ints) -> Ints:
     """The bytes of the first events that bring every customer to the even amount."""
-    missing = EVEN_MICROS - sum(amounts for _, _, amounts in lines(group, drawn))
+    missing = EVEN_MICROS - _amounts_micros(group, drawn)
     data = (drawn.kinds == DATA) & (numbers == numbers[:, :1])  # on the line of the first event
     before = np.where(data, drawn.quantities, 0).sum(axis=1)
     bytes_ = np.zeros(len(before), np.int64)

@@ -12,7 +12,8 @@ class Shares:
     """Shares of the usage events, each from 0 to 1.
 
     `delayed`: comes in after up to almost the grace time, so out of order, some of it after its period's end.
-    `late`: comes in when its period is closed for good; of the periods that close. `duplicate`: comes in twice. `bad`: must become a dead letter.
+    `late`: comes in when its period is closed for good; of the usage in periods that close. `duplicate`: comes in
+    twice. `bad`: must become a dead letter; at least one of each reason, unless it is 0.
     """
 
     delayed: float = 0.15

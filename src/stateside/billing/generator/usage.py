@@ -47,7 +47,9 @@ def usage(
     repeated = _chosen(random, ~late & usage, _count(usage, shares.duplicate))
     delays_us = random.integers(1, _REPEAT_US_MAX, drawn.kinds.shape)
     again_us = np.minimum(arrivals_us + delays_us, period.end_us + GRACE_US - 1)
-    copies = _table(group, number, drawn, np.full(drawn.kinds.shape, DUPLICATE), again_us).filter(pa.array(repeated.ravel()))
+    copies = _table(group, number, drawn, np.full(drawn.kinds.shape, DUPLICATE), again_us).filter(
+        pa.array(repeated.ravel())
+    )
     return pa.concat_tables([events, copies])
 
 
@@ -56,13 +58,14 @@ def _late(random: np.random.Generator, drawn: Drawn, share: float) -> Bools:
 
     Fees do not: they come from the clock.
     """
-    usage = drawn.kinds != FEE_KIND
+    usage: Bools = drawn.kinds != FEE_KIND
     wholly = np.zeros_like(usage)
     wholly[random.integers(len(usage))] = True
     count, more = _count(usage, share), int(wholly.sum())
     if more > count or not usage[wholly].all():
         return _chosen(random, usage, count)
-    return wholly | _chosen(random, usage & ~wholly, count - more)
+    others = _chosen(random, usage & ~wholly, count - more)
+    return np.logical_or(wholly, others)
 
 
 def _chosen(random: np.random.Generator, eligible: Bools, count: int) -> Bools:

@@ -96,13 +96,21 @@ def to_kafka(servers: str, topic: str) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
         for line in _lines(batch):
             value = json.dumps(line, ensure_ascii=False).encode()
-            _produce(producer, topic, value, key=line["entity"], timestamp=line["appended_us"] // 1_000, on_delivery=delivered)
+            _produce(
+                producer,
+                topic,
+                value,
+                key=line["entity"],
+                timestamp=line["appended_us"] // 1_000,
+                on_delivery=delivered,
+            )
 
     yield write
     left = producer.flush(_FLUSH_S_MAX)
     if left or failures:
+        reason = failures[0] if failures else "no answer"
         raise SinkAway(
-            f"{left + len(failures)} events did not get into the topic {topic}: {failures[0] if failures else 'no answer'}",
+            f"{left + len(failures)} events did not get into the topic {topic}: {reason}",
             where=servers,
             next_step="See to the broker, and generate into a new topic",
         )
