@@ -1,11 +1,12 @@
 """The catalogue: read back as written, and checked against the state it belongs to."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stateside.checkpoint.catalogue import VERSION, Catalogue, KeyColumn, Stored, ViewColumn, Window
+from stateside.checkpoint.catalogue import VERSION, Catalogue, Computed, KeyColumn, Stored, ViewColumn, Window
 from stateside.checkpoint.schema import Column, StateSchema
 from stateside.errors import CheckpointInvalid, ViewInvalid
 
@@ -52,7 +53,10 @@ SESSION_SCHEMA = StateSchema(
 )
 
 
-@pytest.mark.parametrize("catalogue", [CATALOGUE, SESSIONS], ids=["aggregation", "session"])
+COMPUTED = replace(CATALOGUE, computed=(Computed("price", of="total", by=("customer",)),))
+
+
+@pytest.mark.parametrize("catalogue", [CATALOGUE, SESSIONS, COMPUTED], ids=["aggregation", "session", "computed"])
 def test_a_catalogue_is_read_back_as_it_was_written(tmp_path: Path, catalogue: Catalogue) -> None:
     (tmp_path / "catalogue.json").write_bytes(catalogue.as_json())
     assert Catalogue.load(tmp_path / "catalogue.json") == catalogue
@@ -82,6 +86,12 @@ def test_a_catalogue_of_another_version_is_told_apart_from_a_damaged_one() -> No
     with pytest.raises(CheckpointInvalid, match="it has version 1, this Stateside writes") as older:
         Catalogue.parse(content, "catalogue.json")
     assert "new folder" in str(older.value.next_step)
+
+
+def test_a_catalogue_from_before_there_were_computed_columns_has_none() -> None:
+    document = json.loads(CATALOGUE.as_json())
+    del document["computed"]
+    assert Catalogue.parse(json.dumps(document | {"version": 2}).encode(), "catalogue.json") == CATALOGUE
 
 
 def test_a_catalogue_fits_the_state_that_it_was_derived_for() -> None:

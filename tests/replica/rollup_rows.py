@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
+from stateside.checkpoint.computed import KnownSteps
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.replica.keys import KeyCodec
@@ -69,8 +70,8 @@ class Row:
         return struct.pack("<Q", nulls) + words
 
 
-def rollups(kept: Kept) -> Rollups:
-    return Rollups(replace(CATALOGUE, rollups=kept), RowDecoder(STORED))
+def rollups(kept: Kept, computed: Sequence[Computed] = (), steps: KnownSteps | None = None) -> Rollups:
+    return Rollups(replace(CATALOGUE, rollups=kept, computed=tuple(computed)), RowDecoder(STORED), steps)
 
 
 def expected(rows: Mapping[Key, Row], columns: Iterable[str]) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -62,6 +62,11 @@ class Book:
         return self.pages.refused
 
     @cached_property
+    def refused_offsets(self) -> Longs:
+        """Where these stand in the journal."""
+        return np.array([one.offset for one in self.refused], np.int64)
+
+    @cached_property
     def plans(self) -> Mapping[str, PlanVersion]:
         """All versions by their ids."""
         return {version.id: version for _, version in self.pages.versions}

@@ -24,7 +24,8 @@ from stateside.checkpoint.schema import Column, StateSchema
 from stateside.checkpoint.types import parse_type
 from stateside.errors import CheckpointInvalid, ViewInvalid
 
-VERSION = 2
+VERSION = 3
+_VERSIONS_READ = (2, 3)  # 2 had no computed columns
 
 Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
 
@@ -74,6 +75,18 @@ class ViewColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """A column that readers make: a long, out of the long column `of` by the steps that the key's columns `by` tell.
+
+    The steps stand in the view's table of steps (see `steps`), under the texts of `by`. The state has nothing of it.
+    """
+
+    name: str
+    of: str
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """The tumbling window among the key's columns: the size of its buckets, and where they begin after 1970.
 
@@ -91,7 +104,8 @@ class Catalogue:
     """A view as it is served: the key's columns in the order they are asked by, then the values' columns.
 
     `rollups` names, for each coarser key that sums are kept by, its columns in the order they are asked by. They are
-    the replica's: the state knows nothing of them.
+    the replica's: the state knows nothing of them. `computed` columns stand behind the others in rows and in rollups
+    (see `computed`); the state knows nothing of them either.
 
     `query` is the id of the query that the catalogue was inferred from (see `inferred`), and of no other; None if it
     was derived from a plan. An inferred one need not show all columns of the state.
@@ -108,6 +122,7 @@ class Catalogue:
     store: str | None = None  # the view's own, where the operator has several in a partition
     rollups: tuple[tuple[str, ...], ...] = ()
     query: str | None = None
+    computed: tuple[Computed, ...] = ()
 
     def as_json(self) -> bytes:
         """The file's content."""
@@ -119,7 +134,7 @@ class Catalogue:
         try:
             document: dict[str, Any] = json.loads(content)
             version = document.pop("version")
-            if version == VERSION:
+            if version in _VERSIONS_READ:
                 return _catalogue(document)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointInvalid(
@@ -179,7 +194,12 @@ def _catalogue(document: dict[str, Any]) -> Catalogue:
     window = document.pop("window")
     rollups = tuple(tuple(names) for names in document.pop("rollups", ()))
     window = Window(**window) if window else None
-    return Catalogue(**document, key=key, columns=columns, window=window, rollups=rollups)
+    computed = tuple(_computed(column) for column in document.pop("computed", ()))
+    return Catalogue(**document, key=key, columns=columns, window=window, rollups=rollups, computed=computed)
+
+
+def _computed(document: dict[str, Any]) -> Computed:
+    return Computed(**document | {"by": tuple(document["by"])})
 
 
 def _key_column(document: dict[str, Any]) -> KeyColumn:

@@ -12,18 +12,25 @@
 
 A *view* keeps state that is served by key; a *reaction* keeps none that is served, its rows go to a sink. Declaring
 costs nothing: Spark is first imported when the application runs.
+
+A function that takes a second parameter, without a default, is given the application's `Layout` there, which says where
+the journal and the views' files lie.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from stateside.checkpoint.catalogue import Computed
+from stateside.checkpoint.computed import declared_computed
 from stateside.checkpoint.rollup_declarations import declared_rollups
 from stateside.errors import StatesideError, ViewInvalid
+from stateside.layout import Layout
 from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
 
@@ -36,7 +43,8 @@ _NO_SPARK_YET = (
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 
-Function = Callable[["DataFrame"], "DataFrame"]
+Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
+Declared = TypeVar("Declared", bound=Function)
 Rows = Literal["closed", "changed"]  # what of a view goes to its sink: rows that left the state, or rows that changed
 
 
@@ -46,6 +54,7 @@ class View:
 
     A reaction has no `key`, and nothing of it is served. `state` names the state variable that is served of a
     `transformWithState`. `archive` names the table that closed rows go to. `rollups` names the columns of coarser keys.
+    `computed` columns are made by readers; neither the function nor the sink has them.
     """
 
     name: str
@@ -58,6 +67,12 @@ class View:
     guarantee: Guarantee = "exactly-once"
     archive: str | None = None
     rollups: tuple[tuple[str, ...], ...] = ()
+    computed: tuple[Computed, ...] = ()
+
+    def query(self, events: DataFrame, layout: Layout) -> DataFrame:
+        """What the function makes of the events; it is given the layout too if it takes a second parameter."""
+        given: tuple[Any, ...] = (events, layout) if _takes_layout(self.function) else (events,)
+        return self.function(*given)
 
 
 class App:
@@ -81,6 +96,7 @@ class App:
         *,
         key: Sequence[str],
         rollups: Sequence[Sequence[str]] = (),
+        computed: Sequence[Computed] = (),
         name: str | None = None,
         source: Source | None = None,
         state: str | None = None,
@@ -88,7 +104,7 @@ class App:
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
         archive: str | None = None,
-    ) -> Callable[[Function], Function]:
+    ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a view of its own name.
 
         `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
@@ -99,12 +115,18 @@ class App:
         are added up, in every snapshot exactly; [] is the total of all rows. Rollups have the counts, sums and averages
         of the view; its other columns cannot be taken away again when a row changes, and are left out. Rollups may be
         changed on an old folder.
+
+        Each of the `computed` columns is a long that readers make of the column `of`, a count or a sum of longs, by the
+        steps that `views/VIEW/steps.json` has for the texts of the key's columns `by` (see `checkpoint.computed`). They
+        stand in rows and in rollups, and may be changed on an old folder too. The view's sink is given the rows as
+        Spark has them, without these columns, and applies the table itself; it also writes the table, each entry
+        before it returns from the first batch that needs it (`checkpoint.steps.extend_steps`).
         """
 
-        def declare(function: Function) -> Function:
+        def declare(function: Declared) -> Declared:
             called = name or function.__name__
-            coarser = declared_rollups(called, key, rollups)
-            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser))
+            coarser, made = declared_rollups(called, key, rollups), declared_computed(called, key, computed)
+            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser, made))
             return function
 
         return declare
@@ -117,13 +139,13 @@ class App:
         source: Source | None = None,
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
-    ) -> Callable[[Function], Function]:
+    ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a reaction: its rows go to the sink, and nothing of it is served.
 
         Of a query without aggregation every row is `closed` at once.
         """
 
-        def declare(function: Function) -> Function:
+        def declare(function: Declared) -> Declared:
             self._add(
                 View(name or function.__name__, function, source=source, sink=sink, rows=rows, guarantee=guarantee)
             )
@@ -160,6 +182,16 @@ class App:
             raise ViewInvalid(
                 f"The view {view.name!r} has both an archive and a sink", next_step="Give it one, and a second view"
             )
+
+
+def _takes_layout(function: Function) -> bool:
+    """Whether the function has a second parameter that must be given."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # one that is not written in Python does not tell
+        return False
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and places[1].default is inspect.Parameter.empty
 
 
 def load(target: str) -> App:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn, Window
+from stateside.checkpoint.computed import check_computed
 from stateside.checkpoint.rollup_declarations import check_rollups
 from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import SERVED_TYPES
@@ -76,8 +77,10 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
         kind="session" if groups.session is not None else "aggregation",
         window=groups.window(),
         rollups=view.rollups,
+        computed=view.computed,
     )
     check_rollups(catalogue)
+    check_computed(catalogue)
     return catalogue
 
 

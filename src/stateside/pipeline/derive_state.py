@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored
+from stateside.checkpoint.computed import check_computed
 from stateside.checkpoint.rollup_declarations import check_rollups
 from stateside.checkpoint.served_types import unkeyable
 from stateside.errors import ViewInvalid
@@ -37,8 +38,10 @@ def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Ca
         kind="state-variable",
         family=view.state,
         rollups=view.rollups,
+        computed=view.computed,
     )
     check_rollups(catalogue)
+    check_computed(catalogue)
     return catalogue
 
 

@@ -203,7 +203,7 @@ class ViewQuery:
 
     def _plan(self) -> tuple[DataFrame, Catalogue | None]:
         try:
-            frame = self.view.function(self._source.load(self._session, self._reading()))
+            frame = self.view.query(self._source.load(self._session, self._reading()), self._layout)
             self._check_streaming(frame)
             derive = derive_state_catalogue if self.view.state else derive_catalogue
             catalogue = derive(self._app.name, self.view, frame) if self.view.key else None

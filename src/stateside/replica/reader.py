@@ -10,6 +10,7 @@ from typing import Protocol
 
 import lmdb
 
+from stateside.checkpoint.catalogue import Computed
 from stateside.errors import HistoryGone, NotFreshEnough, ReplicaInvalid
 from stateside.replica import generations
 from stateside.replica.applied import AppliedBatch
@@ -17,7 +18,7 @@ from stateside.replica.environment import Databases, open_to_read
 from stateside.replica.history import ROLLUPS, ROWS, History, Record
 from stateside.replica.ordered import Ordered
 from stateside.replica.past import PastTable
-from stateside.replica.rollups import Kept, parse_kept
+from stateside.replica.rollups import Kept, parse_computed, parse_kept
 from stateside.replica.share import Share
 
 
@@ -74,6 +75,11 @@ class Snapshot:
         """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""
         content = self._meta(b"rollups")
         return parse_kept(content) if content is not None else ()
+
+    def computed(self) -> tuple[Computed, ...]:
+        """The computed columns that these rollups have."""
+        content = self._meta(b"rollups")
+        return parse_computed(content) if content is not None else ()
 
     def rollup(self, number: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""

@@ -1,7 +1,8 @@
 """Rollups: sums over the rows of a replica by some of the key's columns, kept in the same transaction as the rows.
 
     key     := u8 number of the rollup, then the parts of the coarser key, encoded as in `keys`
-    row     := integer*     how many rows there are below it, then the numbers of each column's tally
+    row     := integer*     how many rows there are below it, then the numbers of each column's tally, those of computed
+                            columns last
     integer := u16 zeros    how many of its lowest bytes are zero and left out (a double's are, mostly)
                u16 size, then so many bytes, little-endian, two's complement
 
@@ -16,14 +17,17 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from operator import add, sub
 from typing import Any
 
-from stateside.checkpoint.catalogue import Catalogue, ViewColumn
-from stateside.checkpoint.tallies import Numbers, tallied, tally
+from stateside.checkpoint.catalogue import Catalogue, Computed, ViewColumn
+from stateside.checkpoint.computed import TYPE, ComputedTally, KnownSteps
+from stateside.checkpoint.tallies import Numbers, Tally, tallied, tally
 from stateside.checkpoint.unsafe_row import RowDecoder, Value
 from stateside.checkpoint.variable_catalogue import check_state, value_decoder
+from stateside.replica.computed import ComputedNumbers
 from stateside.replica.keys import KeyCodec
 from stateside.replica.ordered import Change, Changes, Ordered, in_order
 from stateside.storage import Storage
@@ -35,14 +39,14 @@ ROWS_AT_ONCE = 100_000  # of which the sums are held in memory before they are s
 _HEAD = struct.Struct("<HH")
 
 
-def rollups_of(catalogue: Catalogue, storage: Storage) -> Rollups:
+def rollups_of(catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> Rollups:
     """The rollups of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
-    if not catalogue.rollups:
+    if not catalogue.rollups and not catalogue.computed:
         return Rollups()
     check_state(catalogue, storage)
     decoder = value_decoder(catalogue, storage)
-    assert isinstance(decoder, RowDecoder), "a state variable's view has no rollups"
-    return Rollups(catalogue, decoder)
+    assert isinstance(decoder, RowDecoder), "a state variable's view has neither rollups nor computed columns"
+    return Rollups(catalogue, decoder, steps)
 
 
 def parse_kept(content: bytes) -> Kept:
@@ -51,21 +55,47 @@ def parse_kept(content: bytes) -> Kept:
     return tuple(tuple(columns) for columns in document["rollups"]) if document["version"] == VERSION else ()
 
 
-class Rollups:
-    """Keeps the rollups of one view. Without any it has nothing to do."""
+def parse_computed(content: bytes) -> tuple[Computed, ...]:
+    """The computed columns that these rollups have."""
+    found = json.loads(content).get("computed", ())  # older replicas have none
+    return tuple(Computed(each["name"], each["of"], tuple(each["by"])) for each in found)
 
-    def __init__(self, catalogue: Catalogue | None = None, decoder: RowDecoder | None = None) -> None:
+
+class Rollups:
+    """Keeps the rollups of one view. Without any, and without computed columns, it has nothing to do.
+
+    Computed columns are computed for every row that comes, even if no rollup has them: a replica does not move to a
+    batch with a row that readers could not be shown.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue | None = None,
+        decoder: RowDecoder | None = None,
+        steps: KnownSteps | None = None,
+    ) -> None:
         self.kept: Kept = ()
+        self.computed: tuple[Computed, ...] = ()
+        self._numbers_of: ComputedNumbers | None = None
         if catalogue is not None and decoder is not None:
-            self.kept = catalogue.rollups
+            self.kept, self.computed = catalogue.rollups, catalogue.computed
             self._codec = KeyCodec([column.asked_type for column in catalogue.key])
-            self._layout, self._decoder = RollupRows(catalogue.columns), decoder
+            self._layout, self._decoder = RollupRows(catalogue.columns, self.computed), decoder
             names = [column.name for column in catalogue.key]
             self._marks = [(bytes([n]), [names.index(name) for name in each]) for n, each in enumerate(self.kept)]
+        if catalogue is not None and steps is not None and self.computed:
+            self._numbers_of = ComputedNumbers(catalogue, steps)
+        assert self._numbers_of or not self.computed, "computed columns need the table of steps"
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do with a row."""
+        return not self.kept and not self.computed
 
     def as_json(self) -> bytes:
         """As told in the replica's `meta`."""
-        return json.dumps({"version": VERSION, "rollups": self.kept}).encode()
+        computed = [asdict(each) for each in self.computed]
+        return json.dumps({"version": VERSION, "rollups": self.kept, "computed": computed}).encode()
 
     def move(self, changes: Iterable[Change], rows: Ordered, rollups: Ordered) -> None:
         """Change the rows, and the rollups with them."""
@@ -74,41 +104,48 @@ class Rollups:
 
     def follow(self, changes: Changes, before: Sequence[bytes | None], rollups: Ordered) -> Changes:
         """Change the rollups as the rows were, which had these before; gives back what the rollups had before."""
-        if not self.kept:
+        if self.idle:
             return Changes([], [])
         sums = _Sums(self._layout)
         for (key, row), old in zip(changes, before, strict=True):
             if old != row:
-                self._add(sums, key, list(map(sub, self._numbers(row), self._numbers(old))))
+                parts = self._codec.split(key)
+                self._add(sums, parts, list(map(sub, self._numbers(parts, row), self._numbers(parts, old))))
         return sums.store(rollups)
 
     def add_all(self, rows: Iterator[tuple[bytes, bytes]], rollups: Ordered) -> None:
         """Add rows that are in no rollup yet, any number of them in bounded memory."""
-        while self.kept and (some := list(islice(rows, ROWS_AT_ONCE))):
+        while not self.idle and (some := list(islice(rows, ROWS_AT_ONCE))):
             sums = _Sums(self._layout)
             for key, row in some:
-                self._add(sums, key, self._numbers(row))
+                parts = self._codec.split(key)
+                self._add(sums, parts, self._numbers(parts, row))
             sums.store(rollups)
 
-    def _add(self, sums: _Sums, key: bytes, numbers: Numbers) -> None:
-        parts = self._codec.split(key)
+    def _add(self, sums: _Sums, parts: Sequence[bytes], numbers: Numbers) -> None:
         for mark, places in self._marks:
             sums.add(mark + b"".join([parts[place] for place in places]), numbers)
 
-    def _numbers(self, row: bytes | None) -> Numbers:
-        return self._layout.none if row is None else self._layout.numbers(self._decoder.decode(row))
+    def _numbers(self, parts: Sequence[bytes], row: bytes | None) -> Numbers:
+        if row is None:
+            return self._layout.none
+        stored = self._decoder.decode(row)
+        numbers = self._layout.numbers(stored)
+        return numbers if self._numbers_of is None else numbers + self._numbers_of.of(parts, stored)
 
 
 class RollupRows:
     """The rows of rollups that have these columns: what is in them, and what they say."""
 
-    def __init__(self, columns: Sequence[ViewColumn]) -> None:
-        self.columns = tallied(columns)
-        self._tallies = [tally(column) for column in self.columns]
-        self.none: Numbers = [0] * (1 + sum(each.size for each in self._tallies))
+    def __init__(self, columns: Sequence[ViewColumn], computed: Sequence[Computed] = ()) -> None:
+        self.columns = [(column.name, column.type) for column in tallied(columns)]
+        self.columns += [(each.name, TYPE) for each in computed]
+        self._tallies = [tally(column) for column in tallied(columns)]
+        self._all: list[Tally | ComputedTally] = [*self._tallies, *(ComputedTally(each.name) for each in computed)]
+        self.none: Numbers = [0] * (1 + sum(each.size for each in self._all))
 
-    def numbers(self, row: Sequence[Value]) -> Numbers:
-        """The numbers of one row of the state."""
+    def numbers(self, row: Sequence[Value]) -> list[int]:
+        """The numbers of one row of the state, without those of computed columns, which follow them."""
         found = [1]
         for each in self._tallies:
             found += each.numbers(row)
@@ -118,7 +155,7 @@ class RollupRows:
         """The columns' values; ValueOverflow if one is too large for its type."""
         numbers, begin = unpack(row), 1
         values: list[Value] = []
-        for each in self._tallies:
+        for each in self._all:
             values.append(each.value(numbers[begin : begin + each.size]))
             begin += each.size
         return values

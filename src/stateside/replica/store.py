@@ -6,7 +6,7 @@ rows:     encoded key -> row              (see `keys`; a row is the state's Unsa
 rollups:  number, coarser key -> sums     (see `rollups`; computed from the rows)
 past, undo:                               (see `history`; what the last batches replaced)
 meta:     "batch"     -> AppliedBatch     as JSON
-          "rollups"   -> their columns    as JSON; a rollup's number is its place there
+          "rollups"   -> their columns    as JSON; a rollup's number is its place there; the computed columns in them
           "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to wait
           "trouble"   -> text             why the replica does not move, while it does not
           "replica"   -> text             the replica's own name, given once
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import lmdb
 
+from stateside.checkpoint.catalogue import Computed
 from stateside.clock import Clock, SystemClock
 from stateside.errors import ReplicaInvalid
 from stateside.replica import generations, lists
@@ -31,7 +32,7 @@ from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.history import History, Keep
 from stateside.replica.ordered import Changes, Ordered, in_order
 from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import Rollups
+from stateside.replica.rollups import Kept, Rollups
 from stateside.replica.share import Share
 from stateside.storage import try_lock
 
@@ -76,13 +77,15 @@ class ReplicaWriter:
     def keep_rollups(self, rollups: Rollups) -> None:
         """Keep these rollups from now on, batch by batch. Where the replica has others, they are made from its rows.
 
+        So they are where their computed columns are others; CheckpointInvalid if a row's cannot be computed.
+
         To be called before the first `apply` of a writer, and once rows were loaded in another way than by `apply`.
         Rollups that are made anew have no history, and without them the older batches are forgotten too.
         """
 
         def make(transaction: lmdb.Transaction) -> None:
             snapshot = Snapshot(transaction, self._databases)
-            if snapshot.rollups() == rollups.kept:
+            if _kept(snapshot) == (rollups.kept, rollups.computed):
                 return
             transaction.drop(self._databases.rollups, delete=False)
             rollups.add_all(snapshot.range(b""), Ordered(transaction, self._databases.rollups))
@@ -171,9 +174,9 @@ class ReplicaWriter:
             raise ReplicaInvalid(
                 f"Batch {batch.batch} of query {batch.query} does not follow batch {before.batch} of {before.query}"
             )
-        assert snapshot.rollups() == self._rollups.kept, "keep_rollups comes first"
+        assert _kept(snapshot) == (self._rollups.kept, self._rollups.computed), "keep_rollups comes first"
         changes = in_order(lists.settled(given, Ordered(transaction, self._databases.rows)))
-        if self._rollups.kept or (before is not None and not self._keep.nothing):
+        if not self._rollups.idle or (before is not None and not self._keep.nothing):
             self._move(transaction, before, changes)
         else:
             Ordered(transaction, self._databases.rows).put_sorted(changes)
@@ -195,6 +198,10 @@ class ReplicaWriter:
             self._environment.reader_check()
             self._checked_s = time.monotonic()
         write(self._environment, action)
+
+
+def _kept(snapshot: Snapshot) -> tuple[Kept, tuple[Computed, ...]]:
+    return snapshot.rollups(), snapshot.computed()
 
 
 def _another_share(directory: Path, share: Share | None, asked: Share | None) -> ReplicaInvalid:

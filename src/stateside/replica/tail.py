@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.computed import KnownSteps
 from stateside.checkpoint.log import Commit, Plan
 from stateside.checkpoint.one_store import checkpoint_of
 from stateside.checkpoint.provider import read_batch_changes
@@ -206,7 +207,8 @@ class Tail:
 
     def _declared_rollups(self) -> Rollups:
         self._catalogue = Catalogue.load(self._layout.catalogue)
-        return rollups_of(self._catalogue, self._checkpoint.storage)
+        steps = KnownSteps(self._layout.name, self._layout.steps)
+        return rollups_of(self._catalogue, self._checkpoint.storage, steps)
 
     def _apply(self, batch: int) -> None:
         self._keep_rollups()

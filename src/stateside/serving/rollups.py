@@ -11,7 +11,7 @@ from typing import Any
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
-from stateside.errors import KeyInvalid, RequestInvalid
+from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.store import Snapshot
@@ -24,8 +24,9 @@ class RollupReader:
     def __init__(self, catalogue: Catalogue) -> None:
         self._view = catalogue.view
         self._types = {column.name: column.asked_type for column in catalogue.key}
-        self._rows = RollupRows(catalogue.columns)
-        self._render = [(column.name, renderer(parse_type(column.type))) for column in self._rows.columns]
+        self._computed = catalogue.computed
+        self._rows = RollupRows(catalogue.columns, catalogue.computed)
+        self._render = [(name, renderer(parse_type(type_))) for name, type_ in self._rows.columns]
 
     def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
         """A coarser key's values from their texts; KeyInvalid if they are none, RequestInvalid for other columns."""
@@ -34,10 +35,15 @@ class RollupReader:
     def rows(
         self, snapshot: Snapshot, columns: Sequence[str], key: Sequence[Value], rows_max: int
     ) -> list[dict[str, Any]]:
-        """The rows of the rollup by these columns whose coarser key begins with these values."""
+        """The rows of the rollup by these columns whose coarser key begins with these values.
+
+        NotFreshEnough while the rollups have other computed columns than the catalogue.
+        """
         kept = snapshot.rollups()
         if tuple(columns) not in kept:
             raise self._unknown(columns, kept)
+        if snapshot.computed() != self._computed:
+            raise self._not_yet(snapshot)
         codec = KeyCodec([self._types[name] for name in columns])
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
         rows: list[dict[str, Any]] = []
@@ -56,6 +62,14 @@ class RollupReader:
                     next_step=f"It has: {', '.join(self._types)}",
                 )
         return [(name, parse_type(self._types[name])) for name in columns]
+
+    def _not_yet(self, snapshot: Snapshot) -> NotFreshEnough:
+        trouble = snapshot.trouble()
+        return NotFreshEnough(
+            f"The rollups of {self._view!r} have other computed columns than were declared last"
+            + (f". Its replica does not move: {trouble}" if trouble else ""),
+            next_step="Ask again in a moment: the replica makes them anew",
+        )
 
     def _unknown(self, columns: Sequence[str], kept: Kept) -> RequestInvalid:
         return RequestInvalid(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.computed import TYPE, ComputedColumns, KnownSteps
 from stateside.checkpoint.finalise import finaliser
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
@@ -18,9 +19,12 @@ from stateside.storage import Storage
 
 
 class Shape:
-    """What a catalogue and the checkpoint's schema say of a view; ViewInvalid if they do not fit, or it has no way."""
+    """What a catalogue and the checkpoint's schema say of a view; ViewInvalid if they do not fit, or it has no way.
 
-    def __init__(self, catalogue: Catalogue, storage: Storage) -> None:
+    A view with computed columns needs its steps too.
+    """
+
+    def __init__(self, catalogue: Catalogue, storage: Storage, steps: KnownSteps | None = None) -> None:
         self.catalogue = completed(catalogue, storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
@@ -30,8 +34,10 @@ class Shape:
         self._finalisers = [finaliser(column) for column in self.catalogue.columns]
         shown = [(column.name, column.type) for column in self.catalogue.key]
         shown += [(column.name, column.type) for column in self.catalogue.columns]
+        shown += [(column.name, TYPE) for column in self.catalogue.computed]
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
-        self.sums = Sums(self.catalogue, self.codec, self._decoder, self._finalisers)
+        self._computed = ComputedColumns(self.catalogue, steps)
+        self.sums = Sums(self.catalogue, self.codec, self._decoder, self._finalisers, self._computed)
         self.rollups = RollupReader(self.catalogue)
 
     def parse_key(self, parts: Sequence[str]) -> list[Value]:
@@ -43,8 +49,9 @@ class Shape:
         stored = self._decoder.decode(row)
         asked = zip(self.catalogue.key, self.codec.decode(key), strict=True)
         keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
-        return self.shown(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
+        values = [each.finish([stored[p] for p in each.places]) for each in self._finalisers]
+        return self.shown(keys, [*values, *self._computed.values(keys, values)])
 
     def shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
-        """The values of all columns, by name, as JSON has them."""
+        """The values of all columns, computed ones last, by name, as JSON has them."""
         return {name: render(v) for (name, render), v in zip(self._render, (*keys, *values), strict=True)}

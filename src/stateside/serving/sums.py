@@ -9,6 +9,9 @@ range:
                   that the watermark has seen: the same for all keys, so that a key without new events goes down to none
     no from, last all buckets of this key that are in the state
 
+A computed column of a range is the sum of its buckets' values, as in a rollup; not what the steps would make of the
+range's number as a whole.
+
 Under a watermark, buckets whose end it has passed have left the state: a range that begins before them is refused,
 because their numbers would be missing.
 """
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue, Window
+from stateside.checkpoint.computed import ComputedColumns, ComputedSum
 from stateside.checkpoint.finalise import Finaliser
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import Decoder
@@ -67,9 +71,15 @@ class Sums:
     """Combines the buckets of one view."""
 
     def __init__(
-        self, catalogue: Catalogue, codec: KeyCodec, decoder: Decoder, finalisers: Sequence[Finaliser]
+        self,
+        catalogue: Catalogue,
+        codec: KeyCodec,
+        decoder: Decoder,
+        finalisers: Sequence[Finaliser],
+        computed: ComputedColumns,
     ) -> None:
         self._catalogue, self._codec, self._decoder, self._finalisers = catalogue, codec, decoder, finalisers
+        self._computed = computed
 
     def window(self, key: Sequence[Value]) -> Window:
         """The view's window; RequestInvalid if the view has none, or its buckets of this key cannot be combined."""
@@ -106,7 +116,7 @@ class Sums:
         _check_borders(start_us, end_us, window)
         if span.from_us is not None or span.last_us is not None:
             _check_live(start_us, window, stamp)
-        buckets, values = self._combine(self._buckets(snapshot, key, start_us, end_us))
+        buckets, values = self._combine(key, self._buckets(snapshot, key, start_us, end_us))
         return Sum(start_us, end_us, buckets, values)
 
     def _bounds(
@@ -149,12 +159,15 @@ class Sums:
                 )
             yield self._decoder.decode(row)
 
-    def _combine(self, rows: Iterator[tuple[Value, ...]]) -> tuple[int, tuple[Value, ...] | None]:
+    def _combine(self, key: Sequence[Value], rows: Iterator[tuple[Value, ...]]) -> tuple[int, tuple[Value, ...] | None]:
         combined: list[Any] | None = None
+        computed = ComputedSum(self._computed.columns)
         count = 0
         for row in rows:
             count += 1
             buffers = [[row[place] for place in each.places] for each in self._finalisers]
+            if self._computed.columns:
+                computed.add(self._computed.values(key, self._finished(buffers)))
             if combined is None:
                 combined = buffers
             else:
@@ -162,7 +175,10 @@ class Sums:
                 combined = [each.merge(before, further) for each, before, further in pairs]
         if combined is None:
             return 0, None
-        return count, tuple(each.finish(part) for each, part in zip(self._finalisers, combined, strict=True))
+        return count, (*self._finished(combined), *computed.values())
+
+    def _finished(self, buffers: Sequence[Any]) -> list[Value]:
+        return [each.finish(part) for each, part in zip(self._finalisers, buffers, strict=True)]
 
 
 def _check_borders(start_us: int, end_us: int, window: Window) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.computed import KnownSteps
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.inferred import Refusal
 from stateside.checkpoint.place import reading
@@ -74,7 +75,8 @@ class ViewReader:
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
         self._clock = clock or SystemClock()
-        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location))
+        steps = KnownSteps(layout.name, layout.steps)
+        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
