@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.billing.audit import Audit, audit
 from stateside.billing.calendar import Month
 from stateside.billing.generator import Generator
 from stateside.billing.invoices import INVOICES
 from stateside.billing.model import usage_amount
 from stateside.journal import Event, Journal, JournalWriter
+from stateside.ops.demo.recount import Audit, audit
 
 CLOSED = {"2026-01", "2026-02"}
 
