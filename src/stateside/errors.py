@@ -24,6 +24,7 @@
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
     │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
+    │   ├── PastChanged             past-changed            500    a journal that is not what the last audit read
     │   └── ValueOverflow           value-overflow          500    a number that grew too large for its column
     │       └── MoneyOverflow       money-overflow          500    …and is an amount of money
     └── OperatingError                                             the world's: mend it, then try again
@@ -230,6 +231,12 @@ class ArchiveInvalid(StateError):
     """A sink's table is missing, or is another one than it was before."""
 
     code = "archive-invalid"
+
+
+class PastChanged(StateError):
+    """The journal is another one than at the last audit, or its events are. Nothing was audited."""
+
+    code = "past-changed"
 
 
 class ValueOverflow(StateError):

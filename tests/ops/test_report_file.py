@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateside.billing.audit import Audit, Sums
 from stateside.errors import RequestInvalid
+from stateside.ops.demo.recount import Audit, Sums
 from stateside.ops.demo.report import DemoReport, ReportFile
 
 

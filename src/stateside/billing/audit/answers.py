@@ -1,0 +1,101 @@
+"""Live answers: a running server is asked for some customers' rows, and each answer is recomputed where it stands.
+
+An answer's stamp says up to which position, and of which batch, it is. The ledger is moved on to that very position;
+what the journal says of the customer by then, less what was sealed up to that batch, is what the answer must say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from stateside.billing.audit.fold import fold
+from stateside.billing.audit.found import OPEN_ROWS, insert_rows, take_documents
+from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers
+from stateside.billing.audit.ledger import Ledger
+from stateside.journal import Journal
+from stateside.journal.segment import PARTITION
+from stateside.layout import Layout
+from stateside.positions import Position
+
+SAMPLE = 100  # customers that are asked for
+
+Ask = Callable[[str, Position], dict[str, Any]]  # the answer for a customer, at this position or later
+Answer = tuple[int, int, str, list[Row]]  # offset, batch, customer, rows
+
+_TEXT = "A live answer is what the journal says at the answer's own position"
+
+_BROKEN = """
+    with journal as (
+        from accounts where customer in (select customer from asked)
+    ), sealed as (
+        select customer, period_end_us, type, plan, sum(quantity) as quantity, sum(events) as events
+        from lines where customer in (select customer from asked) group by all
+    ), remaining as (
+        select customer, period_end_us, type, plan, journal.quantity - coalesce(sealed.quantity, 0) as quantity,
+               journal.events - coalesce(sealed.events, 0) as events
+        from journal left join sealed using (customer, period_end_us, type, plan)
+        where (journal.quantity, journal.events) is distinct from (sealed.quantity, sealed.events)
+    ), expected as (
+        select remaining.*, price(quantity, steps) as amount_micros
+        from remaining join prices on prices.plan_id = remaining.plan and prices.type = remaining.type
+    )
+    select customer, period_end_us, type, plan, period, currency, (from position) as position, (from batch) as batch,
+           expected.quantity, expected.events, expected.amount_micros,
+           answered.quantity as found_quantity, answered.events as found_events,
+           answered.amount_micros as found_amount_micros
+    from expected full join answered using (customer, period_end_us, type, plan)
+    left join named_periods using (plan, period_end_us)
+    where (expected.quantity, expected.events, expected.amount_micros)
+        is distinct from (answered.quantity, answered.events, answered.amount_micros)
+    order by customer, period_end_us, type, plan
+"""
+
+
+def _say(row: Row) -> str:
+    journal = numbers(row["quantity"], row["events"], row["amount_micros"], row["currency"])
+    found = numbers(row["found_quantity"], row["found_events"], row["found_amount_micros"], row["currency"])
+    return (
+        f"{account(row)}: the answer of batch {row['batch']}, position {row['position']}, says {found}; "
+        f"the journal says {journal} by then."
+    )
+
+
+def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[Verdict]]:
+    """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
+    answers = _ask_all(ledger, ask)
+    broken, sentences = 0, list[str]()
+    for (offset, batch), some in groupby(answers, key=lambda answer: answer[:2]):
+        verdict = _compare(ledger, layout, journal, offset, batch, list(some))
+        broken += verdict.broken
+        sentences += verdict.sentences
+    return len(answers), (Verdict("answers", _TEXT, broken, tuple(sentences)),)
+
+
+def _ask_all(ledger: Ledger, ask: Ask) -> list[Answer]:
+    """Answers for a sample of customers, another one at each position, in the order of where they stand."""
+    floor = Position.of({PARTITION: ledger.position})
+    customers = ledger.rows(
+        "select customer from (select distinct customer from sums) order by hash(customer, ?) limit ?",
+        ledger.position,
+        SAMPLE,
+    )
+    answers = [(customer, ask(customer, floor)) for (customer,) in customers]
+    placed = [
+        (Position.parse(found["stamp"]["position"])[PARTITION], int(found["stamp"]["batch"]), customer, found["rows"])
+        for customer, found in answers
+    ]
+    return sorted(placed, key=lambda answer: answer[:3])
+
+
+def _compare(
+    ledger: Ledger, layout: Layout, journal: Journal, offset: int, batch: int, answers: list[Answer]
+) -> Verdict:
+    fold(ledger, journal, offset)
+    take_documents(ledger, layout, batch)
+    ledger.sql.execute("create or replace temp table asked (customer text)")
+    ledger.sql.executemany("insert into asked values (?)", [[customer] for _, _, customer, _ in answers])
+    insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
+    at = _BROKEN.replace("(from position)", f"'{PARTITION}:{offset}'").replace("(from batch)", str(batch))
+    return judge(ledger, Law("answers", _TEXT, at, _say))

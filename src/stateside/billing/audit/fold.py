@@ -1,0 +1,198 @@
+"""The fold: every event of the journal, in order, into the ledger. Once, and in one class each.
+
+A chunk of events is read, classified by a few joins, and added to the ledger in one transaction:
+
+1. Publications of plans and assignments of customers are taken one by one (`references`).
+2. A usage event finds the newest assignment of its customer that stands before it and is in effect at its time, and of
+   that plan the newest version, by the same rule.
+3. The first rule that it breaks makes it a bad event, with that rule's name as the reason.
+4. Of the others, the first with its id counts; any later one is a duplicate.
+5. What counts is added to its account: customer, period, type on the bill, plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from stateside.billing.audit.calendar import Cycle, periods
+from stateside.billing.audit.ledger import Ledger
+from stateside.billing.audit.plan_payload import NAMED, QUANTITY_MAX
+from stateside.billing.audit.references import fold_references
+from stateside.journal import Journal
+
+CHUNK_EVENTS = 250_000
+
+GRACE_US = 3 * 24 * 3_600_000_000  # the watermark's delay
+FUTURE_US_MAX = 3_600_000_000  # an event's time is at most so long after its append
+
+Watch = Callable[[int, int], None]  # told the offset that the fold has come to, and the one that it goes to
+
+_LIMITS = ", ".join(f"('{type_}', {largest})" for type_, largest in QUANTITY_MAX.items())
+
+# The payload's fields. A field of a wrong type, or a quantity that no 64 bits hold, makes the event malformed.
+_READ = f"""
+    create or replace temp table usage as
+    with parsed as (
+        select "offset", id, entity, type, time_us, appended_us,
+               json_type(payload, ['$.quantity', '$.name', '$.currency']) as kinds,
+               json_extract_string(payload, ['$.quantity', '$.name', '$.currency']) as texts
+        from chunk where type not in ('plan', 'assign', 'clock')
+    ), limits(type, quantity_max) as (values {_LIMITS})
+    select "offset", id, entity, type, time_us, appended_us, quantity_max,
+           case when kinds[1] in ('UBIGINT', 'BIGINT') then try_cast(texts[1] as bigint) end as quantity,
+           case when kinds[2] = 'VARCHAR' then texts[2] end as name,
+           case when kinds[3] = 'VARCHAR' then texts[3] end as currency,
+           coalesce(kinds[2], 'NULL') in ('VARCHAR', 'NULL') and coalesce(kinds[3], 'NULL') in ('VARCHAR', 'NULL')
+               as texts_are_texts,
+           case when type in {NAMED} then type || ':' || name else type end as bill_type
+    from parsed left join limits using (type)
+"""
+
+# Reference data are accepted in the journal's order and each takes effect after the one before, so that of those which
+# stand before an event and are in effect at its time, the one with the highest number is the newest.
+_ASSIGN = """
+    create or replace temp table assigned as
+    select usage."offset", any_value(usage.time_us) as time_us, arg_max(assignments.plan, assignments.number) as plan
+    from usage join assignments
+        on assignments.customer = usage.entity
+        and assignments.effective_us <= usage.time_us and assignments."offset" < usage."offset"
+    group by usage."offset"
+"""
+_VERSION = """
+    create or replace temp table versions as
+    select assigned."offset", arg_max(plans.id, plans.version) as plan
+    from assigned join plans
+        on plans.plan = assigned.plan and plans.effective_us <= assigned.time_us and plans."offset" < assigned."offset"
+    group by assigned."offset"
+"""
+
+_CLASSIFY = f"""
+    create or replace temp table classified as
+    select usage."offset", usage.id, entity as customer, usage.type, bill_type, usage.time_us, quantity, versions.plan,
+           kind, time_zone, anchor_day,
+           case
+               when quantity_max is null then 'unknown-type'
+               when quantity is null or not texts_are_texts or coalesce(bill_type, '') in ('', 'package:', 'fee:')
+                   then 'malformed'
+               when usage.time_us > appended_us + {FUTURE_US_MAX} then 'future-dated'
+               when quantity < 0 then 'negative-quantity'
+               when quantity > quantity_max then 'absurd-quantity'
+               when assigned.plan is null then 'unknown-customer'
+               when versions.plan is null then 'unknown-plan'
+               when prices.plan_id is null then 'not-in-plan'
+               when usage.currency <> plans.currency then 'wrong-currency'
+           end as reason
+    from usage
+    left join assigned on assigned."offset" = usage."offset"
+    left join versions on versions."offset" = usage."offset"
+    left join plans on plans.id = versions.plan
+    left join prices on prices.plan_id = versions.plan and prices.type = usage.bill_type
+"""
+
+_PERIODS = """
+    create or replace temp table valid as
+    select classified."offset", id, customer, bill_type as type, plan, quantity, periods.end_us as period_end_us
+    from classified asof join periods
+        on periods.kind = classified.kind and periods.time_zone = classified.time_zone
+        and periods.anchor_day = classified.anchor_day and classified.time_us >= periods.start_us
+    where reason is null
+"""
+
+_DUPLICATES = """
+    create or replace temp table repeated as
+    with firsts as (select id, min("offset") as "offset" from valid group by id),
+    known as (select seen.id, seen."offset" from seen semi join firsts on firsts.id = seen.id)
+    select valid."offset", coalesce(known."offset", firsts."offset") as first_offset
+    from valid join firsts on firsts.id = valid.id left join known on known.id = valid.id
+    where known.id is not null or valid."offset" > firsts."offset"
+"""
+
+_STORE = f"""
+    insert into duplicates
+        select "offset", id, first_offset, customer, period_end_us, type, plan, quantity
+        from valid join repeated using ("offset");
+    insert into seen
+        select id, "offset", customer, period_end_us from valid anti join repeated using ("offset");
+    insert into sums
+        select customer, period_end_us, type, plan, sum(quantity), count(*)
+        from valid anti join repeated using ("offset") group by all;
+    insert into bad
+        select "offset", id, customer, type, reason from classified where reason is not null
+        union all
+        select "offset", id, entity, type, 'future-dated' from chunk
+        where type = 'clock' and time_us > appended_us + {FUTURE_US_MAX};
+"""
+
+# Duplicates move the watermark too; bad events do not.
+_CLOCK = f"""
+    with ticks as (select time_us from chunk where type = 'clock' and time_us <= appended_us + {FUTURE_US_MAX}),
+    times as (from ticks union all select time_us from classified where reason is null)
+    update fold set
+        clocks = clocks + (select count(*) from ticks),
+        time_us_max = greatest(time_us_max, (select max(time_us) from times))
+"""
+
+
+def fold(ledger: Ledger, journal: Journal, stop: int, watch: Watch = lambda offset, stop: None) -> None:
+    """Fold the journal from the ledger's position on, up to this offset. A crash loses a chunk's work, no more."""
+    for start, chunk in chunks(journal, ledger.position, stop):
+        with ledger.transaction():
+            fold_chunk(ledger, chunk)
+            digest = digest_of(ledger, chunk)
+            ledger.sql.execute("insert into chunks values (?, ?, ?)", [start, start + chunk.num_rows, digest])
+            ledger.sql.execute("update fold set position = ?, journal = ?", [start + chunk.num_rows, journal.id()])
+            ledger.add_up()
+        watch(start + chunk.num_rows, stop)
+
+
+def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
+    """The events of a range, many at a time, each with its offset; times in microseconds."""
+    while start < stop:
+        upto = min(stop, start + CHUNK_EVENTS)
+        events = pa.Table.from_batches([batch for _, batch in journal.batches(start, upto)])
+        offsets = pa.array(range(start, upto), pa.int64())
+        times = [events[name].cast(pa.int64()) for name in ("time", "appended")]
+        columns = {name: events[name] for name in ("id", "entity", "type", "payload")}
+        yield start, pa.table({"offset": offsets, **columns, "time_us": times[0], "appended_us": times[1]})
+        start = upto
+
+
+def digest_of(ledger: Ledger, chunk: pa.Table) -> int:
+    """A number that all that these events say goes into; any change of them changes it."""
+    ledger.sql.register("chunk", chunk)
+    return int(ledger.one('select sum(hash("offset", id, entity, type, payload, time_us, appended_us)) from chunk'))
+
+
+def fold_chunk(ledger: Ledger, chunk: pa.Table) -> None:
+    """Steps 1 to 5."""
+    ledger.sql.register("chunk", chunk)
+    fold_references(ledger, FUTURE_US_MAX)
+    for step in (_READ, _ASSIGN, _VERSION, _CLASSIFY):
+        ledger.sql.execute(step)
+    _add_periods(ledger)
+    for step in (_PERIODS, _DUPLICATES, _STORE, _CLOCK):
+        ledger.sql.execute(step)
+
+
+def _add_periods(ledger: Ledger) -> None:
+    """Have all periods in the ledger that the chunk's events lie in. Every cycle's periods are without gaps."""
+    spans = ledger.rows("""
+        with needed as (
+            select kind, time_zone, anchor_day, min(time_us) as first_us, max(time_us) as last_us
+            from classified where reason is null group by all
+        ), known as (
+            select kind, time_zone, anchor_day, min(start_us) as start_us, max(end_us) as end_us
+            from periods group by all
+        )
+        select kind, time_zone, anchor_day, least(first_us, start_us), greatest(last_us, end_us - 1)
+        from needed left join known using (kind, time_zone, anchor_day)
+        where start_us is null or first_us < start_us or last_us >= end_us
+    """)
+    for kind, time_zone, anchor_day, first_us, last_us in spans:
+        cycle = (kind, time_zone, anchor_day)
+        ledger.sql.execute("delete from periods where (kind, time_zone, anchor_day) = (?, ?, ?)", cycle)
+        for period in periods(Cycle(*cycle), first_us, last_us):
+            row = [*cycle, period.label, period.start_us, period.end_us]
+            ledger.sql.execute("insert into periods values (?, ?, ?, ?, ?, ?)", row)

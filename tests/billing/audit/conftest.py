@@ -1,0 +1,27 @@
+"""Right books: written and audited once, copied for each test that changes them."""
+
+import shutil
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stateside.layout import Layout
+from tests.billing.audit.books import Books, right_books
+
+
+@pytest.fixture(scope="session")
+def written_books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Right books with their ledger, which no test changes."""
+    books = right_books(tmp_path_factory.mktemp("books"))
+    assert books.audit().differences() == []
+    return books
+
+
+@pytest.fixture
+def books(written_books: Books, tmp_path: Path) -> Books:
+    """A copy of them: what is appended is folded on top of what the ledger has."""
+    shutil.copytree(written_books.layout.root, tmp_path / "books")
+    copied = {name: deepcopy(getattr(written_books, name)) for name in ("documents", "letters", "rows", "rollups")}
+    return replace(written_books, layout=Layout(tmp_path / "books"), **copied)
