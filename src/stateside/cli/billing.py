@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from stateside.cli.asking import asking, client_of, floor_of
+from stateside.cli.billing_events import clock, generate
 from stateside.cli.billing_tables import bill_text, dead_letters_text, documents_text, explained_text, totals_text
 from stateside.cli.group import FILE, FOLDER
 from stateside.errors import RequestInvalid
@@ -28,10 +29,15 @@ def billing() -> None:
     \b
     Ask a server:       bill, explain, invoices, totals, dead-letters list and show
     Change the journal: plan publish, assign, dead-letters replay   (with the application's --dir)
-    Send documents on:  deliver
+    Run beside it:      clock, deliver
+    Make a stream up:   generate
 
     docs/billing.md tells it from the beginning: a plan, customers, bills, invoices, corrections, the audit.
     """
+
+
+billing.add_command(clock)
+billing.add_command(generate)
 
 
 def _ask(url: str, path: str, floor: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
