@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import Any
 
+from stateside.billing.bills import VIEW
 from stateside.errors import StatesideError
 from stateside.positions import Position
 from stateside.serving.client import Client
@@ -43,7 +44,7 @@ class Asker:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                self.stamp = self._client.get("/v1/customers/c0/bill", min_position=position, wait_ms=100)["stamp"]
+                self.stamp = self._client.rows(VIEW, "c0", min_position=position, wait_ms=100)["stamp"]
                 return True
             except Exception:
                 time.sleep(READY_PAUSE_S)
@@ -66,7 +67,7 @@ class Asker:
     def _ask(self, customer: str) -> None:
         began_s = time.monotonic()
         try:
-            stamp = self._client.get(f"/v1/customers/{customer}/bill")["stamp"]
+            stamp = self._client.rows(VIEW, customer)["stamp"]
             age_ms = int(stamp["age_ms"])
         except Exception as error:  # whatever it is, the request was not answered as promised
             self.failed += 1

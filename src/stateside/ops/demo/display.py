@@ -15,9 +15,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stateside.billing.model import CURRENCY, MICROS_PER_UNIT
+from stateside.billing.money import MICROS_PER_UNIT
 
 LINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBill:
+    """What a customer has used so far in an open period."""
+
+    customer: str
+    period: str
+    currency: str
+    events: int
+    amount_micros: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +43,13 @@ class Moment:
     open_periods: Sequence[str]
     sealed_periods: Sequence[str]
     invoices: int
+    notes: int
+    dead_letters: int
+    duplicates: int
     requests: int
     failed: int
     restarts: int
-    bills: Sequence[dict[str, Any]]
+    bills: Sequence[RunningBill]
 
 
 class Display:
@@ -70,9 +84,13 @@ def _line(moment: Moment) -> str:
     parts = [phase, f"{moment.events:,} events in", f"lag {moment.lag_events:,}"]
     if moment.stamp:
         parts.insert(1, f"batch {moment.stamp['batch']}, age {moment.stamp['age_ms']} ms")
-    parts.append(f"open {', '.join(moment.open_periods) or 'none'}, {moment.invoices:,} invoices sealed")
+    parts.append(f"open {', '.join(moment.open_periods) or 'none'}, {_sealed(moment)}")
     parts.append(f"{moment.requests:,} requests, {moment.failed} failed")
     return "  ".join(parts)
+
+
+def _sealed(moment: Moment) -> str:
+    return f"{moment.invoices:,} invoices, {moment.notes:,} notes"
 
 
 def _picture(moment: Moment) -> Group:
@@ -89,7 +107,8 @@ def _picture(moment: Moment) -> Group:
             "periods",
             f"open {', '.join(moment.open_periods) or 'none'}   sealed {', '.join(moment.sealed_periods) or 'none'}",
         ),
-        ("invoices", f"{moment.invoices:,}"),
+        ("sealed", _sealed(moment)),
+        ("refused", f"{moment.dead_letters:,} dead letters, {moment.duplicates:,} duplicates came in"),
         ("answers", f"{moment.requests:,}, {moment.failed} failed, newest {stamp.get('age_ms', '–')} ms old"),
         ("restarts", str(moment.restarts)),
     ):
@@ -99,17 +118,12 @@ def _picture(moment: Moment) -> Group:
     return Group(title, bar, facts, _bills(moment.bills))
 
 
-def _bills(bills: Sequence[dict[str, Any]]) -> Table:
+def _bills(bills: Sequence[RunningBill]) -> Table:
     table = Table(title="running bills", title_justify="left", box=None, header_style="dim", padding=(0, 2))
     for name in ("customer", "period", "events"):
         table.add_column(name)
-    table.add_column(f"so far, {CURRENCY}", justify="right")
+    table.add_column("so far", justify="right")
     for bill in bills:
-        for period in bill["periods"]:
-            table.add_row(bill["customer"], period["period"], str(period["events"]), _amount(period["total_micros"]))
+        amount = f"{bill.amount_micros / MICROS_PER_UNIT:,.2f} {bill.currency}"  # at a glance; the report is exact
+        table.add_row(bill.customer, bill.period, str(bill.events), amount)
     return table
-
-
-def _amount(micros: int) -> str:
-    """An amount at a glance, in cents; the exact one stands in the report."""
-    return f"{micros / MICROS_PER_UNIT:,.2f}"

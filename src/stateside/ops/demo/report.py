@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateside.billing.generator import PERIOD_SUM_MICROS
-from stateside.billing.model import CURRENCY, format_micros
+from stateside.billing.audit import Audit
+from stateside.billing.generator import EVEN_MICROS, Report
+from stateside.billing.money import format_micros
 from stateside.errors import RequestInvalid
-from stateside.ops.demo.recount import Audit
+from stateside.ops.demo.proof import Outcome
 from stateside.storage import write_atomically
 
 DIFFERENCES_SHOWN = 10
@@ -23,8 +24,9 @@ class DemoReport:
 
     seconds: float
     customers: int
-    generated: int
-    late_within_grace: int
+    expected: Report
+    outcome: Outcome
+    differences: Sequence[str]  # between these two
     audit: Audit
     latencies_ms: Sequence[float]
     ages_ms: Sequence[int]
@@ -33,23 +35,9 @@ class DemoReport:
     pipeline_restarts: int
 
     @property
-    def uneven(self) -> list[str]:
-        """Invoices that are not the even sum that the generator made."""
-        sums = self.audit.invoiced.micros
-        return [
-            f"{customer} in {period}: invoiced {format_micros(micros)}, expected {format_micros(PERIOD_SUM_MICROS)}"
-            for (customer, period), micros in sorted(sums.items())
-            if micros != PERIOD_SUM_MICROS
-        ]
-
-    @property
     def problems(self) -> list[str]:
         """Everything that is not as it must be, a sentence each."""
-        found = self.audit.differences() + self.uneven
-        if self.generated != self.audit.journal.events_total:
-            found.append(f"{self.generated} events were generated, the journal has {self.audit.journal.events_total}")
-        if not self.audit.invoiced.events:
-            found.append("no period was sealed: the run was too short to prove anything")
+        found = [*self.audit.differences(), *self.differences]
         if self.requests_failed or not self.latencies_ms:
             found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
         return found
@@ -57,32 +45,32 @@ class DemoReport:
     @property
     def ok(self) -> bool:
         """Whether everything adds up."""
-        return not self.problems
+        return self.audit.ok and not self.problems
 
     def as_dict(self) -> dict[str, Any]:
         """The report for machines."""
-        audit, problems = self.audit, self.problems
-        accounted = audit.invoiced.events_total + audit.open.events_total
         return {
-            "ok": not problems,
-            "problems": problems[:DIFFERENCES_SHOWN],
+            "ok": self.ok,
+            "problems": self.problems[:DIFFERENCES_SHOWN],
             "seconds": round(self.seconds, 1),
             "customers": self.customers,
-            "events": {
-                "generated": self.generated,
-                "journalled": audit.journal.events_total,
-                "invoiced": audit.invoiced.events_total,
-                "open": audit.open.events_total,
-                "late_within_grace": self.late_within_grace,
-                "too_late": audit.journal.events_total - accounted,
+            "events": self.audit.counts,
+            "expected": self.expected.as_dict(),
+            "documents": {
+                "invoices": self.outcome.invoices,
+                "late_invoices": self.outcome.late_invoices,
+                "notes": self.outcome.notes,
+                "periods": list(self.outcome.sealed_periods),
+                "corrected": len(self.outcome.corrected),
             },
-            "invoices": {"count": len(audit.invoiced.events), "periods": sorted({p for _, p in audit.invoiced.events})},
+            "dead_letters": dict(self.outcome.dead_letters),
             "sums": {
-                "expected_micros": audit.journal.micros.total(),
-                "found_micros": audit.invoiced.micros.total() + audit.open.micros.total(),
-                "accounts": len(audit.accounts),
-                "off": len(audit.differences()) + len(self.uneven),
+                "accounts": len(self.outcome.amounts),
+                "even_micros": EVEN_MICROS,
+                "found_micros": sum(self.outcome.amounts.values()),
+                "off": len(self.differences),
             },
+            "laws": {verdict.law: verdict.broken for verdict in self.audit.verdicts},
             "requests": {"answered": len(self.latencies_ms), "failed": self.requests_failed},
             "latency_ms": _quantiles(self.latencies_ms),
             "age_ms": _quantiles(self.ages_ms),
@@ -92,16 +80,20 @@ class DemoReport:
     def lines(self) -> list[str]:
         """The report for people."""
         d = self.as_dict()
-        events, sums, latency, age = d["events"], d["sums"], d["latency_ms"], d["age_ms"]
-        expected, found = format_micros(sums["expected_micros"]), format_micros(sums["found_micros"])
+        counts, latency, age = self.audit.counts, d["latency_ms"], d["age_ms"]
+        parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if name != "events")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.outcome.dead_letters.items()))
+        broken = [verdict.text for verdict in self.audit.verdicts if verdict.broken]
         return [
-            f"events     {events['generated']:,} generated, {events['journalled']:,} journalled: "
-            f"{events['invoiced']:,} invoiced + {events['open']:,} in open periods + {events['too_late']:,} too late",
-            f"           {events['late_within_grace']:,} came in after their period's end, within the grace time",
-            f"invoices   {d['invoices']['count']:,} for the periods {', '.join(d['invoices']['periods']) or 'none'}, "
-            f"{len(self.uneven)} of them not {format_micros(PERIOD_SUM_MICROS)} {CURRENCY}",
-            f"sums       {expected} {CURRENCY} expected, {found} {CURRENCY} found, "
-            f"{sums['off']} of {sums['accounts']:,} customers' periods off",
+            f"events     {counts['events']:,} journalled = {parts}",
+            f"documents  {self.outcome.invoices:,} invoices for the periods {', '.join(self.outcome.sealed_periods)}, "
+            f"{self.outcome.late_invoices:,} of them for late events alone; {self.outcome.notes:,} notes",
+            f"late       {self.expected.events.get('note', 0):,} events came too late, for {len(self.expected.late):,} "
+            f"customers' periods; {len(self.outcome.corrected):,} were corrected",
+            f"dead       {reasons or 'none'}",
+            f"sums       {len(self.outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
+            f"invoices, notes and running bills together; {len(self.differences)} differences",
+            f"audit      {len(self.audit.verdicts)} laws, {len(broken)} broken{''.join(f': {text}' for text in broken)}",
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
             f"latency p50 {latency['p50']} ms, p99 {latency['p99']} ms",
             f"freshness  age of answers p50 {age['p50']} ms, p99 {age['p99']} ms, at most {age['max']} ms; "

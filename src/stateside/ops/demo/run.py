@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,19 +11,23 @@ from typing import Any
 
 from rich.console import Console
 
-from stateside.billing.generator import FIRST_MONTH, Generator
-from stateside.billing.invoices import invoice_table
-from stateside.billing.model import GRACE_DAYS
+from stateside.billing.audit import audit, live_rows
+from stateside.billing.bills import VIEW
+from stateside.billing.dead_letters import dead_letters_table
+from stateside.billing.documents import documents_table
+from stateside.billing.generator import Generator, Shares
+from stateside.billing.model import GRACE_US
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import PipelineFailed, StatesideError
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.ops.demo.asker import Asker
+from stateside.ops.demo.bills import Bills, DocumentCounts
 from stateside.ops.demo.display import Display, Moment
 from stateside.ops.demo.feeder import Feeder
 from stateside.ops.demo.folder import DemoFolder
 from stateside.ops.demo.interrupts import Interrupts
-from stateside.ops.demo.recount import audit
+from stateside.ops.demo.proof import Outcome, differences
 from stateside.ops.demo.report import DemoReport, ReportFile
 from stateside.ops.demo.supervised import Supervised
 from stateside.positions import Position
@@ -43,8 +47,17 @@ class DemoSettings:
 
     seconds: float = 45.0
     customers: int = 1_000
-    events_per_month: int = 20
+    events_per_period: int = 20
+    periods: int = 3
     seed: int = 1
+    late_share: float = 0.03
+    duplicate_share: float = 0.01
+    bad_share: float = 0.01
+
+    def generator(self) -> Generator:
+        """Makes the demo's events."""
+        shares = Shares(late=self.late_share, duplicate=self.duplicate_share, bad=self.bad_share)
+        return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
 
     def fixed(self) -> dict[str, Any]:
         """All but the seconds."""
@@ -85,8 +98,8 @@ def run_demo(
 def _opening(settings: DemoSettings, place: DemoFolder) -> str:
     until = " until the end" if place.temporary else ""
     return (
-        f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s, are "
-        f"billed live, and then every sum is checked. Everything is in {place.root}{until}."
+        f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s or more, "
+        f"are billed live, and then every sum is checked. Everything is in {place.root}{until}."
     )
 
 
@@ -99,20 +112,22 @@ class Demo:
         self._console = console
         self._interrupts = interrupts
         self._cleanup = ExitStack()
-        self._invoices = invoice_table(layout)
+        self._generator = settings.generator()
+        self._bills = Bills(self._generator.scenario())
+        self._documents = DocumentCounts(documents_table(layout))
+        self._dead_letters = dead_letters_table(layout)
         self._heartbeat_before = self._heartbeat()
 
     def __enter__(self) -> Demo:
         with ExitStack() as stack:
-            generator = Generator(self._settings.seed, self._settings.customers, self._settings.events_per_month)
-            with self._interrupts.at_once():  # it reads what an earlier demo has left in the journal
-                self._feeder = Feeder(generator, self._layout, self._settings.seconds)
-            stack.callback(self._feeder.close)
             port = free_port()
             self._url = f"http://127.0.0.1:{port}"
+            self._asker = Asker(self._url, self._settings.customers, self._settings.seed)
+            with self._interrupts.at_once():  # it reads what an earlier demo has left in the journal
+                self._feeder = Feeder(self._generator, self._layout, self._settings.seconds, self._watermark_us)
+            stack.callback(self._feeder.close)
             self._pipeline = self._start(stack, "pipeline", "run", "stateside.billing.pipeline:app")
             self._server = self._start(stack, "server", "serve", "--port", str(port))
-            self._asker = Asker(self._url, self._settings.customers, self._settings.seed)
             stack.callback(self._asker.stop)
             self._client = stack.enter_context(Client(self._url))
             self._cleanup = stack.pop_all()
@@ -126,7 +141,7 @@ class Demo:
         began_s = time.monotonic()
         with Display(self._console) as display:
             self._wait("starting Spark", display, self._spark_runs, START_S_MAX)
-            receipt = self._feeder.prime()
+            receipt = self._feeder.nudge()
             self._wait("first batch", display, lambda: self._asker.wait_until_ready(receipt, 0.2), START_S_MAX)
             self._asker.start()
             self._feeder.start()
@@ -139,7 +154,8 @@ class Demo:
 
     def keep_serving(self) -> None:
         """Go on serving what is there, until Ctrl-C: the normal end here."""
-        self._console.print(f"Serving {self._url}/v1/customers/c0/bill until Ctrl-C", highlight=False, soft_wrap=True)
+        url = f"{self._url}/v1/views/{VIEW}/rows?key=c0"
+        self._console.print(f"Serving {url} until Ctrl-C", highlight=False, soft_wrap=True)
         with suppress(KeyboardInterrupt):
             while True:
                 self._interrupts.pause(LOOK_S)
@@ -159,13 +175,12 @@ class Demo:
         return runs(self._heartbeat(), self._heartbeat_before)
 
     def _heartbeat(self) -> Heartbeat | None:
-        return Heartbeat.load(self._layout.view("bill").heartbeat)
+        return Heartbeat.load(self._layout.view(VIEW).heartbeat)
 
     def _let_pass(self, display: Display) -> None:
-        began_s = time.monotonic()
-        while (passed_s := time.monotonic() - began_s) < self._settings.seconds:
+        while not self._feeder.done:
             self._supervise()
-            display.show(self._moment("months pass", passed_s / self._settings.seconds))
+            display.show(self._moment("months pass", self._feeder.share_done))
             self._interrupts.pause(LOOK_S)
 
     def _wait(self, phase: str, display: Display, done: Callable[[], bool], seconds_max: float) -> None:
@@ -189,50 +204,61 @@ class Demo:
         """
         if self._pipeline.restarts > self._restarts_before_draining:
             self._restarts_before_draining = self._pipeline.restarts
-            self._feeder.prime()
-        watermark_us = (self._feeder.event_time_us_max // 1_000 - GRACE_DAYS * 86_400_000) * 1_000
+            self._feeder.nudge()
+        watermark_us = self._feeder.event_time_us_max // 1_000 * 1_000 - GRACE_US
         stamp = self._asker.stamp
         if stamp is None:
             return False
         covers = Position.parse(stamp["position"]).covers(Journal(self._layout.journal).end())
-        return covers and parse_time(stamp["watermark"]) >= watermark_us
+        return covers and self._watermark_us() >= watermark_us
+
+    def _watermark_us(self) -> int:
+        """How far periods are closed, as far as answers tell."""
+        stamp = self._asker.stamp
+        return parse_time(stamp["watermark"]) if stamp else 0
 
     def _moment(self, phase: str, share_done: float) -> Moment:
         stamp = self._asker.stamp
-        bills = self._some_bills() if stamp else []
-        watermark_us = parse_time(stamp["watermark"]) if stamp else 0
-        sealed = _months_before(watermark_us)
+        bills = self._bills.running(self._rows(range(BILLS_SHOWN))) if stamp else []
+        documents = self._documents.look()
         return Moment(
             phase=phase,
             share_done=share_done,
-            events=self._feeder.generated,
+            events=self._feeder.fed,
             stamp=stamp,
-            lag_events=self._feeder.generated - (Position.parse(stamp["position"]).events() if stamp else 0),
-            open_periods=sorted({period["period"] for bill in bills for period in bill["periods"]}),
-            sealed_periods=sealed,
-            invoices=self._invoices.count(),
+            lag_events=self._feeder.fed - (Position.parse(stamp["position"]).events() if stamp else 0),
+            open_periods=sorted({bill.period for bill in bills}),
+            sealed_periods=documents.periods,
+            invoices=documents.invoices,
+            notes=documents.notes,
+            dead_letters=self._dead_letters.count(),
+            duplicates=self._feeder.fates["duplicate"],
             requests=len(self._asker.latencies_ms),
             failed=self._asker.failed,
             restarts=self._pipeline.restarts,
             bills=bills,
         )
 
-    def _some_bills(self) -> list[dict[str, Any]]:
+    def _rows(self, customers: Iterable[int]) -> list[dict[str, Any]]:
         try:
-            return [self._client.get(f"/v1/customers/c{number}/bill") for number in range(BILLS_SHOWN)]
+            return [row for number in customers for row in self._client.rows(VIEW, f"c{number}")["rows"]]
         except StatesideError:  # the asker counts failures; the display only shows what there is
             return []
 
     def _report(self, seconds: float, display: Display) -> DemoReport:
-        bills = self._all_bills(display)
+        rows = self._all_rows(display)
         display.show(self._moment("recomputing every bill from the journal", 1.0))
         with self._interrupts.at_once():
-            audited = audit(Journal(self._layout.journal), self._invoices.read(), bills)
+            audited = audit(self._layout, live_rows(self._layout), ask=self._ask)
+            outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), rows)
+            expected = self._generator.report()
+            off = differences(self._generator, expected, outcome, audited.counts, self._feeder.nudges)
         return DemoReport(
             seconds=seconds,
             customers=self._settings.customers,
-            generated=self._feeder.generated,
-            late_within_grace=self._feeder.late,
+            expected=expected,
+            outcome=outcome,
+            differences=off,
             audit=audited,
             latencies_ms=self._asker.latencies_ms,
             ages_ms=self._asker.ages_ms,
@@ -241,29 +267,23 @@ class Demo:
             pipeline_restarts=self._pipeline.restarts,
         )
 
-    def _all_bills(self, display: Display) -> list[dict[str, Any]]:
-        """Every customer's bill as of the journal's end, asked for one by one: with many customers it takes a while."""
+    def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
+        return self._client.rows(VIEW, customer, min_position=floor)
+
+    def _all_rows(self, display: Display) -> list[dict[str, Any]]:
+        """Every customer's open bills as of the journal's end, asked for one by one: with many it takes a while."""
         end, customers = Journal(self._layout.journal).end(), self._settings.customers
-        bills: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         shown_s = float("-inf")
         for number in range(customers):
             self._interrupts.check()
             if time.monotonic() - shown_s >= LOOK_S:
                 display.show(self._moment("asking for every bill", number / customers))
                 shown_s = time.monotonic()
-            bills.append(self._client.get(f"/v1/customers/c{number}/bill", min_position=end))
-        return bills
+            rows += self._ask(f"c{number}", end)["rows"]
+        return rows
 
 
 def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
     """Whether a pipeline runs, by its heartbeat; `before` is the last one of an earlier run, perhaps a killed one."""
     return heartbeat is not None and heartbeat.state in ("running", "idle") and heartbeat != before
-
-
-def _months_before(watermark_us: int) -> list[str]:
-    months = []
-    month = FIRST_MONTH
-    while month.end_us <= watermark_us:
-        months.append(str(month))
-        month = month.next()
-    return months
