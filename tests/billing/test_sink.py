@@ -249,7 +249,9 @@ def check_conserved(layout: Layout, query: Query) -> None:
     assert [row["offset"] for row in sink(layout).dead_letters.read().sort_by("offset").to_pylist()] == bad
     for kinds in (["invoice"], ["credit-note", "debit-note"]):
         sequences = [document["sequence"] for document in stored if document["kind"] in kinds]
-        assert sequences == list(range(1, len(sequences) + 1)) or sorted(sequences) == list(range(1, len(sequences) + 1))
+        assert sequences == list(range(1, len(sequences) + 1)) or sorted(sequences) == list(
+            range(1, len(sequences) + 1)
+        )
     accounts = [(d["customer"], d["period_end"], d["currency"]) for d in stored if d["kind"] == "invoice"]
     assert len(accounts) == len(set(accounts))
 
@@ -297,7 +299,11 @@ def _events(arrivals: list[tuple[int, int, str, str, int]]) -> list[tuple[int, E
     for number, (days, late_days, customer, type_, quantity) in enumerate(arrivals):
         now_us += days * DAY_US
         time_us = now_us if type_ == CLOCK else max(now_us - late_days * DAY_US, at("2025-12-03"))
-        event = clock_tick(time_us, f"{number}") if type_ == CLOCK else usage(f"{number}", customer, type_, time_us, quantity)
+        event = (
+            clock_tick(time_us, f"{number}")
+            if type_ == CLOCK
+            else usage(f"{number}", customer, type_, time_us, quantity)
+        )
         events.append((now_us, event))
     return events
 
