@@ -1,12 +1,15 @@
 """Right books: written and audited once, copied for each test that changes them."""
 
 import shutil
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from stateside.billing.audit.money import MACROS
 from stateside.layout import Layout
 from tests.billing.audit.books import Books, right_books
 
@@ -25,3 +28,11 @@ def books(written_books: Books, tmp_path: Path) -> Books:
     shutil.copytree(written_books.layout.root, tmp_path / "books")
     copied = {name: deepcopy(getattr(written_books, name)) for name in ("documents", "letters", "rows", "rollups")}
     return replace(written_books, layout=Layout(tmp_path / "books"), **copied)
+
+
+@pytest.fixture(scope="session")
+def sql() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that knows the auditor's macros."""
+    with duckdb.connect() as connection:
+        connection.execute(MACROS)
+        yield connection

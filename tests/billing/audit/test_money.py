@@ -1,6 +1,5 @@
 """The auditor's arithmetic: prices by steps and rounding, worked out by hand, and against plain fractions."""
 
-from collections.abc import Iterator
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
@@ -9,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.audit.money import MACROS, MINOR_MICROS, STEPS_TYPE, shown
+from stateside.billing.audit.money import MINOR_MICROS, STEPS_TYPE, shown
 
 RULES = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN, "up": ROUND_UP}
-
-
-@pytest.fixture(scope="module")
-def sql() -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect() as connection:
-        connection.execute(MACROS)
-        yield connection
 
 
 def price(sql: duckdb.DuckDBPyConnection, quantity: int, *steps: tuple[int, int | None, int, int]) -> Any:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from stateside.billing.audit.found import Live, Row, Standing
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.computed import KnownSteps
 from stateside.errors import NotFreshEnough, RequestInvalid
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
@@ -27,7 +28,8 @@ def live_rows(layout: Layout) -> Iterator[Live]:
         raise RequestInvalid(
             f"There is no view {VIEW!r} in {layout.root}", next_step="Name the folder of a billing application"
         )
-    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location))
+    steps = KnownSteps(view.name, view.steps)
+    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), steps)
     try:
         reader = ReplicaReader(view.replica)
     except FileNotFoundError:

@@ -1,0 +1,172 @@
+"""The audit of what readers see: the replica's rows, a running server's answers, and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from stateside.billing.audit import audit, live_rows
+from stateside.cli import main
+from stateside.errors import NotFreshEnough, RequestInvalid
+from stateside.layout import Layout
+from stateside.positions import Position
+from stateside.processes import Child, free_port
+from tests.billing.audit.books import Books, document, line, used
+from tests.billing.audit.live_bill import LiveBill, right_bill
+
+
+@pytest.fixture
+def bill(tmp_path: Path) -> LiveBill:
+    return right_bill(tmp_path / "billing")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["audit", *arguments])
+
+
+def test_the_replica_s_rows_with_their_amounts_are_what_the_journal_says(bill: LiveBill) -> None:
+    found = audit(bill.layout, live_rows(bill.layout))
+    assert found.differences() == []
+    assert (found.standing.batch, found.standing.offset, found.counts["open"]) == (0, 6, 3)
+    bill.go_on(used("4", "ben", "message", "2026-01-11T00:00", 2), ben_message=(5, 2))
+    found = audit(bill.layout, live_rows(bill.layout))
+    assert (found.differences(), found.standing.batch, found.folded) == ([], 1, 1)
+
+
+def test_a_row_that_the_state_has_wrong_is_told_with_its_amount(bill: LiveBill) -> None:
+    bill.go_on(emma_call=(7_261, 2))
+    assert audit(bill.layout, live_rows(bill.layout)).differences() == [
+        "emma, 2026-01, call on basic@1: the journal says 7,260 in 2 events, 1.89 EUR; found 7,261 in 2 events, "
+        "1.8915 EUR: 1 of quantity too many, 0.0015 EUR too much (in the running bill)."
+    ]
+
+
+def test_a_folder_without_the_view_or_its_replica_is_told(bill: LiveBill, tmp_path: Path) -> None:
+    with pytest.raises(RequestInvalid, match="There is no view 'bill'"), live_rows(Layout(tmp_path)):
+        pass
+    bill.view.replica.rename(tmp_path / "away")
+    with pytest.raises(NotFreshEnough, match="has no replica with a batch yet"), live_rows(bill.layout):
+        pass
+
+
+def test_the_command_says_what_holds_and_ends_with_0(bill: LiveBill) -> None:
+    found = run(str(bill.layout.root))
+    assert found.exit_code == 0, found.output
+    assert "Audited batch 0 at offset 6" in found.output
+    assert (
+        "6 events = 3 open, 0 invoiced, 0 corrected, 0 duplicates, 0 dead letters, 3 reference, 0 clock" in found.output
+    )
+    assert "BROKEN" not in found.output
+    again = json.loads(run(str(bill.layout.root), "--json").stdout)
+    assert (again["ok"], again["folded"], again["standing"]["offset"], again["differences"]) == (True, 0, 6, 0)
+    assert json.loads(run(str(bill.layout.root), "--json", "--full").stdout)["folded"] == 6
+
+
+def test_the_command_says_what_is_wrong_and_ends_with_1(bill: LiveBill) -> None:
+    bill.go_on(ben_message=(2, 1))
+    found = run(str(bill.layout.root))
+    assert found.exit_code == 1
+    assert "BROKEN  For every customer, period, type and plan" in found.output
+    assert (
+        "ben, 2026-01, message on basic@1: the journal says 3 in 1 event, 0.30 EUR; found 2 in 1 event" in found.output
+    )
+    report = json.loads(run(str(bill.layout.root), "--json").stdout)
+    assert (report["ok"], report["differences"]) == (False, 1)
+    (broken,) = (verdict for verdict in report["verdicts"] if verdict["broken"])
+    assert broken["law"] == "conservation"
+
+
+def test_the_command_refuses_what_is_no_application(tmp_path: Path) -> None:
+    found = run(str(tmp_path))
+    assert (found.exit_code, "There is no view 'bill'" in found.output) == (1, True)
+
+
+def answering(books: Books, offset: int, batch: int, **changes: Any) -> Any:
+    """A server that stands there, and answers with the books' rows."""
+
+    def ask(customer: str, floor: Position) -> dict[str, Any]:
+        assert floor == Position.of({"0": 25})
+        rows = [{**row, **changes} for row in books.rows if row["customer"] == customer]
+        return {"stamp": {"position": f"0:{offset}", "batch": batch}, "rows": rows}
+
+    return ask
+
+
+def test_answers_are_recomputed_where_they_stand(books: Books) -> None:
+    found = books.audit(ask=answering(books, 25, 5))
+    assert (found.differences(), found.answers) == ([], 4)
+    assert found.verdicts[-1].law == "answers"
+
+
+def test_an_answer_may_be_further_than_the_audited_batch(books: Books) -> None:
+    """The server went on: another event, and a batch that sealed carl's late message's neighbour."""
+    books.position = 25
+    late = used("late-3", "carl", "message", "2026-01-31T00:00", 1)
+    books.pen.append("2026-02-05T00:00", used("m-1", "ben", "message", "2026-02-03T00:00", 1), late)
+    note = {"kind": "debit-note", "corrects": "I-000000003", "event_ids": ["late-3"]}
+    books.documents.append(document("N-000000002", "carl", 6, line("message", 1, 1, 100_000, 100_000), **note))
+    ahead = Books(books.layout, rows=[dict(row) for row in books.rows])
+    ahead.rows[0] |= {"quantity": 3, "events": 2, "amount_micros": 300_000}
+    found = books.audit(ask=answering(ahead, 27, 6))
+    assert found.differences() == []
+    assert (found.standing.offset, found.answers) == (25, 4)
+
+
+def test_a_wrong_answer_is_told_with_its_stamp(books: Books) -> None:
+    found = books.audit(ask=answering(books, 25, 5, quantity=30))
+    assert [verdict.law for verdict in found.verdicts if verdict.broken] == ["answers"]
+    assert found.differences()[0] == (
+        "ben, 2026-02, message on basic@1: the answer of batch 5, position 0:25, says 30 in 1 event, 0.20 EUR; "
+        "the journal says 2 in 1 event, 0.20 EUR by then."
+    )
+    assert found.verdicts[-1].broken == 3, "emma's 30 seconds are right"
+
+
+def test_a_row_that_an_answer_lacks_is_told(books: Books) -> None:
+    lacking = Books(books.layout, rows=books.rows[1:])
+    (difference,) = books.audit(ask=answering(lacking, 25, 5)).differences()
+    assert "says 0 in 0 events, 0.00 EUR; the journal says 2 in 1 event, 0.20 EUR by then." in difference
+
+
+def test_an_answer_of_a_sealed_period_is_told(books: Books) -> None:
+    """A row that was sealed in batch 4 must not be in an answer of batch 5."""
+    row = dict(books.rows[0], customer="carl", period_end="2026-01-31T23:00:00Z", quantity=1, amount_micros=100_000)
+    doubling = Books(books.layout, rows=[*books.rows, row])
+    (difference,) = books.audit(ask=answering(doubling, 25, 5)).differences()
+    assert difference.startswith("carl, 2026-01, message on basic@1: the answer of batch 5, position 0:25, says 1 in 1")
+
+
+@contextmanager
+def serving(layout: Layout, log: Path) -> Iterator[str]:
+    port = free_port()
+    child = Child([sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", str(port)], log)
+    try:
+        url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while time.monotonic() < deadline_s and child.returncode() is None:
+            try:
+                if httpx.get(f"{url}/v1/views/bill/rows/emma").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        yield url
+    finally:
+        child.stop()
+
+
+@pytest.mark.e2e
+def test_a_running_server_s_answers_are_part_of_the_audit(bill: LiveBill, tmp_path: Path) -> None:
+    with serving(bill.layout, tmp_path / "server.log") as url:
+        found = run(str(bill.layout.root), "--json", "--url", url)
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert (report["answers"], report["verdicts"][-1]["law"]) == (2, "answers")
