@@ -13,6 +13,9 @@
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
     │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
+    │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
+    │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
+    │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
@@ -157,6 +160,27 @@ class RouteUnknown(InputError):
 
     code = "route-unknown"
     status = 404
+
+
+class DocumentUnknown(InputError):
+    """No invoice, note or dead letter of that number."""
+
+    code = "document-unknown"
+    status = 404
+
+
+class TokenInvalid(InputError):
+    """A request without a token where one is needed, or with one that is not known."""
+
+    code = "token-invalid"
+    status = 401
+
+
+class AccessDenied(InputError):
+    """A token that is known, for data that it does not reach."""
+
+    code = "access-denied"
+    status = 403
 
 
 class MethodInvalid(InputError):

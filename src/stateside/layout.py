@@ -3,6 +3,7 @@
 FOLDER/
   journal/                    the embedded journal: segments, end mark, lock, and what crashes tore (.torn-)
   driver.lock                 held by the one Spark driver that may run here
+  tokens.json                 hashes of the tokens that a server here lets in; without it, loopback only
   pause                       while it is there no new batch is begun: the driver is about to stop
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
@@ -110,6 +111,11 @@ class Layout:
     def driver_lock(self) -> Path:
         """The lock of the one driver."""
         return self.root / "driver.lock"
+
+    @property
+    def tokens(self) -> Path:
+        """The hashes of the tokens that are let in."""
+        return self.root / "tokens.json"
 
     @property
     def pause(self) -> Path:

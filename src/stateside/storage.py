@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -87,15 +88,16 @@ class Storage:
         return self.filesystem.get_file_info(self.path(relative))
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replace a local file in one step: readers see the old content or the new one, never a part.
 
-    With `durable` it also survives a loss of power; without, only a crash of the process.
+    With `durable` it also survives a loss of power; without, only a crash of the process. `mode` is what it is made
+    with, less the process's umask: nobody else can open it for a moment either.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             if durable:
                 file.flush()

@@ -1,16 +1,18 @@
 """The command line: thin. It parses, calls, prints.
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it, `auditing` what proves it.
+what asks it, `auditing` what proves it, `tokens` who may ask, `billing` the commands of that application.
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
 from stateside.cli.asking import get, rollup, sum_
 from stateside.cli.auditing import audit
+from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
 from stateside.cli.serving import serve
+from stateside.cli.tokens import token
 
 __all__ = ["PORT", "main"]
 
-for command in (append, audit, demo, doctor, get, new, rollup, run, serve, sum_):
+for command in (append, audit, billing, demo, doctor, get, new, rollup, run, serve, sum_, token):
     main.add_command(command)

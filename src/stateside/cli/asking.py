@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stateside.cli.group import PORT
 
+if TYPE_CHECKING:
+    from stateside.serving.client import Client
 
-def _asking(command: Callable[..., None]) -> Callable[..., None]:
+TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
     """The flags of every command that asks a server."""
     for option in (
         click.option("--wait-ms", type=click.IntRange(0), help="Wait so long for that; 5,000 by default."),
@@ -23,23 +29,29 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def client_of(url: str) -> Client:
+    """A client of this server, with the token that the environment has for it."""
+    from stateside.serving.client import Client
+
+    return Client(url, token=os.environ.get(TOKEN_VARIABLE))
+
+
 @click.command()
 @click.argument("path")
-@_asking
+@asking
 def get(path: str, url: str, min_position: str | None, **floor: int | None) -> None:
     """Ask for a view's rows by key, or by the first parts of one: VIEW/PART/PART…
 
     Prints the stamped answer as JSON. With a floor (the options) it waits until the answer is as fresh as you ask, and
     never gives less: `--min-position` with an append's receipt reads your own event.
     """
-    from stateside.serving.client import Client
-
     view, *key = path.split("/")
-    with Client(url) as client:
-        click.echo(json.dumps(client.rows(view, *key, **_floor(min_position, floor)), indent=2))
+    with client_of(url) as client:
+        click.echo(json.dumps(client.rows(view, *key, **floor_of(min_position, floor)), indent=2))
 
 
-def _floor(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
+def floor_of(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
+    """The floor that the flags ask for, as a client takes it."""
     from stateside.positions import Position
 
     position = {} if min_position is None else {"min_position": Position.parse(min_position)}
@@ -51,7 +63,7 @@ def _floor(min_position: str | None, floor: dict[str, int | None]) -> dict[str, 
 @click.option("--last", metavar="DURATION", help="The last so long: 90s, 15m, 24h, 7d.")
 @click.option("--from", "from_time", metavar="TIME", help="From this time on, like 2026-01-31T12:00:00Z.")
 @click.option("--to", "to_time", metavar="TIME", help="Up to this time; the newest bucket's end by default.")
-@_asking
+@asking
 def sum_(
     path: str,
     last: str | None,
@@ -66,11 +78,11 @@ def sum_(
     The state holds each event once, in its bucket; this is how a sliding window is asked for. Prints the stamped answer
     as JSON. Times lie on the buckets' borders; any other is refused, never moved.
     """
-    from stateside.serving.client import Client
-
     view, *key = path.split("/")
-    with Client(url) as client:
-        answer = client.sum(view, *key, last=last, from_time=from_time, to_time=to_time, **_floor(min_position, floor))
+    with client_of(url) as client:
+        answer = client.sum(
+            view, *key, last=last, from_time=from_time, to_time=to_time, **floor_of(min_position, floor)
+        )
     click.echo(json.dumps(answer, indent=2))
 
 
@@ -78,7 +90,7 @@ def sum_(
 @click.argument("view")
 @click.argument("columns", default="")
 @click.argument("key", default="")
-@_asking
+@asking
 def rollup(view: str, columns: str, key: str, url: str, min_position: str | None, **floor: int | None) -> None:
     """Ask for a view's rows added up by some of its key's columns: VIEW COLUMN,COLUMN… PART/PART…
 
@@ -86,9 +98,7 @@ def rollup(view: str, columns: str, key: str, url: str, min_position: str | None
     country, and `stateside rollup spending country de`. With rollups=[[]] VIEW alone asks for the total of all rows.
     Prints the stamped answer as JSON.
     """
-    from stateside.serving.client import Client
-
     by, parts = (text.split(separator) if text else [] for text, separator in ((columns, ","), (key, "/")))
-    with Client(url) as client:
-        answer = client.rollup(view, by, *parts, **_floor(min_position, floor))
+    with client_of(url) as client:
+        answer = client.rollup(view, by, *parts, **floor_of(min_position, floor))
     click.echo(json.dumps(answer, indent=2))

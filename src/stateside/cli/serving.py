@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait for a CHECKPOINT that is not there yet.")
 @click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; others need tokens.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
 def serve(
     checkpoint: str | None,
@@ -31,9 +32,10 @@ def serve(
     wait: bool,
     share: str | None,
     port: int,
+    address: str,
     workers: int,
 ) -> None:
-    """Serve views over HTTP on the loopback interface, until Ctrl-C or SIGTERM.
+    """Serve views over HTTP, until Ctrl-C or SIGTERM.
 
     With --dir alone it serves an application's views. With CHECKPOINT, a path or a URI, it serves the state of any
     Structured Streaming query, whoever wrote it, while it runs or after: the query needs no change, and nothing is ever
@@ -41,6 +43,9 @@ def serve(
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
     it holds one of four shares of the keys, by their first column; all four together hold every row once.
+
+    On this machine alone access is open, unless the folder has tokens (`stateside token`). On any other --address, such
+    as 0.0.0.0, it must have some.
     """
     from stateside.layout import Layout
     from stateside.processes import free_port
@@ -55,7 +60,9 @@ def serve(
     pointed = None if folder is None else Layout(folder).pointed()
     port = port or free_port()
     if checkpoint is not None or pointed is not None:
-        _serve_checkpoint(checkpoint or str(pointed), folder, declare, wait, own, port=port, workers=workers)
+        _serve_checkpoint(
+            checkpoint or str(pointed), folder, declare, wait, own, port=port, address=address, workers=workers
+        )
         return
     assert folder is not None, "or there is a checkpoint"
     if declare is not None or wait:
@@ -65,12 +72,17 @@ def serve(
         )
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
-    told = [f"Serving {folder} at http://127.0.0.1:{port}/v1/views"]
+    told = [f"Serving {folder} at http://{_host(address)}:{port}/v1/views"]
     if not Layout(folder).views():
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(own, told) as tailing:
-        routes = ["stateside.billing.api:ROUTES"]
-        serve_folder(folder.absolute(), port=port, workers=workers, routes=routes, **tailing)
+        routes = ["stateside.billing.api:routes"]
+        serve_folder(folder.absolute(), port=port, address=address, workers=workers, routes=routes, **tailing)
+
+
+def _host(address: str) -> str:
+    """The address as it stands in a URL."""
+    return f"[{address}]" if ":" in address else address
 
 
 @contextmanager
@@ -104,6 +116,7 @@ def _serve_checkpoint(
     share: Share | None,
     *,
     port: int,
+    address: str,
     workers: int,
 ) -> None:
     from stateside.checkpoint.declared import Declarations
@@ -116,7 +129,7 @@ def _serve_checkpoint(
     foreign.start(wait=wait)
     root = foreign.layout.root
     told = Told.load(foreign.layout)
-    lines = [f"Serving {foreign.location} at http://127.0.0.1:{port}/v1/views, replicas in {root}"]
+    lines = [f"Serving {foreign.location} at http://{_host(address)}:{port}/v1/views, replicas in {root}"]
     lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
     with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
-        serve_folder(root, port=port, workers=workers, foreign=foreign, **tailing)
+        serve_folder(root, port=port, address=address, workers=workers, foreign=foreign, **tailing)

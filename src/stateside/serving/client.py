@@ -19,9 +19,10 @@ TIMEOUT_S = 35.0  # longer than the longest wait that a server allows
 class Client:
     """A connection to one server. Answers are the JSON documents that the HTTP interface describes, stamp included."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {_checked(token)}"}
         try:
-            self._http = httpx.Client(base_url=base_url, timeout=timeout_s)
+            self._http = httpx.Client(base_url=base_url, timeout=timeout_s, headers=headers)
         except httpx.InvalidURL as error:
             raise RequestInvalid(
                 f"{base_url!r} is no address: {error}", next_step="Write it like http://host:8471"
@@ -61,27 +62,49 @@ class Client:
         path = f"/v1/views/{quote(view, safe='')}/rollup{by}"
         return self._get(path, [("key", part) for part in key], min_position, parameters)
 
-    def get(self, path: str, *, min_position: Position | None = None, **parameters: int) -> dict[str, Any]:
+    def get(self, path: str, *, min_position: Position | None = None, **parameters: int | str) -> dict[str, Any]:
         """The document at a path; the error that the server answered with, or OperatingError if it did not answer."""
         return self._get(path, [], min_position, parameters)
+
+    def content(self, path: str, *, min_position: Position | None = None, **parameters: int | str) -> bytes:
+        """What is not JSON at a path, such as a PDF; errors as for `get`."""
+        response = self._response(path, [], min_position, parameters)
+        if response.is_error:
+            raise _problem(self._json(response))
+        return response.content
 
     def _get(
         self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: Mapping[str, int | str]
     ) -> dict[str, Any]:
-        floor = [("min_position", str(min_position))] if min_position is not None else []
-        query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]
-        try:
-            response = self._http.get(path, params=tuple(query))
-            document: dict[str, Any] = response.json()
-        except (httpx.TransportError, ValueError) as error:
-            raise OperatingError(
-                f"No Stateside server answered: {error}",
-                where=str(self._http.base_url),
-                next_step="Start `stateside serve` there, or give its address with --url",
-            ) from error
+        response = self._response(path, keys, min_position, parameters)
+        document = self._json(response)
         if response.is_error:
             raise _problem(document)
         return document
+
+    def _response(
+        self, path: str, keys: list[tuple[str, str]], min_position: Position | None, parameters: Mapping[str, int | str]
+    ) -> httpx.Response:
+        floor = [("min_position", str(min_position))] if min_position is not None else []
+        query = [*keys, *floor, *((name, str(value)) for name, value in parameters.items())]
+        try:
+            return self._http.get(path, params=tuple(query))
+        except httpx.TransportError as error:
+            raise self._unanswered(error) from error
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = response.json()
+            return document
+        except ValueError as error:
+            raise self._unanswered(error) from error
+
+    def _unanswered(self, error: Exception) -> OperatingError:
+        return OperatingError(
+            f"No Stateside server answered: {error}",
+            where=str(self._http.base_url),
+            next_step="Start `stateside serve` there, or give its address with --url",
+        )
 
     def close(self) -> None:
         """Let the connection go."""
@@ -92,6 +115,13 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _checked(token: str) -> str:
+    """The token, if a header can have it. Checked here, because the HTTP library's errors would show it."""
+    if not (token.isascii() and token.isprintable() and token == token.strip() and token):
+        raise RequestInvalid("The token is empty, or has spaces or line ends around it", next_step="Give it as it is")
+    return token
 
 
 def _problem(document: dict[str, Any]) -> StatesideError:

@@ -1,6 +1,6 @@
 """HTTP: routes requests to handlers, and turns their answers and errors into responses. A bare RSGI application.
 
-    GET /healthz                               this process answers
+    GET /healthz                               this process answers; the only one that needs no token
     GET /v1/views                              the views that are served, each with its job's state: running, idle,
                                                holding (why), stopped, failed (why), down, or unknown; of a job that is
                                                not ours also those that are refused (why), and a note if it waits
@@ -16,7 +16,8 @@
         ?max_age_ms=1000                       only if it is no older than this
         ?wait_ms=5000                          for how long to wait until it is so
 
-Errors are RFC 9457 problem documents with the codes of `stateside.errors`.
+Errors are RFC 9457 problem documents with the codes of `stateside.errors`. Where the folder has tokens (see `tokens`),
+every request needs one; a customer's token reaches the routes that say so, and there that customer's own data.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from stateside.errors import KeyInvalid, MethodInvalid, RequestInvalid, RouteUnknown, StatesideError
+from stateside.errors import KeyInvalid, MethodInvalid, RequestInvalid, RouteUnknown, StatesideError, TokenInvalid
 from stateside.positions import Position
 from stateside.serving import sums
 from stateside.serving.stamp import Stamp
+from stateside.serving.tokens import OPERATOR, Holder, TokenFile
 from stateside.serving.values import described
 from stateside.serving.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
 
@@ -51,6 +53,7 @@ class Request:
     keys: tuple[str, ...]
     parameters: dict[str, str]
     views: Views
+    holder: Holder = OPERATOR
 
     def floor(self, others: Set[str] = frozenset()) -> Floor:
         """The floor that the parameters ask for; RequestInvalid for one that neither it nor `others` has."""
@@ -61,14 +64,15 @@ class Request:
                 f"There is no parameter {min(unknown)[:80]!r}", next_step=f"There are: {', '.join(sorted(known))}"
             )
         position = self.parameters.get("min_position")
-        wait_ms = self._number("wait_ms", WAIT_MS_MAX)
+        wait_ms = self.number("wait_ms", WAIT_MS_MAX)
         return Floor(
             min_position=None if position is None else Position.parse(position),
-            max_age_ms=self._number("max_age_ms", _AGE_MS_MAX),
+            max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
         )
 
-    def _number(self, name: str, largest: int) -> int | None:
+    def number(self, name: str, largest: int) -> int | None:
+        """A parameter that is a whole number; None if it is not given, RequestInvalid if it is none."""
         text = self.parameters.get(name)
         if text is None:
             return None
@@ -78,23 +82,46 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """What is not JSON: its type, its bytes, and the name to keep it by."""
+
+    kind: str
+    content: bytes
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Response:
-    """What a handler gives back: a JSON document, and the stamps of what it was made from."""
+    """What a handler gives back: a JSON document, or a file in its place, and the stamps of what it was made from."""
 
     document: dict[str, Any]
     stamps: Sequence[Stamp] = ()
     status: int = 200
+    file: File | None = None
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+Reach = Literal["operator", "customer", "own", "anyone"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A `GET` route: fixed parts, `*` for any one part, and a last `**` for any number of parts."""
+    """A `GET` route: fixed parts, `*` for any one part, and a last `**` for any number of parts.
+
+    `reach` says whom it lets in: operators; `customer`: also the one that its first star names; `own`: anybody with
+    a token, the handler looks whose data it is; `anyone`: also without a token.
+    """
 
     pattern: str
     handler: Handler = field(compare=False)
+    reach: Reach = "operator"
+
+    def check(self, holder: Holder, taken: Sequence[str]) -> None:
+        """AccessDenied if this holder may not ask for this."""
+        if self.reach == "operator":
+            holder.require_operator()
+        elif self.reach == "customer":
+            holder.require_customer(taken[0])
 
     def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
         """The parts that the stars stand for, if the route fits."""
@@ -150,7 +177,7 @@ async def _rollup(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/healthz", _health),
+    Route("/healthz", _health, "anyone"),
     Route("/v1/views", _views),
     Route("/v1/views/*/rows", _rows),
     Route("/v1/views/*/rows/**", _rows),
@@ -164,21 +191,26 @@ ROUTES = [
 class Application:
     """The RSGI application: one for each worker process."""
 
-    def __init__(self, views: Views, routes: Sequence[Route] = ()) -> None:
-        self._views = views
+    def __init__(self, views: Views, routes: Sequence[Route] = (), tokens: TokenFile | None = None) -> None:
+        self._views, self._tokens = views, tokens
         self._routes = [*ROUTES, *routes]
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
         response, problem = await self._respond(scope)
         kind = "application/problem+json" if problem else "application/json"
-        stamped = response.stamps[0].headers() if len(response.stamps) == 1 else []
-        body = json.dumps(response.document, separators=(",", ":")).encode()
-        protocol.response_bytes(response.status, [("content-type", kind), *stamped, *_SECURITY_HEADERS], body)
+        headers = response.stamps[0].headers() if len(response.stamps) == 1 else []
+        headers += [("www-authenticate", "Bearer")] if response.status == TokenInvalid.status else []
+        if response.file is None:
+            body = json.dumps(response.document, separators=(",", ":")).encode()
+        else:
+            kind, body = response.file.kind, response.file.content
+            headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
+        protocol.response_bytes(response.status, [("content-type", kind), *headers, *_SECURITY_HEADERS], body)
 
     async def _respond(self, scope: Any) -> tuple[Response, bool]:
         try:
-            return await self._handle(scope.method, scope.path, scope.query_string), False
+            return await self._handle(scope), False
         except StatesideError as error:
             return Response(error.problem(), status=error.status), True
         except Exception:
@@ -187,17 +219,24 @@ class Application:
                 StatesideError("This request failed; the server's log has the cause").problem(), status=500
             ), True
 
-    async def _handle(self, method: str, path: str, query: str) -> Response:
+    def _holder(self, scope: Any) -> Holder:
+        return OPERATOR if self._tokens is None else self._tokens.holder(scope.headers.get("authorization"))
+
+    async def _handle(self, scope: Any) -> Response:
+        method, path, query = scope.method, scope.path, scope.query_string
         if len(path) + len(query) > PATH_CHARS_MAX:
             raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
         parts = path.removeprefix("/").split("/")  # Granian has decoded it already
         pairs = parse_qsl(query, keep_blank_values=True)
         keys = tuple(value for name, value in pairs if name == "key")
         parameters = {name: value for name, value in pairs if name != "key"}
-        for route in self._routes:
-            taken = route.match(parts)
-            if taken is not None:
-                if method not in ("GET", "HEAD"):
-                    raise MethodInvalid(f"{method} is not possible at {path[:200]!r}", next_step="Use GET")
-                return await route.handler(Request(taken, keys, parameters, self._views))
-        raise RouteUnknown(f"There is nothing at {path[:200]!r}", next_step="GET /v1/views lists what is served")
+        found = next(((route, taken) for route in self._routes if (taken := route.match(parts)) is not None), None)
+        holder = OPERATOR if found and found[0].reach == "anyone" else self._holder(scope)
+        if found is None:
+            holder.require_operator()
+            raise RouteUnknown(f"There is nothing at {path[:200]!r}", next_step="GET /v1/views lists what is served")
+        route, taken = found
+        route.check(holder, taken)
+        if method not in ("GET", "HEAD"):
+            raise MethodInvalid(f"{method} is not possible at {path[:200]!r}", next_step="Use GET")
+        return await route.handler(Request(taken, keys, parameters, self._views, holder))

@@ -30,6 +30,7 @@ from stateside.processes import die_with_parent
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign
 from stateside.serving.http import Application, Route
+from stateside.serving.tokens import TokenFile, check_address
 from stateside.serving.told import Told
 from stateside.serving.views import Views
 
@@ -54,10 +55,14 @@ def serve(
 ) -> None:
     """Serve the folder until SIGINT or SIGTERM.
 
-    `routes` names further routes, as `module:attribute`. With `foreign` the folder serves a checkpoint that is not
-    ours. `listening` is called, in a thread of its own, as soon as requests are answered. `tailing` goes to each
-    view's `Tail`.
+    Where the folder has tokens each request needs one; without, an address that others can reach is refused.
+    `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
+    checkpoint that is not ours. `listening` is called, in a thread of its own, as soon as requests are answered.
+    `tailing` goes to each view's `Tail`.
     """
+    tokens = TokenFile(Layout(folder).tokens)
+    check_address(address, tokens)
+    tokens.tokens()  # refused now, if they cannot be read, and not at every request
     multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
     server = Granian(
         target="stateside",
@@ -74,7 +79,8 @@ def serve(
     _check_free(address, port)
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
-        server.serve(target_loader=partial(load_application, folder, tuple(routes), os.getpid()), wrap_loader=False)
+        loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists())
+        server.serve(target_loader=loader, wrap_loader=False)
 
 
 def _check_free(address: str, port: int) -> None:
@@ -98,10 +104,12 @@ def _tell_once_listening(address: str, port: int, listening: Callable[[], None])
     listening()
 
 
-def load_application(folder: Path, routes: Sequence[str], parent_pid: int) -> Any:
+def load_application(folder: Path, routes: Sequence[str], parent_pid: int, guarded: bool = False) -> Any:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
-    return Application(Views(Layout(folder)), [route for name in routes for route in _load_routes(name)])
+    layout = Layout(folder)
+    tokens = TokenFile(layout.tokens, guarded=guarded)
+    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ class Follower:
             log.warning("%s", self._note or f"Views served: {', '.join(view.name for view in self._layout.views())}")
 
 
-def _load_routes(name: str) -> Sequence[Route]:
+def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
     module, _, attribute = name.partition(":")
-    routes: Sequence[Route] = getattr(import_module(module), attribute)
-    return routes
+    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
+    return routes(layout)

@@ -90,6 +90,10 @@ class ViewReader:
         prefix = self.shape.codec.encode(key)
         return await self._wait(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
 
+    async def stamp(self, floor: Floor | None = None) -> Stamp:
+        """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
+        return await self._wait(floor or Floor(), lambda snapshot, stamp: stamp)
+
     async def sum(self, key: Sequence[Value], span: Span, floor: Floor | None = None) -> SumAnswer:
         """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
         self.shape.sums.window(key)

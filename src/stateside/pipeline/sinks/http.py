@@ -69,9 +69,15 @@ def http(
     def open_sink(context: SinkContext) -> HttpSink:
         check_json(context.schema)
         cut = Cut.open(context.layout.view(context.view).mark("http"), rows_per_request_max)
-        return HttpSink(Endpoint(url, _resolved(given), timeout_s), context.view, cut, on_step)
+        return HttpSink(open_endpoint(url, given, timeout_s), context.view, cut, on_step)
 
     return open_sink
+
+
+def open_endpoint(url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Endpoint:
+    """An endpoint, with its headers' secrets read from the environment. ViewInvalid or SetupError if it cannot be."""
+    _check_url(url)
+    return Endpoint(url, _resolved(headers), timeout_s)
 
 
 class HttpSink:

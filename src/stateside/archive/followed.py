@@ -1,0 +1,155 @@
+"""A table as readers follow it: opened once, moved on as it grows, and only those files read that may have the rows.
+
+A table of the archive grows by files and never changes one. What a reader made of a file holds for as long as the file
+belongs to the table; so sums over all of it are kept file by file (see `billing.totals`), and a new version costs only
+what is new in it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from stateside.archive.table import BATCH_COLUMN
+from stateside.errors import ArchiveInvalid
+
+_TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut, and tell nothing
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a table: where it is, the columns that its folder names, and the least and greatest of the others."""
+
+    path: Path
+    partition: Mapping[str, str]
+    least: Mapping[str, Any]
+    greatest: Mapping[str, Any]
+
+    def may_have(self, column: str, value: Any) -> bool:
+        """Whether a row with this value can be in it."""
+        if column in self.partition:
+            return self.partition[column] == str(value)
+        return not (self._above(column, value) or self._below(column, value))
+
+    def _above(self, column: str, value: Any) -> bool:
+        least = self.least.get(column)
+        return _sure(least) and bool(least > value)
+
+    def _below(self, column: str, value: Any) -> bool:
+        greatest = self.greatest.get(column)
+        return _sure(greatest) and bool(greatest < value)
+
+    def begins_after(self, batch: int) -> bool:
+        """Whether all its rows were sealed later than this batch."""
+        return self._above(BATCH_COLUMN, batch)
+
+    def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
+        """These columns of its rows that meet a condition, which names columns of the file only."""
+        stored = [name for name in columns if name not in self.partition]
+        found = pq.read_table(self.path, columns=stored, filters=where, partitioning=None, use_threads=False)
+        for name in columns:
+            if name in self.partition:
+                found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
+        return found.select(list(columns))
+
+
+class FollowedTable:
+    """A table of an application's folder, read only. Before it was created it has no files.
+
+    Any thread may ask; one at a time moves it on.
+    """
+
+    def __init__(self, path: Path, mark: Path) -> None:
+        self._path, self._mark = path, mark
+        self._lock = threading.Lock()
+        self._table: DeltaTable | None = None
+        self._id = ""
+        self._version = -1
+        self._files: tuple[DataFile, ...] = ()
+
+    def files(self) -> tuple[DataFile, ...]:
+        """The files of the newest version, which are the same objects for as long as it is the newest."""
+        with self._lock:
+            self._move_on()
+            return self._files
+
+    def read(
+        self, columns: Sequence[str], *, up_to_batch: int | None = None, equal: Mapping[str, Any] | None = None
+    ) -> pa.Table | None:
+        """These columns of the rows that have these values, sealed up to a batch; None if there is no such file."""
+        wanted = dict(equal or {})
+        files = [file for file in self.files() if all(file.may_have(*pair) for pair in wanted.items())]
+        if up_to_batch is not None:
+            files = [file for file in files if not file.begins_after(up_to_batch)]
+        parts = [file.read(columns, _condition(file, wanted, up_to_batch)) for file in files]
+        return pa.concat_tables(parts) if parts else None
+
+    def _move_on(self) -> None:
+        if not self._mark.exists():
+            return
+        expected = json.loads(self._mark.read_bytes())["table"]
+        if self._table is None or self._id != expected:
+            self._open(expected)
+        assert self._table is not None
+        self._table.update_incremental()
+        if self._table.version() != self._version:
+            self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
+            self._version = self._table.version()
+
+    def _open(self, expected: str) -> None:
+        try:
+            table = DeltaTable(self._path)
+        except (TableNotFoundError, DeltaError, OSError) as error:
+            raise ArchiveInvalid(
+                f"The table cannot be opened: {error}", where=str(self._path), next_step="Bring the table back"
+            ) from error
+        found = str(table.metadata().id)
+        if found != expected:
+            raise ArchiveInvalid(
+                f"The table is another one ({found}) than its mark says ({expected})",
+                where=str(self._path),
+                next_step="Bring the table back that belongs to this folder",
+            )
+        self._table, self._id, self._version = table, expected, -1
+
+
+def _actions(table: DeltaTable) -> Any:
+    return table.get_add_actions(flatten=True)
+
+
+def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:
+    return DataFile(
+        path=folder / unquote(action["path"]),
+        partition=_named(action, "partition."),
+        least=_named(action, "min."),
+        greatest=_named(action, "max."),
+    )
+
+
+def _named(action: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in action.items() if name.startswith(prefix)}
+
+
+def _sure(bound: Any) -> bool:
+    return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
+
+
+def _condition(file: DataFile, equal: Mapping[str, Any], up_to_batch: int | None) -> pc.Expression | None:
+    parts = [pc.field(name) == value for name, value in equal.items() if name not in file.partition]
+    if up_to_batch is not None:
+        parts.append(pc.field(BATCH_COLUMN) <= up_to_batch)
+    condition = None
+    for part in parts:
+        condition = part if condition is None else condition & part
+    return condition

@@ -1,0 +1,177 @@
+"""Issued documents: invoices and notes as they stand in the archive, read by customer, by number, or in their order.
+
+A document is written once and never changed. A reader that stands at batch N counts those with `sealed_batch <= N`:
+the sink stores documents before Spark commits the batch, and only with the commit do the live rows go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive.followed import DataFile, FollowedTable
+from stateside.layout import Layout
+from stateside.serving.stamp import iso_time
+
+VIEW: Final = "bill"
+TABLE: Final = "documents"
+INVOICE: Final = "invoice"
+
+Kind = Literal["invoice", "credit-note", "debit-note"]
+
+_COLUMNS: Final = (
+    "number",
+    "kind",
+    "sequence",
+    "customer",
+    "period",
+    "period_start",
+    "period_end",
+    "currency",
+    "lines",
+    "amount_micros",
+    "charged_micros",
+    "events",
+    "corrects",
+    "event_ids",
+    "late",
+    "sealed_batch",
+)
+_SLICE_ROWS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One type of usage under one version of a plan. Of a note: the difference that the late events make."""
+
+    type: str
+    plan: str
+    quantity: int
+    events: int
+    amount_micros: int
+    charged_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An invoice, or a credit or debit note that corrects one."""
+
+    number: str
+    kind: Kind
+    sequence: int
+    customer: str
+    period: str
+    period_start_us: int
+    period_end_us: int
+    currency: str
+    lines: tuple[Line, ...]
+    amount_micros: int
+    charged_micros: int
+    events: int
+    corrects: str | None
+    event_ids: tuple[str, ...]
+    late: bool
+    sealed_batch: int
+
+    @property
+    def is_invoice(self) -> bool:
+        """Whether it is an invoice, and not a note."""
+        return self.kind == INVOICE
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in an answer, and as it is delivered."""
+        return {
+            "number": self.number,
+            "kind": self.kind,
+            "customer": self.customer,
+            "period": self.period,
+            "period_start": iso_time(self.period_start_us),
+            "period_end": iso_time(self.period_end_us),
+            "currency": self.currency,
+            "lines": [asdict(line) for line in self.lines],
+            "amount_micros": self.amount_micros,
+            "charged_micros": self.charged_micros,
+            "events": self.events,
+            "corrects": self.corrects,
+            "event_ids": list(self.event_ids),
+            "late": self.late,
+            "sealed_batch": self.sealed_batch,
+        }
+
+
+class Issued:
+    """The documents of an application's folder."""
+
+    def __init__(self, table: FollowedTable) -> None:
+        self._table = table
+
+    @classmethod
+    def of(cls, layout: Layout) -> Issued:
+        """Those of this folder; none before the first period was sealed."""
+        return cls(followed(layout))
+
+    def of_customer(self, customer: str, up_to_batch: int | None = None) -> list[Document]:
+        """A customer's documents, by period, an invoice before its notes."""
+        found = _documents(self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"customer": customer}))
+        return sorted(found, key=lambda document: (document.period_end_us, *_order(document)))
+
+    def by_number(self, number: str, up_to_batch: int | None = None) -> Document | None:
+        """The document of this number; None if there is none."""
+        found = list(_documents(self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"number": number})))
+        assert len(found) <= 1, f"the number {number} is given twice"
+        return found[0] if found else None
+
+    def after(self, invoices: int, notes: int) -> Iterator[Document]:
+        """Those that there are now with higher sequences than these: invoices, then notes, each by their numbers.
+
+        So a note comes after the invoice that it corrects.
+        """
+        pending = [file for file in self._table.files() if _may_be_after(file, invoices, notes)]
+        if not pending:
+            return
+        table = pa.concat_tables([file.read(_COLUMNS) for file in pending])
+        is_note = pc.not_equal(table["kind"], INVOICE)
+        new = pc.greater(table["sequence"], pc.if_else(is_note, notes, invoices))
+        table = table.append_column("is_note", is_note).filter(new)
+        table = table.sort_by([("is_note", "ascending"), ("sequence", "ascending")])
+        for start in range(0, table.num_rows, _SLICE_ROWS):
+            yield from _documents(table.slice(start, _SLICE_ROWS).select(_COLUMNS))
+
+
+def followed(layout: Layout) -> FollowedTable:
+    """The table of documents, as readers follow it."""
+    return FollowedTable(layout.table(TABLE), layout.view(VIEW).mark(TABLE))
+
+
+def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:
+    """Whether it can have a document with a higher sequence: told by its numbers, where all are of one series."""
+    series = {str(file.least.get("number"))[:1], str(file.greatest.get("number"))[:1]}
+    last = {"I": invoices, "N": notes}
+    highest = file.greatest.get("sequence")
+    return highest is None or highest > min(last.get(letter, 0) for letter in (series if len(series) == 1 else last))
+
+
+def _order(document: Document) -> tuple[int, bool, int]:
+    return document.sealed_batch, not document.is_invoice, document.sequence
+
+
+def _documents(table: pa.Table | None) -> Iterator[Document]:
+    for row in [] if table is None else _with_times(table).to_pylist():
+        yield _document(row)
+
+
+def _with_times(table: pa.Table) -> pa.Table:
+    for name in ("period_start", "period_end"):
+        place = table.schema.get_field_index(name)
+        times = table[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        table = table.set_column(place, f"{name}_us", times)
+    return table
+
+
+def _document(row: Mapping[str, Any]) -> Document:
+    lines = tuple(Line(**line) for line in row["lines"])
+    return Document(**{**row, "lines": lines, "event_ids": tuple(row["event_ids"])})

@@ -1,0 +1,328 @@
+"""`stateside billing`: bills, invoices, totals; plans and assignments; dead letters; delivery."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from stateside.cli.asking import asking, client_of, floor_of
+from stateside.cli.billing_events import clock, generate
+from stateside.cli.billing_tables import bill_text, dead_letters_text, documents_text, explained_text, totals_text
+from stateside.cli.group import FILE, FOLDER
+from stateside.errors import RequestInvalid
+
+_DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="The whole stamped answer, for machines.")
+
+
+@click.group()
+def billing() -> None:
+    """Bills, invoices and what belongs to them.
+
+    \b
+    Ask a server:       bill, explain, invoices, totals, dead-letters list and show
+    Change the journal: plan publish, assign, dead-letters replay   (with the application's --dir)
+    Run beside it:      clock, deliver
+    Make a stream up:   generate
+
+    docs/billing.md tells it from the beginning: a plan, customers, bills, invoices, corrections, the audit.
+    """
+
+
+billing.add_command(clock)
+billing.add_command(generate)
+
+
+def _ask(url: str, path: str, floor: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
+    given = {name: value for name, value in parameters.items() if value is not None}
+    with client_of(url) as client:
+        return client.get(path, **floor, **given)
+
+
+def _show(answer: Mapping[str, Any], as_json: bool, text: str) -> None:
+    click.echo(json.dumps(answer, indent=2) if as_json else text)
+
+
+@billing.command()
+@click.argument("customer")
+@_JSON
+@asking
+def bill(customer: str, as_json: bool, url: str, min_position: str | None, **floor: int | None) -> None:
+    """Show a CUSTOMER's bill: every period, open or closed, with its lines.
+
+    A `draft` is open: events still come in, also for the grace time after the period's end. `sealed` has an invoice;
+    `corrected` has notes as well. Drafts show what the invoice would be if it were made now.
+    """
+    answer = _ask(url, f"/v1/customers/{quote(customer, safe='')}/bill", floor_of(min_position, floor))
+    _show(answer, as_json, bill_text(answer))
+
+
+@billing.command()
+@click.argument("customer")
+@click.option("--period", metavar="PERIOD", help="Like 2026-01; the newest one by default.")
+@click.option("--currency", metavar="CODE", help="Where the period has bills in several.")
+@click.option("--type", "type_", metavar="TYPE", help="Only events of this type on the bill, like call.")
+@click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
+@click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
+@_JSON
+@asking
+def explain(
+    customer: str,
+    period: str | None,
+    currency: str | None,
+    type_: str | None,
+    limit: int | None,
+    after: int | None,
+    as_json: bool,
+    url: str,
+    min_position: str | None,
+    **floor: int | None,
+) -> None:
+    """Show the very events behind one period of a CUSTOMER's bill, each with what it added.
+
+    They add up to the bill exactly: if they do not, you get an error and no list. Where the price depends on the
+    period's total (tiers, what is included), an event's amount is what it added at its place in the journal. Events
+    that came too late for the invoice are shown with the note that has them.
+    """
+    path = f"/v1/customers/{quote(customer, safe='')}/bill/explain"
+    given = {"period": period, "currency": currency, "type": type_, "limit": limit, "after": after}
+    answer = _ask(url, path, floor_of(min_position, floor), **given)
+    _show(answer, as_json, explained_text(answer))
+
+
+@billing.command()
+@click.argument("customer", required=False)
+@click.option("--number", metavar="NUMBER", help="One document, like I-000000001, in place of a customer's.")
+@click.option("--pdf", "pdf_file", type=FILE, help="Write the document of --number here as a PDF.")
+@_JSON
+@asking
+def invoices(
+    customer: str | None,
+    number: str | None,
+    pdf_file: Path | None,
+    as_json: bool,
+    url: str,
+    min_position: str | None,
+    **floor: int | None,
+) -> None:
+    """List a CUSTOMER's invoices and notes, or show one by its --number, or store it as a --pdf.
+
+    Documents never change. A note (N-…) names the invoice that it corrects and the events that came too late for it.
+    """
+    if (customer is None) == (number is None) or (pdf_file is not None and number is None):
+        raise RequestInvalid("Name either a CUSTOMER or a --number; a --pdf is made of one --number")
+    asked = floor_of(min_position, floor)
+    if pdf_file is not None:
+        with client_of(url) as client:
+            pdf_file.write_bytes(client.content(f"/v1/invoices/{quote(str(number), safe='')}.pdf", **asked))
+        click.echo(f"Wrote {pdf_file}.", err=True)
+    elif number is not None:
+        answer = _ask(url, f"/v1/invoices/{quote(number, safe='')}", asked)
+        _show(answer, as_json, documents_text([answer["document"]], lines=True))
+    else:
+        answer = _ask(url, f"/v1/customers/{quote(str(customer), safe='')}/invoices", asked)
+        _show(answer, as_json, documents_text(answer["documents"]))
+
+
+@billing.command()
+@click.argument("period")
+@_JSON
+@asking
+def totals(period: str, as_json: bool, url: str, min_position: str | None, **floor: int | None) -> None:
+    """Show all customers' totals of a PERIOD, like 2026-01, by currency and type.
+
+    Open bills and documents of the same batch are added up in one answer: the total is right at every moment, also
+    while the period is being sealed. Currencies are never added up.
+    """
+    answer = _ask(url, f"/v1/periods/{quote(period, safe='')}/totals", floor_of(min_position, floor))
+    _show(answer, as_json, totals_text(answer))
+
+
+@billing.group()
+def plan() -> None:
+    """Publish versions of price plans, and list them."""
+
+
+@plan.command()
+@click.argument("file", type=FILE)
+@_DIR
+def publish(file: Path, folder: Path) -> None:
+    """Publish the version of a plan that FILE says, a TOML file (docs/billing.md).
+
+    It is checked first: the version is new and higher than those before, and takes effect at least an hour from now, so
+    that every event it is for stands behind it in the journal. Published versions never change. Publishing the same
+    file again changes nothing. Prints the receipt.
+    """
+    from stateside.billing.plans import parse_plan
+    from stateside.billing.publication import publish as publish_version
+    from stateside.layout import Layout
+
+    version = parse_plan(file.read_bytes(), str(file))
+    published = publish_version(Layout(_existing(folder)), version)
+    if published.receipt is None:
+        click.echo(f"{version.id} was published before, just like this: nothing to do.", err=True)
+        return
+    click.echo(f"{version.id} is published.", err=True)
+    click.echo(str(published.receipt))
+
+
+@plan.command(name="list")
+@_DIR
+@click.option("--json", "as_json", is_flag=True, help="For machines, with all prices.")
+def list_plans(folder: Path, as_json: bool) -> None:
+    """List the published versions of all plans, with the time from which on each counts."""
+    from stateside.billing.publication import current_book
+    from stateside.cli.billing_tables import plans_text
+    from stateside.layout import Layout
+
+    versions = sorted(
+        current_book(Layout(_existing(folder))).plans.values(), key=lambda version: (version.plan, version.version)
+    )
+    content = {"plans": [version.as_payload() for version in versions]}
+    click.echo(json.dumps(content, indent=2) if as_json else plans_text(versions))
+
+
+@billing.command()
+@click.argument("customer")
+@click.argument("plan")
+@_DIR
+@click.option("--effective", metavar="TIME", help="From this time on, like 2026-02-01T00:00:00Z.")
+@click.option("--holder", metavar="NAME", help="The name on the bill.")
+def assign(customer: str, plan: str, folder: Path, effective: str | None, holder: str | None) -> None:
+    """Assign a CUSTOMER to a PLAN, by its name without a version.
+
+    A customer's first assignment may take effect at any time, now by default. A change of plan takes effect at least an
+    hour from now, which is also its default; the bill then has lines of both plans. Prints the receipt.
+    """
+    from stateside.billing.publication import assign as assign_customer
+    from stateside.layout import Layout
+    from stateside.serving.stamp import iso_time, parse_time
+
+    try:
+        effective_us = None if effective is None else parse_time(effective)
+    except ValueError:
+        raise RequestInvalid(f"{effective!r} is no time", next_step="Write it like 2026-02-01T00:00:00Z") from None
+    done = assign_customer(Layout(_existing(folder)), customer, plan, effective_us, holder=holder)
+    click.echo(f"{customer} is on the plan {plan} from {iso_time(done.effective_us)} on.", err=True)
+    click.echo(str(done.receipt))
+
+
+@billing.group(name="dead-letters")
+def dead_letters() -> None:
+    """Look at events that break a rule, and replay them repaired."""
+
+
+@dead_letters.command(name="list")
+@click.option("--reason", metavar="REASON", help="Only those with this reason, like unknown-customer.")
+@click.option("--limit", type=click.IntRange(1, 1_000), help="How many; 100 by default.")
+@click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
+@_JSON
+@asking
+def list_dead_letters(
+    reason: str | None,
+    limit: int | None,
+    after: int | None,
+    as_json: bool,
+    url: str,
+    min_position: str | None,
+    **floor: int | None,
+) -> None:
+    """List dead letters in the journal's order, and how many there are for each reason."""
+    asked = floor_of(min_position, floor)
+    answer = _ask(url, "/v1/dead-letters", asked, reason=reason, limit=limit, after=after)
+    _show(answer, as_json, dead_letters_text(answer))
+
+
+@dead_letters.command()
+@click.argument("offset", type=click.IntRange(0))
+@asking
+def show(offset: int, url: str, min_position: str | None, **floor: int | None) -> None:
+    """Show the dead letter at an OFFSET of the journal, with the reason and its whole payload, as JSON."""
+    answer = _ask(url, f"/v1/dead-letters/{offset}", floor_of(min_position, floor))
+    click.echo(json.dumps(answer["dead_letter"], indent=2))
+
+
+@dead_letters.command()
+@click.argument("offset", type=click.IntRange(0), required=False)
+@_DIR
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Repair it: quantity=5, customer=emma, …")
+@click.option("--all", "all_", is_flag=True, help="All of one --reason.")
+@click.option("--reason", metavar="REASON", help="With --all: which ones.")
+def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: bool, reason: str | None) -> None:
+    """Append the event of the dead letter at OFFSET again, repaired; or with --all all of one --reason.
+
+    It gets the id `replay/OFFSET`, and is stored once, however often you run this. What would be a dead letter again is
+    refused, and nothing is appended. If its period is closed by now, it leads to a note. Prints the receipt.
+    """
+    from stateside.billing.letters import letters_to_replay
+    from stateside.billing.replay import parse_changes
+    from stateside.billing.replay import replay as replay_letters
+    from stateside.layout import Layout
+
+    if all_ != (offset is None) or all_ != (reason is not None):
+        raise RequestInvalid("Name either one OFFSET, or --all with a --reason")
+    layout = Layout(_existing(folder))
+    done = replay_letters(layout, letters_to_replay(layout, offset, reason), parse_changes(changes))
+    click.echo(f"{done.appended:,} replayed, {done.already:,} were replayed before.", err=True)
+    click.echo(str(done.receipt))
+
+
+@billing.command()
+@_DIR
+@click.option("--to", "url", required=True, metavar="URL", help="The endpoint, like https://host/invoices.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; env:NAME keeps it secret.")
+@click.option("--name", default="default", show_default=True, help="One for each endpoint: what it has, is kept by it.")
+@click.option("--once", is_flag=True, help="End when all documents that there are now are delivered.")
+def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: bool) -> None:
+    """Deliver invoices and notes to an HTTP endpoint, until Ctrl-C or SIGTERM.
+
+    Each goes as a JSON document in a POST request of its own, in the order of its numbers, with its number as the
+    header Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While it is away
+    delivery holds, and goes on where it stood; also after a restart. Secrets: --header Authorization=env:MY_SECRET.
+    """
+    from stateside.billing.delivery import Delivery, only_one
+    from stateside.billing.issued import VIEW, Issued
+    from stateside.layout import Layout
+    from stateside.pipeline.sinks.http import open_endpoint
+
+    layout = Layout(_existing(folder))
+    if not name.isidentifier():
+        raise RequestInvalid(f"{name!r} is no name for a delivery", next_step="Use letters, digits and underscores")
+    mark = layout.view(VIEW).mark(f"delivery-{name}")
+    endpoint = open_endpoint(url, _pairs(headers))
+    with only_one(mark):
+        delivery = Delivery(Issued.of(layout), endpoint, mark, told=lambda text: click.echo(text, err=True))
+        try:
+            if once:
+                delivery.step()
+            else:
+                delivery.run(_stop_signal().wait)
+        finally:
+            click.echo(f"{delivery.count:,} documents delivered.", err=True)
+
+
+def _stop_signal() -> threading.Event:
+    """Set by SIGTERM; Ctrl-C interrupts by itself."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(equals and name for name, equals, _ in pairs):
+        raise RequestInvalid("A --header is not NAME=VALUE", next_step="Write it like Authorization=env:MY_SECRET")
+    return {name: value for name, _, value in pairs}
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir of the application")
+    return folder

@@ -1,0 +1,138 @@
+"""What billing's commands print for people: plain text in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stateside.billing.money import format_micros
+
+if TYPE_CHECKING:
+    from stateside.billing.plan_version import PlanVersion
+
+Row = Sequence[str]
+
+
+def bill_text(answer: Mapping[str, Any]) -> str:
+    """A bill: a heading for each period, its lines below, the totals at the end."""
+    parts = []
+    for period in answer["periods"]:
+        charged = format_micros(period["charged_micros"], period["currency"])
+        numbers = ", ".join(document["number"] for document in period["documents"])
+        parts.append(f"{period['period']}  {period['state']}  {charged}{f'  ({numbers})' if numbers else ''}")
+        parts.append(_lines(period["lines"], period["currency"]))
+    totals = (format_micros(total["charged_micros"], total["currency"]) for total in answer["totals"])
+    parts += [f"all periods: {total}" for total in totals]
+    return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), stamp_text(answer["stamp"])])
+
+
+def _lines(lines: Sequence[Mapping[str, Any]], currency: str) -> str:
+    rows = [
+        (
+            f"  {line['type']}",
+            line["plan"],
+            f"{line['quantity']:,}",
+            f"{line['events']:,} events",
+            format_micros(line["charged_micros"], currency),
+        )
+        for line in lines
+    ]
+    return columns(rows, "llrrr")
+
+
+def explained_text(answer: Mapping[str, Any]) -> str:
+    """Events with what each added."""
+    rows = [
+        (
+            str(event["offset"]),
+            event["time"],
+            event["type"],
+            event["plan"],
+            f"{event['quantity']:,}",
+            format_micros(event["amount_micros"], answer["currency"]),
+            event["document"] or "",
+            event["id"],
+        )
+        for event in answer["events"]
+    ]
+    head = f"{answer['customer']}, {answer['period']}, {answer['state']}: {answer['events_behind']:,} events make "
+    head += format_micros(answer["amount_micros"], answer["currency"])
+    names = ("offset", "time", "type", "plan", "quantity", "added", "late, in", "id")
+    more = [] if answer["cursor"] is None else [f"There are more: --after {answer['cursor']}"]
+    return "\n".join([head, columns([names, *rows], "rlllrrll"), *more, stamp_text(answer["stamp"])])
+
+
+def documents_text(documents: Sequence[Mapping[str, Any]], *, lines: bool = False) -> str:
+    """Invoices and notes, a line each, or with their lines."""
+    if not documents:
+        return "There are no invoices."
+    rows = [
+        (
+            document["number"],
+            document["kind"],
+            document["customer"],
+            document["period"],
+            format_micros(document["charged_micros"], document["currency"]),
+            f"corrects {document['corrects']}" if document["corrects"] else "",
+        )
+        for document in documents
+    ]
+    below = [_lines(document["lines"], document["currency"]) for document in documents] if lines else []
+    return "\n".join([columns(rows, "llllrl"), *below])
+
+
+def totals_text(answer: Mapping[str, Any]) -> str:
+    """Totals by currency and type, then by currency."""
+    names = ("", "type", "quantity", "events", "amount", "of it open", "of it sealed")
+    rows = [_total(total, total["type"], f"{total['quantity']:,}") for total in answer["totals"]]
+    rows += [_total(total, "all", "") for total in answer["currencies"]]
+    if not rows:
+        return "\n".join([f"Nothing was used in {answer['period']}.", stamp_text(answer["stamp"])])
+    return "\n".join([columns([names, *rows], "llrrrrr"), stamp_text(answer["stamp"])])
+
+
+def _total(total: Mapping[str, Any], name: str, quantity: str) -> Row:
+    amounts = (format_micros(total[part]) for part in ("amount_micros", "open_micros", "sealed_micros"))
+    return (total["currency"], name, quantity, f"{total['events']:,}", *amounts)
+
+
+def dead_letters_text(answer: Mapping[str, Any]) -> str:
+    """How many there are, and a page of them."""
+    counts = ", ".join(f"{reason} {count:,}" for reason, count in answer["reasons"].items())
+    rows = [
+        (str(letter["offset"]), letter["reason"], letter["entity"], letter["type"], letter["time"], letter["id"])
+        for letter in answer["dead_letters"]
+    ]
+    head = f"{answer['count']:,} dead letters{f': {counts}' if counts else ''}"
+    more = [] if answer["cursor"] is None else [f"There are more: --after {answer['cursor']}"]
+    return "\n".join([head, *([columns(rows, "rlllll")] if rows else []), *more, stamp_text(answer["stamp"])])
+
+
+def plans_text(versions: Sequence[PlanVersion]) -> str:
+    """Versions, a line each."""
+    from stateside.serving.stamp import iso_time
+
+    if not versions:
+        return "No plan is published yet."
+    rows = [
+        (each.id, f"from {iso_time(each.effective_us)}", each.currency, f"by {each.cycle.kind}", each.cycle.time_zone)
+        for each in versions
+    ]
+    return columns(rows, "lllll")
+
+
+def stamp_text(stamp: Mapping[str, Any]) -> str:
+    """What the answer is an answer of."""
+    return f"at batch {stamp['batch']}, position {stamp['position']}, {stamp['age_ms']:,} ms old"
+
+
+def columns(rows: Sequence[Row], sides: str) -> str:
+    """Rows side by side, each column as wide as its widest cell, to the left or right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(sides))] if rows else []
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if side == "l" else cell.rjust(width)
+            for cell, width, side in zip(row, widths, sides, strict=True)
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,229 @@
+"""Totals: live rows and documents in one answer, right at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateside.archive.followed import FollowedTable
+from stateside.billing.calendar import Cycle
+from stateside.billing.issued import followed
+from stateside.billing.periods import Ends
+from stateside.billing.published import PublishedPlans
+from stateside.billing.totals import ROLLUP, ArchiveSums, Sums, period_totals
+from stateside.errors import RequestInvalid
+from stateside.layout import Layout
+from stateside.processes import Child
+from stateside.serving.views import Floor, ViewReader
+
+from .written_bills import SWISS, WrittenBills, plan, step
+
+BERLIN = Cycle("month", "Europe/Berlin")
+JANUARY, FEBRUARY, MARCH = (
+    BERLIN.containing(us).end_us for us in (1_768_000_000_000_000, 1_770_500_000_000_000, 1_773_000_000_000_000)
+)
+PERIODS = {"2026-01": JANUARY, "2026-02": FEBRUARY, "2026-03": MARCH}
+
+
+@pytest.fixture
+def bills(layout: Layout) -> WrittenBills:
+    return WrittenBills.begin(layout, plan(), plan(SWISS))
+
+
+def totals(bills: WrittenBills, reader: ViewReader, sums: ArchiveSums, label: str) -> dict[str, Any]:
+    plans = PublishedPlans(lambda: bills.plans, "test")
+    ends = Ends.of(label, {name: each.cycle for name, each in bills.plans.items()})
+    live = asyncio.run(reader.rollup(ROLLUP, [], Floor(wait_ms=0)))
+    return {"batch": live.stamp.batch, **period_totals(ends, live.rows, sums.of(ends.ends_us, live.stamp.batch), plans)}
+
+
+def test_a_period_s_totals_are_by_type_and_never_over_currencies(bills: WrittenBills, layout: Layout) -> None:
+    bills.commit(
+        {
+            ("emma", JANUARY, "call", "basic@1"): (120, 2),
+            ("ben", JANUARY, "call", "basic@1"): (60, 1),
+            ("urs", JANUARY, "call", "swiss@1"): (180, 3),
+            ("urs", JANUARY, "fee:base", "swiss@1"): (1, 1),
+            ("urs", FEBRUARY, "fee:base", "swiss@1"): (1, 1),
+        }
+    )
+    step(layout)
+    reader = ViewReader(layout.view("bill"))
+    found = totals(bills, reader, ArchiveSums(followed(layout)), "2026-01")
+    reader.close()
+    assert [(one["currency"], one["type"], one["quantity"], one["amount_micros"]) for one in found["totals"]] == [
+        ("CHF", "call", 180, 180_000),
+        ("CHF", "fee:base", 1, 9_990_000),
+        ("EUR", "call", 180, 90_000),
+    ]
+    assert [(one["currency"], one["events"], one["amount_micros"]) for one in found["currencies"]] == [
+        ("CHF", 4, 10_170_000),
+        ("EUR", 3, 90_000),
+    ]
+
+
+def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal(
+    bills: WrittenBills, layout: Layout
+) -> None:
+    """Documents are stored before the batch is committed, as the real sink does it, with a pause between the two.
+
+    Without the gate `sealed_batch <= batch` (in `ArchiveSums.of`) an answer in that pause counts a period twice: the
+    test then fails, see the next one.
+    """
+    customers = [f"c{number}" for number in range(40)]
+    bills.commit(
+        {
+            (who, end, "call", "basic@1"): (60 + 60 * (n + 1), 3)
+            for end in PERIODS.values()
+            for n, who in enumerate(customers)
+        }
+    )
+    expected = 90_000 * sum(range(1, 41))
+    step(layout)
+    wrong, answers, pauses = watch(bills, layout, expected)
+    assert not wrong
+    assert answers > 20
+    assert pauses > 0, "or the moment that matters was never looked at"
+
+
+def test_without_the_gate_the_watcher_sees_a_period_twice(
+    bills: WrittenBills, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shows that the test above can fail."""
+    gated = ArchiveSums.of
+    monkeypatch.setattr(ArchiveSums, "of", lambda self, ends_us, batch: gated(self, ends_us, 10**9))
+    bills.commit({("emma", end, "call", "basic@1"): (120, 3) for end in PERIODS.values()})
+    step(layout)
+    wrong, _, _ = watch(bills, layout, 90_000)
+    assert wrong
+
+
+FOLLOW = """
+import pathlib, sys, threading
+from stateside.layout import Layout
+from stateside.replica.tail import Tail
+Tail(Layout(pathlib.Path(sys.argv[1])).view("bill")).run(threading.Event())
+"""
+
+
+def wait_until(condition: Callable[[], bool], tail: Child) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert tail.returncode() is None, tail.tail()
+        assert time.monotonic() < deadline, tail.tail()
+        time.sleep(0.02)
+
+
+def watch(bills: WrittenBills, layout: Layout, expected: int) -> tuple[list[Any], int, int]:
+    """Ask all the while as three periods seal; the wrong answers, how many there were, how many inside a pause."""
+    stop, paused = threading.Event(), threading.Event()
+    wrong: list[Any] = []
+    counts = {"answers": 0, "pauses": 0, "batch": -1}
+
+    def look() -> None:
+        reader, sums = ViewReader(layout.view("bill")), ArchiveSums(followed(layout))
+        while not stop.is_set():
+            inside = paused.is_set()
+            for label in PERIODS:
+                found = totals(bills, reader, sums, label)
+                (shown,) = found["currencies"]
+                counts["answers"] += 1
+                counts["batch"] = found["batch"]
+                counts["pauses"] += inside and paused.is_set()
+                if shown["amount_micros"] != expected:
+                    wrong.append(found)
+        reader.close()
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    tail = Child([sys.executable, "-c", FOLLOW, str(layout.root)], layout.root.parent / "tail.log")
+    try:
+        for end in PERIODS.values():
+            gone = bills.seal(end)
+            paused.set()
+            time.sleep(0.15)
+            paused.clear()
+            bills.commit(gone)
+            wait_until(lambda: counts["batch"] == bills.batch_number - 1, tail)
+    finally:
+        stop.set()
+        watcher.join()
+        tail.stop()
+    return wrong, counts["answers"], counts["pauses"]
+
+
+def test_a_file_is_added_up_once_and_an_answer_then_takes_milliseconds(
+    bills: WrittenBills, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    read = ArchiveSums._entries
+
+    def entries(self: ArchiveSums, file: Any) -> Any:
+        if file.path not in self._by_file:
+            reads.append(file.path)
+        return read(self, file)
+
+    monkeypatch.setattr(ArchiveSums, "_entries", entries)
+    bills.commit({(f"c{n}", end, "call", "basic@1"): (120, 1) for n in range(50) for end in PERIODS.values()})
+    sums = ArchiveSums(followed(layout))
+    bills.commit(bills.seal(JANUARY))
+
+    def ask() -> int:
+        return sum(one.sums.amount_micros for one in sums.of([JANUARY], 99))
+
+    assert [ask(), ask()] == [50 * 90_000] * 2
+    assert len(reads) == 1
+    bills.commit(bills.seal(FEBRUARY))
+    assert ask() == 50 * 90_000
+    assert len(reads) == 1, "February's file cannot have January's documents"
+    began_s = time.perf_counter()
+    for _ in range(20):
+        ask()
+    assert (time.perf_counter() - began_s) / 20 < 0.1, "it is about a millisecond"
+
+
+def test_sums_beyond_64_bits_are_exact(bills: WrittenBills, layout: Layout) -> None:
+    largest = 3 * 10**18
+    bills.commit({(f"c{n}", JANUARY, "credit", "basic@1"): (largest, 1) for n in range(5)})
+    bills.commit(bills.seal(JANUARY))
+    total = Sums()
+    for entry in ArchiveSums(followed(layout)).of([JANUARY], 99):
+        total = total.plus(entry.sums)
+    assert total == Sums(5 * largest, 5, -5 * largest, -5 * largest)
+
+
+def test_before_there_is_a_table_there_are_no_documents(tmp_path: Path) -> None:
+    assert ArchiveSums(FollowedTable(tmp_path / "none", tmp_path / "mark.json")).of([JANUARY], 1) == []
+
+
+CYCLES = {
+    "berlin@1": BERLIN,
+    "tokyo@1": Cycle("month", "Asia/Tokyo"),
+    "fifteenth@1": Cycle("month", "Europe/Berlin", 15),
+    "last@1": Cycle("month", "Europe/Berlin", 31),
+    "weekly@1": Cycle("week", "Pacific/Kiritimati"),
+    "daily@1": Cycle("day", "Pacific/Kiritimati"),
+    "west@1": Cycle("day", "Pacific/Pago_Pago"),
+}
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_a_period_is_found_by_its_name_in_every_cycle(name: str) -> None:
+    for number in range(600):
+        period = CYCLES[name].containing(1_766_000_000_000_000 + number * 77_777_000_000)
+        assert Ends.of(period.label, CYCLES).by_plan[name] == period.end_us
+
+
+@pytest.mark.parametrize(
+    "label", ["", "2026", "2026-13", "2026-02-30", "2026-W54", "2026-01@40x", "1890-01", "9999-01", "../x"]
+)
+def test_what_names_no_period_is_refused(label: str) -> None:
+    with pytest.raises(RequestInvalid, match="no period"):
+        Ends.of(label, CYCLES)
