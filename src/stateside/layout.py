@@ -5,9 +5,12 @@ FOLDER/
   driver.lock                 held by the one Spark driver that may run here
   tokens.json                 hashes of the tokens that a server here lets in; without it, loopback only
   pause                       while it is there no new batch is begun: the driver is about to stop
+  clock.json                  how far billing's clockwork has come
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
+  views/VIEW/plans.json       of billing: the versions of price plans that rows and documents refer to
+  views/VIEW/book/            of billing: snapshots of the book of plans and assignments
   views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/progress.jsonl   what Spark reported of the newest batches
@@ -119,6 +122,11 @@ class Layout:
     def pause(self) -> Path:
         """While this file exists no new batch is begun."""
         return self.root / "pause"
+
+    @property
+    def clock(self) -> Path:
+        """How far billing's clockwork has come."""
+        return self.root / "clock.json"
 
     @property
     def pointer(self) -> Path:

@@ -38,7 +38,10 @@ BATCHES: list[tuple[str, list[Event]]] = [  # each appended on a day
         ],
     ),
     ("2026-02-10", [call("6", "emma", "2026-02-10", 50), call("7", "emma", "2026-01-31", 1)]),
-    ("2026-02-11", [clock_tick(at("2026-02-11"), "c1")]),  # seals January
+    (
+        "2026-02-11",  # seals January, with the call that comes at the last moment: it is not late
+        [clock_tick(at("2026-02-11"), "c1"), call("13", "noah", "2026-01-31", 3)],
+    ),
     (
         "2026-02-12",
         [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -17,6 +20,7 @@ from stateside.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.testing import Crash, rollup, run_to
 
+from .killed_driver import STORED
 from .staged import Stage, at_us, steps, version
 
 pytestmark = pytest.mark.spark
@@ -158,6 +162,30 @@ def test_late_events_become_notes_once_and_duplicates_count_once_whatever_crashe
         ("N-000000002", "debit-note", "emma", 2_000_000, "I-000000001", ["later"]),
     ]
     assert stage.open_rows() == []
+
+
+@pytest.mark.e2e
+def test_late_events_become_notes_once_when_the_jvm_is_killed_between_the_sink_s_commit_and_spark_s(
+    spark: SparkSession, stage: Stage
+) -> None:
+    """The kill comes from outside of Spark: what it had in memory is gone, and no stop was tidy."""
+    stage.publish([SIMPLE], {"emma": "simple"})
+    time_us = JANUARY_END_US - HOUR_US
+    stage.append(time_us, [usage("in time", "emma", "message", time_us, 1)])
+    stage.append(SEALED_US, [clock_tick(SEALED_US, "tick")])
+    run_to(app, stage.layout, spark)
+    stage.append(
+        SEALED_US, [usage("late", "emma", "message", time_us, 10), usage("bad", "omar", "message", time_us, 1)]
+    )
+    command = [sys.executable, str(Path(__file__).with_name("killed_driver.py")), str(stage.layout.root)]
+    killed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert STORED in killed.stdout, killed.stderr
+    assert killed.returncode != 0
+    assert len(stage.documents()) == 2
+    run_to(app, stage.layout, spark)
+    found = [(each["kind"], each["amount_micros"], each["event_ids"]) for each in stage.documents()]
+    assert found == [("invoice", 100_000, []), ("debit-note", 1_000_000, ["late"])]
+    assert stage.dead_letters() == [("bad", "unknown-customer")]
 
 
 def test_without_removal_of_duplicates_every_event_counts(spark: SparkSession, stage: Stage) -> None:

@@ -65,6 +65,14 @@ class Accounts:
         )._sorted()
 
     @classmethod
+    def of_one_each(
+        cls, names: pa.Array, effective_us: Longs, offsets: Longs, plans: Longs, holders: pa.Array
+    ) -> Accounts:
+        """The accounts of customers with one assignment each."""
+        firsts = np.arange(len(names) + 1)
+        return cls(text_hashes(Texts.of(names)), names, firsts, effective_us, offsets, plans, holders)._sorted()
+
+    @classmethod
     def from_batch(cls, batch: pa.RecordBatch) -> Accounts:
         """Accounts that lie in a file: nothing is copied."""
         lists = batch.column("assignments")

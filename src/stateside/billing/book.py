@@ -24,6 +24,7 @@ from stateside.billing.accounts import NONE, Accounts, newest
 from stateside.billing.book_file import Pages
 from stateside.billing.folding import Assignment, Fold, Reference, Refused
 from stateside.billing.model import ASSIGN, PLAN
+from stateside.billing.newcomers import newcomers_accounts, split_newcomers
 from stateside.billing.plan_version import PlanVersion
 from stateside.billing.texts import Longs, Texts, text_hashes
 from stateside.journal import Journal
@@ -32,6 +33,7 @@ from stateside.journal.segment import DurableEnd
 _TAIL_SHARE = 16  # accounts that changed lie apart until they are more than this part of all: few are copied at a time
 _TAIL_MIN = 4_096
 _LOOKUP_ROWS = 65_536  # looked up at a time: what is reckoned on the way stays in the processor's cache
+_BULK_ROWS = 1_000  # reference events at once, from which on newcomers are worth a look
 _FOLD_ROWS = 100_000  # reference events folded at a time
 _AHEAD_EVENTS_MAX = 1_000_000  # read beyond what was asked for, to be at the journal's end, where the next read begins
 _SAVE_EVENTS = 10_000_000  # events behind a snapshot that a start reads over in about a second
@@ -102,6 +104,15 @@ class Book:
         """The book with these reference events too, which are all between what it covers and a later offset."""
         if not references.num_rows:
             return Book(self.pages.covering(covers), self.base, self.tail)
+        if references.num_rows < _BULK_ROWS:
+            return self._folded(references, covers)
+        newcomers, others = split_newcomers(references, (self.tail, self.base))
+        book = self._folded(others, covers)
+        pages = book.pages.naming(pc.unique(newcomers["plan"]).to_pylist())
+        return Book(pages, book.base, book.tail.merged(newcomers_accounts(newcomers, pages.numbers)))._levelled()
+
+    def _folded(self, references: pa.Table, covers: int) -> Book:
+        """As `folded`, one by one."""
         rows = [Reference(*row) for row in zip(*(column.to_pylist() for column in references.columns), strict=True)]
         customers = list(dict.fromkeys(row.entity for row in rows if row.type == ASSIGN))
         histories = dict(zip(customers, self._histories(customers), strict=True))
@@ -111,9 +122,8 @@ class Book:
         )
         fold.add(rows)
         pages = self.pages.extended(fold, covers)
-        numbers = {plan: number for number, plan in enumerate(pages.plan_names)}
         changed = {customer: [*histories[customer], *new] for customer, new in fold.assignments.items()}
-        return Book(pages, self.base, self.tail.merged(Accounts.of(changed, numbers)))._levelled()
+        return Book(pages, self.base, self.tail.merged(Accounts.of(changed, pages.numbers)))._levelled()
 
     def whole(self) -> Book:
         """The same book with all accounts in one."""

@@ -6,7 +6,7 @@ line has what its quantity costs, exactly (`amount_micros`), and that amount rou
 where a customer changed to a plan with another cycle, and two periods end at one moment, it has the longer one's name.
 
 Numbers: invoices I-000000001 and on, notes N-000000001 and on, in the order in which batches are sealed and, in a
-batch, by period's end, customer and currency. The highest ones stand in the table's notes, and change with the rows in
+batch, by period's end, customer and currency. The highest ones are counters of the table, and change with the rows in
 one step: so no number is given twice, and none left out, whatever crashes.
 """
 

@@ -131,7 +131,6 @@ class ComputedColumns:
     """Computes the columns of one view's rows. Without any it has nothing to do."""
 
     def __init__(self, catalogue: Catalogue, steps: KnownSteps | None) -> None:
-        assert steps is not None or not catalogue.computed, "a view with computed columns has a table of steps"
         key, columns = ([each.name for each in some] for some in (catalogue.key, catalogue.columns))
         self.columns = catalogue.computed
         self._steps = steps
@@ -144,8 +143,9 @@ class ComputedColumns:
             return []
         texts = tuple([key[place] for place in self._by])
         numbers = [values[place] for place in self._of]
-        if None in texts or self._steps is None:
+        if None in texts:
             return [None] * len(numbers)
+        assert self._steps is not None, "a view with computed columns has a table of steps"
         steps = self._steps.of(texts)  # type: ignore[arg-type]  # checked: columns of strings
         return [None if number is None else steps.value(number) for number in numbers]  # type: ignore[arg-type]
 
