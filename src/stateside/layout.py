@@ -5,6 +5,7 @@ FOLDER/
   driver.lock                 held by the one Spark driver that may run here
   tokens.json                 hashes of the tokens that a server here lets in; without it, loopback only
   pause                       while it is there no new batch is begun: the driver is about to stop
+  clock.json                  how far billing's clockwork has come
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
@@ -122,6 +123,11 @@ class Layout:
     def pause(self) -> Path:
         """While this file exists no new batch is begun."""
         return self.root / "pause"
+
+    @property
+    def clock(self) -> Path:
+        """How far billing's clockwork has come."""
+        return self.root / "clock.json"
 
     @property
     def pointer(self) -> Path:

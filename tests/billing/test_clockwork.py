@@ -207,17 +207,26 @@ def test_an_empty_journal_stays_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"journal": "another", "position": "0:99", "time_us": 5}'])
-def test_a_cursor_that_is_damaged_or_anothers_is_no_cursor(world: World, content: bytes) -> None:
+def test_a_reach_that_is_damaged_or_anothers_is_no_reach(world: World, content: bytes) -> None:
     world.step("2026-01-02")
     (world.layout.root / "clock.json").write_bytes(content)
     assert world.step("2026-01-03") == []
     assert len(world.fees()) == 2
 
 
-def test_without_its_cursor_it_finds_what_is_there_in_the_journal(world: World) -> None:
+def test_without_its_reach_it_finds_what_is_there_in_the_journal(world: World) -> None:
     world.step("2026-03-02")
     (world.layout.root / "clock.json").unlink()
     assert world.step("2026-03-03") == []
+
+
+def test_a_clock_that_is_put_back_brings_no_fee_a_second_time(world: World) -> None:
+    clockwork = Clockwork(world.layout, world.clock)
+    for now in ("2026-02-01T00:05", "2026-01-31T23:55", "2026-02-01T00:02"):
+        world.clock.time_us = at(now)
+        clockwork.step()
+    clockwork.close()
+    assert len(world.fees()) == len(set(world.fees())) == 4
 
 
 class Killed(Exception):

@@ -15,13 +15,16 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.generator import EVEN_MICROS, Arrival, Generator, Report, Shares, generate
-from stateside.billing.generator.writing import to_files, to_journal
-from stateside.errors import RequestInvalid
+from stateside.billing.generator import EVEN_MICROS, Arrival, Generator, Report, Shares, generate, writing
+from stateside.billing.generator.writing import to_files, to_journal, to_kafka
+from stateside.errors import RequestInvalid, SinkAway
 from stateside.journal import Event, Journal
+from stateside.ops.broker import Broker
+from stateside.processes import free_port
 
 DAY_US = 86_400_000_000
 GRACE_US = 3 * DAY_US
@@ -310,3 +313,43 @@ def test_nothing_at_all_is_refused(wrong: dict[str, int]) -> None:
 def test_a_share_beyond_all_is_refused() -> None:
     with pytest.raises(RequestInvalid, match=r"share of late events is 1\.5"):
         Shares(late=1.5)
+
+
+@pytest.mark.e2e
+@pytest.mark.network
+@pytest.mark.timeout(900)  # the first one with a broker fetches 46 jars
+def test_a_topic_gets_every_event_in_its_customers_order_with_its_arrival_as_timestamp(broker: Broker) -> None:
+    generator = Generator(1, 7, 3, 1)
+    broker.create_topic("generated", partitions=2)
+    generate(generator, to_kafka(broker.address, "generated"))
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for message in messages(broker.address, "generated", partitions=2):
+        line = json.loads(message.value() or b"")
+        assert (message.key() or b"").decode() == line["entity"]
+        found[line["entity"]].append((line["id"], message.timestamp()[1]))
+    expected: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for arrival in generator.arrivals():
+        expected[arrival.event.entity].append((arrival.event.id, arrival.arrival_us // 1_000))
+    assert found == expected
+
+
+def messages(servers: str, topic: str, partitions: int) -> list[Message]:
+    """All that a topic has."""
+    consumer = Consumer({"bootstrap.servers": servers, "enable.partition.eof": True, "group.id": "test"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found, ended = [], 0
+    while ended < partitions:
+        message = consumer.poll(30)
+        assert message is not None, "the broker is silent"
+        error = message.error()
+        assert error is None or error.code() == KafkaError._PARTITION_EOF
+        found += [message] if error is None else []
+        ended += error is not None
+    consumer.close()
+    return found
+
+
+def test_a_broker_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_FLUSH_S_MAX", 0.5)
+    with pytest.raises(SinkAway, match=r"events did not get into the topic t: no answer \(127"):
+        generate(Generator(1, 1, 1, 1), to_kafka(f"127.0.0.1:{free_port()}", "t"))

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from pyspark.sql import SparkSession
 
-from stateside.billing.generator import Generator
+from stateside.billing.generator import Generator, generate
+from stateside.billing.generator.writing import to_journal
 from stateside.billing.pipeline import app
 from stateside.checkpoint.log import Checkpoint
 from stateside.journal import Journal
@@ -16,19 +17,18 @@ from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.serving.stamp import iso_time
 from stateside.storage import Storage
-from stateside.testing import answer, append, run_to
+from stateside.testing import answer, run_to
 
 pytestmark = pytest.mark.spark
 
-Row = tuple[str, str, str, int, int]
+Row = tuple[str, str, str, str, int, int]
 
 
 def test_after_every_batch_the_replica_has_the_rows_that_spark_says_the_state_has(
     spark: SparkSession, layout: Layout
 ) -> None:
-    """Two months of bills with restarts in between; the first month is sealed and leaves the state on the way."""
-    arrivals = Generator(seed=7, customers=9, events_per_month=12).arrivals()
-    append(layout, [next(arrivals).event for _ in range(9 * 12 * 2)])
+    """Two periods of bills with restarts in between; the first one is sealed and leaves the state on the way."""
+    generate(Generator(seed=7, customers=9, events_per_period=6, periods=1), to_journal(layout.journal))
     end = Journal(layout.journal).end()["0"]
     seen: list[int] = []
     for stop in range(40, end + 40, 40):
@@ -41,8 +41,8 @@ def test_after_every_batch_the_replica_has_the_rows_that_spark_says_the_state_ha
 
 
 def test_the_stamp_is_that_of_the_batch(spark: SparkSession, layout: Layout) -> None:
-    arrivals = Generator(seed=3, customers=2, events_per_month=10).arrivals()
-    receipt = append(layout, [next(arrivals).event for _ in range(30)])
+    generate(Generator(seed=3, customers=2, events_per_period=5, periods=1), to_journal(layout.journal))
+    receipt = Journal(layout.journal).end()
     run_to(app, layout, spark)
     stamp = answer(layout, "bill").stamp
     checkpoint = Checkpoint(Storage.at(layout.view("bill").checkpoint))
@@ -53,7 +53,7 @@ def test_the_stamp_is_that_of_the_batch(spark: SparkSession, layout: Layout) -> 
 
 
 def _as_tuple(row: dict[str, object]) -> Row:
-    return tuple(row[name] for name in ("customer", "period_end", "type", "amount_micros", "events"))  # type: ignore[return-value]
+    return tuple(row[name] for name in ("customer", "period_end", "type", "plan", "quantity", "events"))  # type: ignore[return-value]
 
 
 def _state(spark: SparkSession, layout: Layout, batch: int) -> list[Row]:
@@ -62,4 +62,4 @@ def _state(spark: SparkSession, layout: Layout, batch: int) -> list[Row]:
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for row in stored:
         row["period_end"] = iso_time((row["period_end"] - epoch) // timedelta(microseconds=1))
-    return sorted((r["customer"], r["period_end"], r["type"], r["sum"], r["count"]) for r in stored)
+    return sorted((r["customer"], r["period_end"], r["type"], r["plan"], r["sum"], r["count"]) for r in stored)

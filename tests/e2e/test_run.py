@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stateside.billing.generator import Generator
+from stateside.billing.generator import Generator, generate
+from stateside.billing.generator.writing import to_journal
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.layout import Layout
-from stateside.testing import append
 from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
@@ -24,8 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 @pytest.fixture
 def running(layout: Layout) -> Iterator[subprocess.Popen[str]]:
     """The billing application, running, with its first batch done."""
-    arrivals = Generator(seed=1, customers=2, events_per_month=5).arrivals()
-    append(layout, [next(arrivals).event for _ in range(5)])
+    generate(Generator(seed=1, customers=2, events_per_period=5, periods=1), to_journal(layout.journal))
     command = [sys.executable, "-m", "stateside", "run", "stateside.billing.pipeline:app", "--dir", str(layout.root)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stateside.billing.generator import Generator
+from stateside.billing.generator import Generator, generate
+from stateside.billing.generator.writing import to_journal
+from stateside.billing.model import clock_tick
 from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.ops.demo.asker import Asker
 from stateside.ops.demo.run import runs
@@ -36,8 +39,8 @@ def wait_until_ready(asker: Asker, position: Position) -> bool:
 def test_an_old_replica_does_not_pass_for_the_first_batch(spark: SparkSession, layout: Layout, tmp_path: Path) -> None:
     from stateside.billing.pipeline import app
 
-    arrivals = Generator(seed=2, customers=3, events_per_month=10).arrivals()
-    old = append(layout, [next(arrivals).event for _ in range(30)])
+    generate(Generator(seed=2, customers=3, events_per_period=4, periods=1), to_journal(layout.journal))
+    old = Journal(layout.journal).end()
     run_to(app, layout, spark)
     port = str(free_port())
     command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", port]
@@ -45,7 +48,7 @@ def test_an_old_replica_does_not_pass_for_the_first_batch(spark: SparkSession, l
     try:
         asker = Asker(f"http://127.0.0.1:{port}", customers=3, seed=1)
         assert wait_until_ready(asker, old), server.tail()
-        new = append(layout, [next(arrivals).event])
+        new = append(layout, [clock_tick(0, "one more")])
         assert not asker.wait_until_ready(new, 1.0)
         run_to(app, layout, spark)
         assert wait_until_ready(asker, new), server.tail()

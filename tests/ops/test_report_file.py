@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from stateside.billing.audit import Audit, Standing
+from stateside.billing.audit.law import Verdict
+from stateside.billing.generator import Report
 from stateside.errors import RequestInvalid
-from stateside.ops.demo.recount import Audit, Sums
+from stateside.ops.demo.proof import Outcome
 from stateside.ops.demo.report import DemoReport, ReportFile
 
 
-def a_report() -> DemoReport:
-    sums = Sums()
-    sums.add(("c0", "2026-01"), 100_000_000, 3)
-    audit = Audit(journal=sums, invoiced=sums, open=Sums(), doubled_invoices=[], untrue_invoices=[])
+def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
+    outcome = Outcome(
+        amounts={("c0", 5): 100_000_000},
+        charged={},
+        invoices=1,
+        late_invoices=0,
+        notes=0,
+        corrected=frozenset(),
+        dead_letters={},
+        sealed_periods=("2026-01",),
+    )
+    sentences = ("c0, 2026-01: a micro too little",) if broken else ()
+    verdict = Verdict("conservation", "Nothing is lost", broken, sentences)
+    counts = {"events": 3, "invoiced": 3}
     return DemoReport(
         seconds=1.0,
         customers=1,
-        generated=3,
-        late_within_grace=0,
-        audit=audit,
+        expected=Report({"bill": 3}, [], frozenset(), frozenset()),
+        outcome=outcome,
+        differences=differences,
+        audit=Audit(Standing(1, 3, 0), counts, 1, (verdict,), 3, 0.1, 0.2),
         latencies_ms=[1.0],
         ages_ms=[1],
         requests_failed=0,
@@ -42,6 +57,14 @@ def test_the_report_is_written_for_machines(tmp_path: Path) -> None:
     ReportFile(path).write(report)
     assert report.ok
     assert json.loads(path.read_text()) == report.as_dict()
+
+
+def test_a_difference_or_a_broken_law_makes_the_report_bad_and_is_told() -> None:
+    for report in (a_report(differences=["c0 is off"]), a_report(broken=1)):
+        assert not report.ok
+        assert report.as_dict()["problems"] == [*report.audit.differences(), *report.differences]
+        assert report.lines()[-1] == "It does NOT add up."
+    assert a_report().lines()[-1] == "Everything adds up."
 
 
 def test_what_a_link_leads_to_is_emptied_and_the_link_stays(tmp_path: Path) -> None:

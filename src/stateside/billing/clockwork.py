@@ -7,14 +7,14 @@ needs an event to do what is due.
 How everything gets in exactly once, whenever the process is killed, and however many of them run:
 
 1. The journal's end is read, then the time.
-2. The book up to that end says which fees fell due since the cursor's time, and of customers whose first assignment
-   stands behind the cursor's position. Ids are made of fee, customer and period; of a tick's moment.
-3. The events are appended unless their ids stand behind the cursor's position already (`append_unstored`). What a
-   killed process, or another one, appended of them stands there: before that cursor none of them was due.
-4. The cursor is moved to that end and that time, in memory, and now and then in its file, `clock.json`.
+2. The book up to that end says which fees fell due since the reach's time, and of customers whose first assignment
+   stands behind the reach's position. Ids are made of fee, customer and period; of a tick's moment.
+3. The events are appended unless their ids stand behind the reach's position already (`append_unstored`). What a
+   killed process, or another one, appended of them stands there: before that reach none of them was due.
+4. The reach is moved to that end and that time, in memory, and now and then in its file, `clock.json`.
 
-A crash after step 3 leaves an older cursor: the next start finds the same fees, and maybe more, and looks for their ids
-from further back. Without a cursor it looks through the whole journal. So the file may be deleted at any time.
+A crash after step 3 leaves an older reach: the next start finds the same fees, and maybe more, and looks for their ids
+from further back. Without one it looks through the whole journal. So the file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from stateside.storage import write_atomically
 IDLE_US: Final = HOUR_US // 4
 STEP_S: Final = 1.0
 EVENTS_AT_ONCE: Final = 50_000
-_SAVE_EVENTS: Final = 100_000  # that far the cursor's file may stay behind: what a start reads over at once
+_SAVE_EVENTS: Final = 100_000  # that far the reach's file may stay behind: what a start reads over at once
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class Reach:
     """All fees that fell due up to the time, of customers assigned before the position, are in the journal."""
 
     position: Position
     time_us: int
 
     @classmethod
-    def load(cls, path: Path, journal_id: str | None) -> Cursor | None:
-        """The cursor of a file; None if there is none of this journal that can be read: then all is looked for anew."""
+    def load(cls, path: Path, journal_id: str | None) -> Reach | None:
+        """The reach of a file; None if there is none of this journal that can be read: then all is looked for anew."""
         try:
             content = json.loads(path.read_bytes())
             found = cls(Position.parse(content["position"]), int(content["time_us"]))
@@ -80,8 +80,8 @@ class Clockwork:
         self._writer = JournalWriter(layout.journal, clock=clock)
         self._keeper = BookKeeper(self._journal, layout.view(VIEW).root / "book")
         self._clock = clock
-        self._path = layout.root / "clock.json"
-        self._cursor = self._saved = Cursor.load(self._path, self._journal.id())
+        self._path = layout.clock
+        self._reach = self._saved = Reach.load(self._path, self._journal.id())
         self._on_step = on_step
         self._whole = self._book = Book.empty()
 
@@ -90,16 +90,17 @@ class Clockwork:
         end, now_us = self._journal.end(), self._clock.now_us()  # in this order: see the protocol
         if not end.events():
             return 0
-        cursor = self._cursor or Cursor(Position.of({PARTITION: 0}), now_us)
+        reach = self._reach or Reach(Position.of({PARTITION: 0}), now_us)
+        now_us = max(now_us, reach.time_us)  # a clock that is put back makes nothing due again
         self._on_step(1)
         book = self._book_at(end[PARTITION])
         self._on_step(2)
         count = 0
-        for events in _chunks(self._due(book, cursor, end, now_us)):
-            self._writer.append_unstored(events, since=cursor.position)
+        for events in _chunks(self._due(book, reach, end, now_us)):
+            self._writer.append_unstored(events, since=reach.position)
             self._on_step(3)
             count += len(events)
-        self._move(Cursor(end, now_us), save=count > 0)
+        self._move(Reach(end, now_us), save=count > 0)
         self._on_step(4)
         return count
 
@@ -107,12 +108,12 @@ class Clockwork:
         """Give the journal back."""
         self._writer.close()
 
-    def _due(self, book: Book, cursor: Cursor, end: Position, now_us: int) -> Iterator[Event]:
-        since = cursor.position[PARTITION]
-        for fee in due_fees(book, cursor.time_us, now_us, since, lambda offsets: _appended(self._journal, offsets)):
+    def _due(self, book: Book, reach: Reach, end: Position, now_us: int) -> Iterator[Event]:
+        since = reach.position[PARTITION]
+        for fee in due_fees(book, reach.time_us, now_us, since, lambda offsets: _appended(self._journal, offsets)):
             yield fee.event()
         last_us = int(_appended(self._journal, np.array([end[PARTITION] - 1]))[0])
-        ticked_us = cursor.time_us if self._cursor else 0
+        ticked_us = reach.time_us if self._reach else 0
         for moment_us in sorted({*_closings(book, ticked_us, now_us), *_idle(last_us, now_us)}):
             yield clock_tick(moment_us, f"clock/{moment_us}")
 
@@ -124,12 +125,12 @@ class Clockwork:
         self._book = book
         return replace(self._whole, pages=book.pages)
 
-    def _move(self, cursor: Cursor, save: bool) -> None:
-        self._cursor = cursor
-        behind = cursor.position.events() - (self._saved.position.events() if self._saved else 0)
+    def _move(self, reach: Reach, save: bool) -> None:
+        self._reach = reach
+        behind = reach.position.events() - (self._saved.position.events() if self._saved else 0)
         if save or self._saved is None or behind >= _SAVE_EVENTS:
-            cursor.save(self._path, self._journal.id())
-            self._saved = cursor
+            reach.save(self._path, self._journal.id())
+            self._saved = reach
 
 
 def run_clock(layout: Layout, clock: Clock, stop: threading.Event, step_s: float = STEP_S) -> None:

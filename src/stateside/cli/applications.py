@@ -16,7 +16,11 @@ from stateside.errors import RequestInvalid, SettingInvalid
 
 @click.command()
 @click.option(
-    "--seconds", default=45.0, show_default=True, type=click.FloatRange(5, 86_400), help="How long events flow."
+    "--seconds",
+    default=45.0,
+    show_default=True,
+    type=click.FloatRange(5, 86_400),
+    help="How long events flow; longer where Spark is slow.",
 )
 @click.option(
     "--customers", default=1_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many there are."
@@ -29,7 +33,8 @@ def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_fi
     """Run the whole system on this machine and prove that every sum is right.
 
     Customers telephone through compressed months; their events go into a journal, Spark folds them into running bills,
-    a replica serves these while a client keeps asking, and closed months become invoices. At the end everything is
+    a replica serves these while a client keeps asking, and closed months become invoices. Some events come too late and
+    become notes, some come twice and count once, some are bad and become dead letters. At the end everything is
     recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
     """
     from rich.console import Console

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from typing import Any
 
-from stateside.billing.bills import VIEW
 from stateside.errors import StatesideError
 from stateside.positions import Position
 from stateside.serving.client import Client
@@ -16,6 +15,11 @@ from stateside.serving.client import Client
 PAUSE_S = 0.01
 READY_PAUSE_S = 0.1
 FAILURES_KEPT = 5
+
+
+def bill_path(customer: str) -> str:
+    """Where a customer's bill is."""
+    return f"/v1/customers/{customer}/bill"
 
 
 class Asker:
@@ -44,7 +48,7 @@ class Asker:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                self.stamp = self._client.rows(VIEW, "c0", min_position=position, wait_ms=100)["stamp"]
+                self.stamp = self._client.get(bill_path("c0"), min_position=position, wait_ms=100)["stamp"]
                 return True
             except Exception:
                 time.sleep(READY_PAUSE_S)
@@ -67,7 +71,7 @@ class Asker:
     def _ask(self, customer: str) -> None:
         began_s = time.monotonic()
         try:
-            stamp = self._client.rows(VIEW, customer)["stamp"]
+            stamp = self._client.get(bill_path(customer))["stamp"]
             age_ms = int(stamp["age_ms"])
         except Exception as error:  # whatever it is, the request was not answered as promised
             self.failed += 1

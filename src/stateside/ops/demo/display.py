@@ -18,17 +18,7 @@ from rich.text import Text
 from stateside.billing.money import MICROS_PER_UNIT
 
 LINE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningBill:
-    """What a customer has used so far in an open period."""
-
-    customer: str
-    period: str
-    currency: str
-    events: int
-    amount_micros: int
+PERIODS_SHOWN = 2  # of a customer, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +39,7 @@ class Moment:
     requests: int
     failed: int
     restarts: int
-    bills: Sequence[RunningBill]
+    bills: Sequence[dict[str, Any]]
 
 
 class Display:
@@ -118,12 +108,18 @@ def _picture(moment: Moment) -> Group:
     return Group(title, bar, facts, _bills(moment.bills))
 
 
-def _bills(bills: Sequence[RunningBill]) -> Table:
-    table = Table(title="running bills", title_justify="left", box=None, header_style="dim", padding=(0, 2))
-    for name in ("customer", "period", "events"):
+def _bills(bills: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="bills", title_justify="left", box=None, header_style="dim", padding=(0, 2))
+    for name in ("customer", "period", "state", "events"):
         table.add_column(name)
     table.add_column("so far", justify="right")
     for bill in bills:
-        amount = f"{bill.amount_micros / MICROS_PER_UNIT:,.2f} {bill.currency}"  # at a glance; the report is exact
-        table.add_row(bill.customer, bill.period, str(bill.events), amount)
+        for period in bill["periods"][-PERIODS_SHOWN:]:
+            facts = (bill["customer"], period["period"], period["state"], str(period["events"]))
+            table.add_row(*facts, _amount(period["amount_micros"], period["currency"]))
     return table
+
+
+def _amount(micros: int, currency: str) -> str:
+    """An amount at a glance, in cents; the report is exact."""
+    return f"{micros / MICROS_PER_UNIT:,.2f} {currency}"

@@ -92,8 +92,9 @@ class DemoReport:
             f"customers' periods; {len(self.outcome.corrected):,} were corrected",
             f"dead       {reasons or 'none'}",
             f"sums       {len(self.outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
-            f"invoices, notes and running bills together; {len(self.differences)} differences",
-            f"audit      {len(self.audit.verdicts)} laws, {len(broken)} broken{''.join(f': {text}' for text in broken)}",
+            f"as the bills show them; {len(self.differences)} differences to what the generator made",
+            f"audit      {len(self.audit.verdicts)} laws, {len(broken)} of them broken",
+            *(f"broken     {text}" for text in broken),
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
             f"latency p50 {latency['p50']} ms, p99 {latency['p99']} ms",
             f"freshness  age of answers p50 {age['p50']} ms, p99 {age['p99']} ms, at most {age['max']} ms; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +21,9 @@ from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import PipelineFailed, StatesideError
 from stateside.journal import Journal
 from stateside.layout import Layout
-from stateside.ops.demo.asker import Asker
-from stateside.ops.demo.bills import Bills, DocumentCounts
+from stateside.ops.demo.asker import Asker, bill_path
 from stateside.ops.demo.display import Display, Moment
+from stateside.ops.demo.document_counts import DocumentCounts
 from stateside.ops.demo.feeder import Feeder
 from stateside.ops.demo.folder import DemoFolder
 from stateside.ops.demo.interrupts import Interrupts
@@ -98,8 +98,8 @@ def run_demo(
 def _opening(settings: DemoSettings, place: DemoFolder) -> str:
     until = " until the end" if place.temporary else ""
     return (
-        f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s or more, "
-        f"are billed live, and then every sum is checked. Everything is in {place.root}{until}."
+        f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s, are "
+        f"billed live, and then every sum is checked. Everything is in {place.root}{until}."
     )
 
 
@@ -113,7 +113,6 @@ class Demo:
         self._interrupts = interrupts
         self._cleanup = ExitStack()
         self._generator = settings.generator()
-        self._bills = Bills(self._generator.scenario())
         self._documents = DocumentCounts(documents_table(layout))
         self._dead_letters = dead_letters_table(layout)
         self._heartbeat_before = self._heartbeat()
@@ -154,8 +153,7 @@ class Demo:
 
     def keep_serving(self) -> None:
         """Go on serving what is there, until Ctrl-C: the normal end here."""
-        url = f"{self._url}/v1/views/{VIEW}/rows?key=c0"
-        self._console.print(f"Serving {url} until Ctrl-C", highlight=False, soft_wrap=True)
+        self._console.print(f"Serving {self._url}{bill_path('c0')} until Ctrl-C", highlight=False, soft_wrap=True)
         with suppress(KeyboardInterrupt):
             while True:
                 self._interrupts.pause(LOOK_S)
@@ -219,7 +217,7 @@ class Demo:
 
     def _moment(self, phase: str, share_done: float) -> Moment:
         stamp = self._asker.stamp
-        bills = self._bills.running(self._rows(range(BILLS_SHOWN))) if stamp else []
+        bills = self._some_bills() if stamp else []
         documents = self._documents.look()
         return Moment(
             phase=phase,
@@ -227,7 +225,9 @@ class Demo:
             events=self._feeder.fed,
             stamp=stamp,
             lag_events=self._feeder.fed - (Position.parse(stamp["position"]).events() if stamp else 0),
-            open_periods=sorted({bill.period for bill in bills}),
+            open_periods=sorted(
+                {one["period"] for bill in bills for one in bill["periods"] if one["state"] == "draft"}
+            ),
             sealed_periods=documents.periods,
             invoices=documents.invoices,
             notes=documents.notes,
@@ -239,18 +239,18 @@ class Demo:
             bills=bills,
         )
 
-    def _rows(self, customers: Iterable[int]) -> list[dict[str, Any]]:
+    def _some_bills(self) -> list[dict[str, Any]]:
         try:
-            return [row for number in customers for row in self._client.rows(VIEW, f"c{number}")["rows"]]
+            return [self._client.get(bill_path(f"c{number}")) for number in range(BILLS_SHOWN)]
         except StatesideError:  # the asker counts failures; the display only shows what there is
             return []
 
     def _report(self, seconds: float, display: Display) -> DemoReport:
-        rows = self._all_rows(display)
+        bills = self._all_bills(display)
         display.show(self._moment("recomputing every bill from the journal", 1.0))
         with self._interrupts.at_once():
             audited = audit(self._layout, live_rows(self._layout), ask=self._ask)
-            outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), rows)
+            outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), bills)
             expected = self._generator.report()
             off = differences(self._generator, expected, outcome, audited.counts, self._feeder.nudges)
         return DemoReport(
@@ -270,18 +270,18 @@ class Demo:
     def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
         return self._client.rows(VIEW, customer, min_position=floor)
 
-    def _all_rows(self, display: Display) -> list[dict[str, Any]]:
-        """Every customer's open bills as of the journal's end, asked for one by one: with many it takes a while."""
+    def _all_bills(self, display: Display) -> list[dict[str, Any]]:
+        """Every customer's bill as of the journal's end, asked for one by one: with many it takes a while."""
         end, customers = Journal(self._layout.journal).end(), self._settings.customers
-        rows: list[dict[str, Any]] = []
+        bills: list[dict[str, Any]] = []
         shown_s = float("-inf")
         for number in range(customers):
             self._interrupts.check()
             if time.monotonic() - shown_s >= LOOK_S:
                 display.show(self._moment("asking for every bill", number / customers))
                 shown_s = time.monotonic()
-            rows += self._ask(f"c{number}", end)["rows"]
-        return rows
+            bills.append(self._client.get(bill_path(f"c{number}"), min_position=end))
+        return bills
 
 
 def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
