@@ -19,6 +19,7 @@ FOLDER/
   views/VIEW/begun.json       the batch that a sink at most once was last given
   tables/NAME/                Delta tables: the archive
   files/PATH/                 what sinks write as files, one a batch
+  audit/                      the auditor's ledger; it may be deleted, and is then made anew
   spark/                      Spark's scratch files
 
 A folder that serves the checkpoint of a job which is not ours has views with catalogue and replica only, and these two:
@@ -150,6 +151,11 @@ class Layout:
                 where=str(self.pointer),
                 next_step="Delete this folder, and serve the checkpoint again: replicas are rebuilt",
             ) from error
+
+    @property
+    def audit(self) -> Path:
+        """The auditor's own folder."""
+        return self.root / "audit"
 
     @property
     def spark(self) -> Path:

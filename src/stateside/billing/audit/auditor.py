@@ -81,7 +81,7 @@ def audit(
     """
     began_s = time.monotonic()
     journal = Journal(layout.journal)
-    with Ledger(layout.root / "audit") as ledger:
+    with Ledger(layout.audit) as ledger:
         anew = "it was asked for" if full else None
         if full:
             ledger.begin_anew()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from stateside.billing.audit.calendar import Cycle, periods
@@ -152,7 +153,7 @@ def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, pa.Ta
     while start < stop:
         upto = min(stop, start + CHUNK_EVENTS)
         events = pa.Table.from_batches([batch for _, batch in journal.batches(start, upto)])
-        offsets = pa.array(range(start, upto), pa.int64())
+        offsets = np.arange(start, upto)
         times = [events[name].cast(pa.int64()) for name in ("time", "appended")]
         columns = {name: events[name] for name in ("id", "entity", "type", "payload")}
         yield start, pa.table({"offset": offsets, **columns, "time_us": times[0], "appended_us": times[1]})
