@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 import stateside
-from stateside.billing.generator import Generator
+from stateside.billing.generator import Generator, Shares, generate
+from stateside.billing.generator.writing import to_journal
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.processes import Child, free_port
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+GENERATOR = Generator(seed=2, customers=12, events_per_period=8, periods=2, shares=Shares(late=0.1, duplicate=0.05))
+
+
 @pytest.fixture(scope="session")
 def billing_folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """Three customers, one month sealed and one open; the job is down."""
+    """Some customers, two months sealed and corrected, one open, duplicates and dead letters; the job is down."""
     from stateside.billing.pipeline import app
 
     layout = Layout(tmp_path_factory.mktemp("billing"))
-    arrivals = Generator(seed=2, customers=3, events_per_month=10).arrivals()
-    append(layout, [next(arrivals).event for _ in range(60)])
-    run_to(app, layout, spark)
+    generate(GENERATOR, to_journal(layout.journal))
+    run_to(app, layout, spark, events_per_batch=60)
     return layout
 
 

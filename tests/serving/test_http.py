@@ -28,10 +28,9 @@ def test_a_customer_s_running_bill_comes_stamped(server: str, billing_folder: La
     response = httpx.get(f"{server}/v1/customers/c1/bill")
     document = response.json()
     assert response.status_code == 200
-    (period,) = document["periods"]
-    assert period["period"] == "2026-02"
+    period = document["periods"][-1]
     assert period["state"] == "draft"
-    assert period["total_micros"] == sum(line["amount_micros"] for line in period["lines"]) > 0
+    assert period["amount_micros"] == sum(line["amount_micros"] for line in period["lines"]) > 0
     stamp = document["stamp"]
     assert stamp["position"] == str(Journal(billing_folder.journal).end())
     assert set(stamp) == {
@@ -55,7 +54,7 @@ def test_rows_are_found_by_the_whole_key_and_by_its_first_parts(server: str) -> 
         assert of_customer["cursor"] is None
         assert {row["customer"] for row in of_customer["rows"]} == {"c1"}
         row = of_customer["rows"][0]
-        assert client.rows("bill", "c1", row["period_end"], row["type"])["rows"] == [row]
+        assert client.rows("bill", "c1", row["period_end"], row["type"], row["plan"])["rows"] == [row]
         assert client.rows("bill", "c1", row["period_end"])["rows"] == of_customer["rows"]
         assert client.rows("bill", "c")["rows"] == [], "a prefix of a part is no part"
 
@@ -92,7 +91,7 @@ def test_the_age_grows_while_the_job_is_down(server: str) -> None:
     [
         ("/v1/views/nothing/rows/c1", 404, "view-unknown"),
         ("/v1/views/bill/rows/c1/today", 400, "key-invalid"),
-        ("/v1/views/bill/rows/c1/2026-02-28T23:00:00Z/call/more", 400, "key-invalid"),
+        ("/v1/views/bill/rows/c1/2026-02-28T23:00:00Z/call/basic@1/more", 400, "key-invalid"),
         ("/v1/views/bill/rows/c1?min_position=now", 400, "position-invalid"),
         ("/v1/views/bill/rows/c1?min_position=", 400, "position-invalid"),
         ("/v1/views/bill/rows", 400, "key-invalid"),
