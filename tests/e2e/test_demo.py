@@ -100,6 +100,7 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     assert not any(alive(pid) for pid in [python, jvm, *driver_pids(layout)])
 
 
+@pytest.mark.timeout(900)
 @in_full("one kill in the middle is shown by the test above")
 def test_spark_killed_at_six_random_moments_changes_nothing_of_what_comes_out(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
