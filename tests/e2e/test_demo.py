@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -46,8 +47,8 @@ def start(seconds: int, *arguments: str, **environ: str) -> subprocess.Popen[str
     return subprocess.Popen(command, env={**os.environ, **environ}, **output, text=True)
 
 
-def finish(demo: subprocess.Popen[str], report_file: Path) -> dict[str, Any]:
-    output, _ = demo.communicate(timeout=200)
+def finish(demo: subprocess.Popen[str], report_file: Path, seconds_max: float = 200) -> dict[str, Any]:
+    output, _ = demo.communicate(timeout=seconds_max)
     assert demo.returncode == 0, output
     report: dict[str, Any] = json.loads(report_file.read_text())
     assert report["ok"], report["problems"]
@@ -97,6 +98,28 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     assert report["sums"]["accounts"] == 60 * 4
     assert set(report["laws"].values()) == {0}
     assert not any(alive(pid) for pid in [python, jvm, *driver_pids(layout)])
+
+
+@pytest.mark.timeout(900)
+@in_full("one kill in the middle is shown by the test above")
+def test_spark_killed_at_six_random_moments_changes_nothing_of_what_comes_out(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
+) -> None:
+    chance, kills = random.Random(6), 0
+    layout = Layout(tmp_path / "demo")
+    demo = start(90, "--dir", str(layout.root), "--json", str(report_file))
+    demos.append(demo)
+    while kills < 6 and demo.poll() is None:
+        commits = layout.view("bill").checkpoint / "commits"
+        newest = max((int(path.name) for path in commits.glob("[0-9]*")), default=-1)
+        wait_for(lambda: demo.poll() is not None or (commits / str(newest + 1)).exists())  # noqa: B023
+        time.sleep(chance.uniform(0, 3))
+        if demo.poll() is None:
+            os.kill(driver_pids(layout)[1], signal.SIGKILL)
+            kills += 1
+    report = finish(demo, report_file, seconds_max=600)
+    assert report["pipeline"]["restarts"] == kills == 6
+    assert report["requests"]["failed"] == 0
 
 
 def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
