@@ -1,5 +1,6 @@
 """The archive: Delta tables that sealed rows go to, each batch exactly once. See `table`."""
 
+from stateside.archive.opened import OpenedTable
 from stateside.archive.table import ArchiveTable, TableSpec
 
-__all__ = ["ArchiveTable", "TableSpec"]
+__all__ = ["ArchiveTable", "OpenedTable", "TableSpec"]

@@ -31,6 +31,7 @@ import pyarrow.types as pt
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from stateside.archive.opened import OpenedTable
 from stateside.errors import ArchiveInvalid, SinkAway
 from stateside.storage import write_atomically
 
@@ -139,6 +140,10 @@ class ArchiveTable:
     def count(self) -> int:
         """How many rows there are; 0 before the table was created."""
         return self._open().count() if self._mark.exists() else 0
+
+    def opened(self) -> OpenedTable:
+        """The table as it is now, for a writer that decides by what it finds; ArchiveInvalid if it is not there."""
+        return OpenedTable(self._open(), self._path, self._spec)
 
     def _open_before(self, query: str, batch: int) -> DeltaTable | None:
         """Steps 1 and 2: the table, if it does not have the batch yet."""
