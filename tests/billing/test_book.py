@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from stateside.billing import accounts, book
+from stateside.billing import accounts, book, newcomers
 from stateside.billing.book import Book, BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment
@@ -78,10 +78,12 @@ def check_same(found: Book, simple: SimpleBook, covers: int) -> None:
         assert (None if plan == -1 else found.pages.plan_names[plan]) == simple.plan_name(*one), one
 
 
+@pytest.mark.parametrize("bulk_rows", [0, 1_000])
 @settings(max_examples=EXAMPLES)
-@given(appends(references))
-def test_a_book_is_the_fold_of_its_journal(frames: Appends) -> None:
-    with journal_of(frames) as journal:
+@given(frames=appends(references))
+def test_a_book_is_the_fold_of_its_journal(bulk_rows: int, frames: Appends) -> None:
+    with journal_of(frames) as journal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(book, "_BULK_ROWS", bulk_rows)
         end = journal.end()["0"]
         found = BookKeeper(journal, None).at(end)
         assert found.covers == end
@@ -95,6 +97,8 @@ def test_names_with_the_same_hash_are_told_apart(hashes: object, frames: Appends
     with pytest.MonkeyPatch.context() as patch, journal_of(frames) as journal:
         patch.setattr(accounts, "text_hashes", hashes)
         patch.setattr(book, "text_hashes", hashes)
+        patch.setattr(newcomers, "text_hashes", hashes)
+        patch.setattr(book, "_BULK_ROWS", 0)
         end = journal.end()["0"]
         check_same(BookKeeper(journal, None).at(end), simple_book(journal), end)
 
@@ -125,6 +129,7 @@ def test_a_book_read_bit_by_bit_is_that_read_at_once(frames: Appends) -> None:
         patch.setattr(book, "_AHEAD_EVENTS_MAX", -1)
         patch.setattr(book, "_TAIL_MIN", 1)
         patch.setattr(book, "_FOLD_ROWS", 1)
+        patch.setattr(book, "_BULK_ROWS", 0)
         keeper = BookKeeper(journal, None)
         end = journal.end()["0"]
         for offset in range(end + 1):
@@ -193,6 +198,25 @@ def test_an_assignment_that_breaks_a_rule_is_refused_but_the_first_may_be_of_any
     found = BookKeeper(write(tmp_path, frames), None).at(5)
     assert [one.plan for one in found.assignments("emma")] == ["basic", "gold"]
     assert [(one.id, one.reason) for one in found.refused] == [(id_, "assign-refused") for id_ in ("a2", "a4", "a5")]
+
+
+def test_many_newcomers_are_taken_in_at_once_and_the_others_by_the_rules(tmp_path: Path) -> None:
+    events = [assignment(f"a{n}", f"c{n}", f"plan{n % 3}", n, 0, holder=f"holder {n}") for n in range(1_500)]
+    events[7:7] = [Event("x1", "c3000", "assign", 0, {"plan": 5}), assignment("x2", "c1", "gold", 9 * HOUR_US, 0)]
+    events += [
+        assignment("x3", "c2", "gold", 5, 0),  # too early
+        Event("x4", "c4000", "assign", 0, {"plan": "basic", "effective_us": 3, "holder": 5}),  # a holder without a name
+        plan_event(version("plan1"), "p1", 0),
+    ]
+    found = BookKeeper(write(tmp_path, [(0, events)]), None).at(len(events))
+    assert [one.id for one in found.refused] == ["x1", "x3"]
+    assert [(one.plan, one.effective_us, one.holder) for one in found.assignments("c1499")] == [
+        ("plan2", 1_499, "holder 1499")
+    ]
+    assert [one.plan for one in found.assignments("c1")] == ["plan1", "gold"]
+    assert [(one.plan, one.holder) for one in found.assignments("c4000")] == [("basic", None)]
+    assert found.plan_at("c4", HOUR_US, 9_999) == version("plan1")
+    assert found.plan_at("c4", HOUR_US, 6) is None  # the version was published behind
 
 
 def test_snapshots_are_written_when_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.errors import ViewInvalid
+from stateside.journal import payload as payload_module
 from stateside.journal.payload import check_fields, payload_columns
 
 SCHEMA = pa.schema([("amount", pa.int64()), ("country", pa.string()), ("share", pa.float64()), ("paid", pa.bool_())])
@@ -60,6 +61,39 @@ def test_a_payload_of_other_types_gives_nulls_throughout_and_leaves_its_neighbou
     good = {"amount": 7, "country": "DE", "share": 0.25, "paid": False}
     spoilt = bad | {"country": "FR"} if isinstance(bad, dict) and "country" not in bad else bad
     assert columns(good, spoilt, good) == [good, NOTHING, good]
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"amount":"5"}', '{"amount":1.5}', '{"country":49}', '{"paid":0}', '{"share":[]}', "[1]"]
+)
+def test_many_bad_payloads_among_others_do_not_take_a_step_each(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, a single bad payload made ten thousand take two seconds."""
+    parses: list[int] = []
+    parse = payload_module._parse
+
+    def counted(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
+        parses.append(len(payloads))
+        return parse(payloads, schema)
+
+    monkeypatch.setattr(payload_module, "_parse", counted)
+    rows = columns(*(bad if number % 100 == 7 else {"amount": number} for number in range(1_000)))
+    assert rows == [NOTHING if number % 100 == 7 else NOTHING | {"amount": number} for number in range(1_000)]
+    assert parses == [1_000, 1_000]
+
+
+def test_a_bad_payload_that_only_arrow_knows_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    parses: list[int] = []
+    parse = payload_module._parse
+
+    def counted(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
+        parses.append(len(payloads))
+        return parse(payloads, schema)
+
+    monkeypatch.setattr(payload_module, "_parse", counted)
+    bad = '{"amount": 1, "amount": 2}'
+    rows = columns(*(bad if number == 700 else {"amount": number} for number in range(1_000)))
+    assert rows == [NOTHING if number == 700 else NOTHING | {"amount": number} for number in range(1_000)]
+    assert len(parses) < 25
 
 
 def test_whole_numbers_are_numbers_where_fractions_are_asked_for() -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.billing.folding import Assignment
-from stateside.billing.texts import Hashes, Longs, Texts, text_hashes
+from stateside.billing.texts import ALL, Hashes, Longs, Rows, Texts, text_hashes
 
 NONE = -1  # in arrays of numbers of rows: there is none
 
@@ -63,6 +63,14 @@ class Accounts:
             np.array([plans[one.plan] for one in flat], np.int64),
             pa.array([one.holder for one in flat], pa.large_string()),
         )._sorted()
+
+    @classmethod
+    def of_one_each(
+        cls, names: pa.Array, effective_us: Longs, offsets: Longs, plans: Longs, holders: pa.Array
+    ) -> Accounts:
+        """The accounts of customers with one assignment each."""
+        firsts = np.arange(len(names) + 1)
+        return cls(text_hashes(Texts.of(names)), names, firsts, effective_us, offsets, plans, holders)._sorted()
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch) -> Accounts:
@@ -183,13 +191,19 @@ def newest(firsts: Longs, effective_us: Longs, offsets: Longs, groups: Longs, ti
 
     The entries of a group lie side by side from `firsts[group]` on, and rise in both.
     """
-    at = firsts[groups + 1] - 1
-    rows = np.arange(len(groups))
-    while len(rows):
-        gone = at[rows] < firsts[groups[rows]]
-        at[rows[gone]] = NONE
-        rows = rows[~gone]
-        here = at[rows]
-        rows = rows[(effective_us[here] > times_us[rows]) | (offsets[here] >= before[rows])]
-        at[rows] -= 1
-    return at
+    found = np.full(len(groups), NONE)
+    if not len(effective_us):
+        return found
+    rows: Rows = ALL
+    low, at = firsts[groups], firsts[groups + 1] - 1
+    while True:
+        fits = (at >= low) & (effective_us[at] <= times_us[rows]) & (offsets[at] < before[rows])
+        if isinstance(rows, slice):
+            found = np.where(fits, at, NONE)
+            rows = np.arange(len(groups))
+        else:
+            found[rows[fits]] = at[fits]
+        going = ~fits & (at > low)
+        if not going.any():
+            return found
+        rows, low, at = rows[going], low[going], at[going] - 1

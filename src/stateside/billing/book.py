@@ -24,6 +24,7 @@ from stateside.billing.accounts import NONE, Accounts, newest
 from stateside.billing.book_file import Pages
 from stateside.billing.folding import Assignment, Fold, Reference, Refused
 from stateside.billing.model import ASSIGN, PLAN
+from stateside.billing.newcomers import newcomers_accounts, split_newcomers
 from stateside.billing.plan_version import PlanVersion
 from stateside.billing.texts import Longs, Texts, text_hashes
 from stateside.journal import Journal
@@ -31,6 +32,8 @@ from stateside.journal.segment import DurableEnd
 
 _TAIL_SHARE = 16  # accounts that changed lie apart until they are more than this part of all: few are copied at a time
 _TAIL_MIN = 4_096
+_LOOKUP_ROWS = 65_536  # looked up at a time: what is reckoned on the way stays in the processor's cache
+_BULK_ROWS = 1_000  # reference events at once, from which on newcomers are worth a look
 _FOLD_ROWS = 100_000  # reference events folded at a time
 _AHEAD_EVENTS_MAX = 1_000_000  # read beyond what was asked for, to be at the journal's end, where the next read begins
 _SAVE_EVENTS = 10_000_000  # events behind a snapshot that a start reads over in about a second
@@ -83,17 +86,9 @@ class Book:
         """
         plans = np.full(len(times_us), NONE)
         names = Texts.of(customers)
-        hashes = text_hashes(names)
-        rows = np.arange(len(names))
-        for accounts in (self.tail, self.base):
-            if len(accounts) and len(rows):
-                whole = len(rows) == len(names)
-                found = accounts.find(names if whole else names.taken(rows), hashes if whole else hashes[rows])
-                known = found != NONE
-                here = rows[known]
-                at = accounts.newest(found[known], times_us[here], offsets[here])
-                plans[here] = np.where(at == NONE, NONE, accounts.plans[at])
-                rows = rows[~known]
+        for start in range(0, len(names), _LOOKUP_ROWS):
+            rows = slice(start, start + _LOOKUP_ROWS)
+            plans[rows] = self._plans(names.taken(rows), times_us[rows], offsets[rows])
         return self._versions.newest(plans, times_us, offsets), plans
 
     def plan_at(self, customer: str, time_us: int, offset: int) -> PlanVersion | None:
@@ -109,6 +104,15 @@ class Book:
         """The book with these reference events too, which are all between what it covers and a later offset."""
         if not references.num_rows:
             return Book(self.pages.covering(covers), self.base, self.tail)
+        if references.num_rows < _BULK_ROWS:
+            return self._folded(references, covers)
+        newcomers, others = split_newcomers(references, (self.tail, self.base))
+        book = self._folded(others, covers)
+        pages = book.pages.naming(pc.unique(newcomers["plan"]).to_pylist())
+        return Book(pages, book.base, book.tail.merged(newcomers_accounts(newcomers, pages.numbers)))._levelled()
+
+    def _folded(self, references: pa.Table, covers: int) -> Book:
+        """As `folded`, one by one."""
         rows = [Reference(*row) for row in zip(*(column.to_pylist() for column in references.columns), strict=True)]
         customers = list(dict.fromkeys(row.entity for row in rows if row.type == ASSIGN))
         histories = dict(zip(customers, self._histories(customers), strict=True))
@@ -118,13 +122,27 @@ class Book:
         )
         fold.add(rows)
         pages = self.pages.extended(fold, covers)
-        numbers = {plan: number for number, plan in enumerate(pages.plan_names)}
         changed = {customer: [*histories[customer], *new] for customer, new in fold.assignments.items()}
-        return Book(pages, self.base, self.tail.merged(Accounts.of(changed, numbers)))._levelled()
+        return Book(pages, self.base, self.tail.merged(Accounts.of(changed, pages.numbers)))._levelled()
 
     def whole(self) -> Book:
         """The same book with all accounts in one."""
         return Book(self.pages, self.base.merged(self.tail), _NO_ACCOUNTS) if len(self.tail) else self
+
+    def _plans(self, names: Texts, times_us: Longs, offsets: Longs) -> Longs:
+        """The number of the plan that each customer was assigned to, or NONE."""
+        plans = np.full(len(names), NONE)
+        hashes = text_hashes(names)
+        rows = np.arange(len(names))
+        for accounts in (self.tail, self.base):
+            if len(accounts) and len(rows):
+                found = accounts.find(names.taken(rows), hashes[rows])
+                known = found != NONE
+                here = rows[known]
+                at = accounts.newest(found[known], times_us[here], offsets[here])
+                plans[here] = np.where(at == NONE, NONE, accounts.plans[at])
+                rows = rows[~known]
+        return plans
 
     def _levelled(self) -> Book:
         return self.whole() if len(self.tail) > max(_TAIL_MIN, len(self.base) // _TAIL_SHARE) else self
@@ -166,6 +184,8 @@ class _Versions:
         )
 
     def newest(self, plans: Longs, times_us: Longs, before: Longs) -> Longs:
+        if plans.min(initial=0) != NONE:
+            return newest(self.firsts, self.effective_us, self.offsets, plans, times_us, before)
         found = np.full(len(plans), NONE)
         rows = np.flatnonzero(plans != NONE)
         found[rows] = newest(self.firsts, self.effective_us, self.offsets, plans[rows], times_us[rows], before[rows])

@@ -10,7 +10,7 @@ deleted. The newest two are kept, as a reader may be about to open the one befor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,17 @@ class Pages:
         """With what a fold accepted and refused."""
         published = [version.plan for _, version in fold.versions]
         assigned = [one.plan for several in fold.assignments.values() for one in several]
-        return Pages(
-            covers,
-            tuple(dict.fromkeys([*self.plan_names, *published, *assigned])),
-            (*self.versions, *fold.versions),
-            (*self.refused, *fold.refused),
-        )
+        more = (*self.versions, *fold.versions), (*self.refused, *fold.refused)
+        return Pages(covers, self.plan_names, *more).naming([*published, *assigned])
+
+    def naming(self, plans: Iterable[str]) -> Pages:
+        """With numbers for these plans too."""
+        return replace(self, plan_names=tuple(dict.fromkeys([*self.plan_names, *plans])))
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Each plan's number."""
+        return {plan: number for number, plan in enumerate(self.plan_names)}
 
     def as_json(self) -> dict[str, Any]:
         """The pages for a file."""
@@ -80,7 +85,7 @@ def save(folder: Path, journal_id: str | None, pages: Pages, accounts: Accounts)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, SCHEMA.with_metadata({_METADATA: content.encode()})) as writer:
         writer.write_batch(batch)
-    write_atomically(folder / f"{_PREFIX}{pages.covers:020d}{_SUFFIX}", memoryview(sink.getvalue()))
+    write_atomically(folder / f"{_PREFIX}{pages.covers:020d}{_SUFFIX}", sink.getvalue().to_pybytes())
     for path in list(_newest_first(folder))[_KEPT:]:
         path.unlink(missing_ok=True)
 

@@ -93,9 +93,16 @@ class PlanVersion:
         """The version that a payload says; PlanInvalid if it says none."""
         try:
             prices = {type_: Steps.parse(steps) for type_, steps in payload["prices"].items()}
-            fields = [payload[name] for name in ("plan", "version", "effective_us", "currency")]
-            cycle = Cycle(**payload["cycle"])
-            return cls(*fields, cycle, payload["rounding"], prices, tuple(payload.get("fees", ())))
+            return cls(
+                payload["plan"],
+                payload["version"],
+                payload["effective_us"],
+                payload["currency"],
+                Cycle(**payload["cycle"]),
+                payload["rounding"],
+                prices,
+                tuple(payload.get("fees", ())),
+            )
         except KeyError as error:
             raise PlanInvalid(f"The plan says nothing of its {error.args[0]}") from error
         except (ValueError, TypeError, AttributeError) as error:

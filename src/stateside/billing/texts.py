@@ -12,6 +12,8 @@ import pyarrow as pa
 Longs = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
+Rows = Longs | slice
+ALL = slice(None)  # of an array this is a view, and costs nothing
 
 _WORD_BYTES = 8
 # Odd numbers without a pattern: digits of pi, e and the golden ratio.
@@ -48,28 +50,32 @@ class Texts:
     def __len__(self) -> int:
         return len(self.begins)
 
-    def taken(self, rows: Longs) -> Texts:
+    def taken(self, rows: Rows) -> Texts:
         """Some of the texts."""
         return Texts(self.begins[rows], self.lengths[rows], self._words, self._bytes)
 
-    def words(self, rows: Longs) -> Iterator[tuple[Longs, Hashes]]:
+    def words(self, rows: Rows) -> Iterator[tuple[Rows, Hashes]]:
         """Word by word, from the first on: which of the rows have one more, as numbers into `rows`, and those words."""
         begins, lengths = self.begins[rows], self.lengths[rows]
-        which = np.flatnonzero(lengths > 0)
+        which: Rows = ALL if len(lengths) and lengths.min() > 0 else np.flatnonzero(lengths > 0)
         at_byte = 0
-        while len(which):
+        while len(begins[which]):
             left = lengths[which] - at_byte
             yield which, self._word(begins[which] + at_byte) & _LOW_BYTES[np.minimum(left, _WORD_BYTES)]
             at_byte += _WORD_BYTES
-            which = which[left > _WORD_BYTES]
+            more = left > _WORD_BYTES
+            if not more.all():
+                which = np.flatnonzero(more) if isinstance(which, slice) else which[more]
 
     def equal(self, rows: Longs, other: Texts, other_rows: Longs) -> Bools:
         """Whether each of these texts is the one beside it of the others."""
         same: Bools = self.lengths[rows] == other.lengths[other_rows]
-        candidates = np.flatnonzero(same)
-        ours, theirs = self.words(rows[candidates]), other.words(other_rows[candidates])
-        for (which, word), (_, other_word) in zip(ours, theirs, strict=True):
-            same[candidates[which[word != other_word]]] = False
+        if not same.all():
+            candidates = np.flatnonzero(same)
+            same[candidates] = self.equal(rows[candidates], other, other_rows[candidates])
+            return same
+        for (which, word), (_, other_word) in zip(self.words(rows), other.words(other_rows), strict=True):
+            same[which] &= word == other_word
         return same
 
     def _word(self, at_bytes: Longs) -> Hashes:
@@ -87,7 +93,7 @@ _ZERO = np.zeros(1, np.int64)
 def text_hashes(texts: Texts) -> Hashes:
     """A 64-bit hash of each text: the same in every process and on every machine, as it stands in files."""
     hashes = (texts.lengths.astype(np.uint64) + _SEED) * _ONE
-    for which, word in texts.words(np.arange(len(texts))):
+    for which, word in texts.words(ALL):
         hashes[which] = _stirred((hashes[which] ^ word) * _TWO)
     return _stirred(_stirred(hashes * _THREE) * _ONE)
 
