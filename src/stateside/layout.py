@@ -7,6 +7,8 @@ FOLDER/
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
+  views/VIEW/plans.json       of billing: the versions of price plans that rows and documents refer to
+  views/VIEW/book/            of billing: snapshots of the book of plans and assignments
   views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/progress.jsonl   what Spark reported of the newest batches

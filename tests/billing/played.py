@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -116,11 +116,7 @@ class Query:
         path.write_text(f"v1\n{json.dumps(metadata)}\n{json.dumps({'journal': 'played', '0': self.position})}")
 
 
-def documents(layout: Layout) -> list[dict[str, object]]:
-    """All documents, in the order in which they were numbered."""
+def documents(layout: Layout) -> list[dict[str, Any]]:
+    """All documents: the invoices, then the notes, in the order of their numbers."""
     found: pa.Table = sink(layout).documents.read()
-    return found.sort_by([("kind", "descending"), ("sequence", "ascending")]).to_pylist()
-
-
-def tables(layout: Layout) -> tuple[Path, Path]:
-    return layout.table("documents"), layout.table("dead_letters")
+    return found.sort_by("number").to_pylist()

@@ -22,15 +22,15 @@ def end_of(time: int) -> int:
 
 @dataclass
 class Documents:
-    """What is stored: offsets of events, and the frontier, which is read from notes each time."""
+    """What is stored: offsets of events, and the frontier, which is read from counters each time."""
 
     journal: list[int]  # the events' times
     stored: list[int] = field(default_factory=list)
-    notes: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
 
     def seal(self, query: Query, rows: dict[int, set[int]], start: int) -> None:
         """What `BillingSink` does, with events in place of quantities."""
-        frontier = Frontier.of(self.notes)
+        frontier = Frontier.of(self.counters)
         closed = max(query.watermark_before, frontier.closed_us)
         swept = range(frontier.sweep_from(start, query.watermark_before), query.position)
         ends = np.array([end_of(self.journal[offset]) for offset in swept], np.int64)
@@ -39,7 +39,7 @@ class Documents:
         new += [offset for end, offsets in rows.items() if end > closed for offset in offsets]
         if new:
             self.stored += new
-            self.notes |= frontier.moved(query.position, query.watermark).notes()
+            self.counters |= frontier.moved(query.position, query.watermark).counters()
 
 
 @dataclass
@@ -84,7 +84,7 @@ def run(journal: list[int], moves: list[tuple[int, int, int]]) -> None:
 
 def check(documents: Documents) -> None:
     """Once a query is through, each event of a closed period is stored, once, and no other."""
-    frontier, journal = Frontier.of(documents.notes), documents.journal
+    frontier, journal = Frontier.of(documents.counters), documents.journal
     event(f"{len(frontier.corners)} corners")
     closed = max([frontier.closed_us, max(journal, default=0) - GRACE])
     assert sorted(documents.stored) == [offset for offset, time in enumerate(journal) if end_of(time) <= closed]
@@ -120,13 +120,13 @@ corners = st.builds(Corner, st.integers(0, 20), st.integers(0, 20))
 
 
 @given(st.lists(corners, max_size=6))
-def test_a_frontier_is_read_from_its_notes_also_where_older_ones_were_longer(moved: list[Corner]) -> None:
-    notes: dict[str, int] = {}
+def test_a_frontier_is_read_from_its_counters_also_where_older_ones_were_longer(moved: list[Corner]) -> None:
+    counters: dict[str, int] = {}
     frontier = Frontier()
     for corner in moved:
         frontier = frontier.moved(corner.position, corner.closed_us)
-        notes |= frontier.notes()
-        assert Frontier.of(notes) == frontier
+        counters |= frontier.counters()
+        assert Frontier.of(counters) == frontier
         positions = [corner.position for corner in frontier.corners]
         closed = [corner.closed_us for corner in frontier.corners]
         assert positions == sorted(set(positions), reverse=True)

@@ -66,4 +66,5 @@ def _goes_up(rule: Rounding, whole: Longs, rest: Longs, minor_micros: int) -> np
         case "half-up":
             return 2 * rest >= minor_micros
         case "half-even":
-            return (2 * rest > minor_micros) | ((2 * rest == minor_micros) & (whole % 2 == 1))
+            half = (2 * rest == minor_micros) & (whole % 2 == 1)
+            return np.asarray((2 * rest > minor_micros) | half, np.bool_)

@@ -1,7 +1,7 @@
 """Dead letters: events that break a rule of billing, kept with the reason and the offset at which they stand.
 
-The table's note `position` says up to where the journal's dead letters are stored. Whether an event is one depends on
-what stands before it in the journal and on nothing else: so a batch, of whatever query, stores those from there on.
+The table's counter `position` says up to where the journal's dead letters are stored. Whether an event is one depends
+on what stands before it in the journal and on nothing else: so a batch, of whatever query, stores those from there on.
 """
 
 from __future__ import annotations

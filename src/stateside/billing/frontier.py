@@ -22,8 +22,8 @@ So a rerun of a batch that was stored finds nothing left, and a batch of a new q
 got to. If a query has read beyond the corner with the highest watermark, while its own is lower, then it has folded
 events of closed periods into rows that will be left out: the range to sweep then begins at that corner.
 
-The corners stand in the documents' own log, as notes, and change with the rows in one step. A batch that stores nothing
-moves no corner: the documents account for the same events as before.
+The corners stand in the documents' own log, as counters, and change with the rows in one step. A batch that stores
+nothing moves no corner: the documents account for the same events as before.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class Frontier:
             return self
         return Frontier((*(corner for corner in self.corners if not corner.within(new)), new))
 
-    def notes(self) -> dict[str, int]:
-        """As a table's notes; `of` reads them again."""
-        notes = {CORNERS: len(self.corners)}
+    def counters(self) -> dict[str, int]:
+        """As a table's counters; `of` reads them again."""
+        counters = {CORNERS: len(self.corners)}
         for number, corner in enumerate(self.corners):
-            notes |= dict(zip(_names(number), (corner.position, corner.closed_us), strict=True))
-        return notes
+            counters |= dict(zip(_names(number), (corner.position, corner.closed_us), strict=True))
+        return counters
 
     @classmethod
-    def of(cls, note: Callable[[str], int | None] | Mapping[str, int]) -> Frontier:
-        """The frontier that a table's notes tell."""
-        get = note.get if isinstance(note, Mapping) else note
+    def of(cls, counter: Callable[[str], int | None] | Mapping[str, int]) -> Frontier:
+        """The frontier that a table's counters tell."""
+        get = counter.get if isinstance(counter, Mapping) else counter
         names = (_names(number) for number in range(get(CORNERS) or 0))
         return cls(tuple(Corner(get(position) or 0, get(closed) or 0) for position, closed in names))
 

@@ -11,7 +11,8 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
 4. The documents, their numbers and the new frontier are stored in one step, on top of that very version. If there are
    none, nothing is written.
 5. The dead letters are opened; those behind their position are stored, with the new position, in one step.
-6. The caller lets Spark commit the batch. A crash before that repeats the batch: if step 4 was reached, the frontier
+6. Now and then the tables' small files are put together and the book is saved, which changes nothing of what they say.
+7. The caller lets Spark commit the batch. A crash before that repeats the batch: if step 4 was reached, the frontier
    covers all that the batch has, so that nothing is left to do; if step 5 was, so does the position.
 
 What a batch stores depends on the journal up to its end, its watermarks and the documents before it, never on its own
@@ -20,7 +21,7 @@ as well for a query that begins anew, or an older checkpoint that is brought bac
 journal: no event is in two documents, none is left out, no document is changed, and numbers go on where they were.
 `sealed_batch` is then the number that the batch had in its own query.
 
-`query` and batch are noted in each commit too, for people who look into the table's log.
+Query and batch stand in each commit too, for people who look into the table's log.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ from stateside.billing.amounts import Amounts
 from stateside.billing.book import BookKeeper
 from stateside.billing.columns import longs
 from stateside.billing.dead_letters import POSITION, dead_letters_table
-from stateside.billing.documents import ACCOUNT, DOCUMENTS, INVOICE, documents_table, invoices, numbered
+from stateside.billing.documents import (
+    ACCOUNT,
+    DOCUMENTS,
+    INVOICE,
+    INVOICES,
+    LATE_DUPLICATES,
+    NOTES,
+    documents_table,
+    invoices,
+    numbered,
+)
 from stateside.billing.frontier import Frontier
 from stateside.billing.notes import BEFORE, Corrections, corrections
 from stateside.billing.plan_file import extend_plans
@@ -52,10 +63,7 @@ from stateside.layout import ViewLayout
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from stateside.storage import Storage
 
-INVOICES: Final = "invoices"  # names of notes in the documents' log: the highest numbers,
-NOTES: Final = "notes"
-LATE_DUPLICATES: Final = "late_duplicates"  # how many late events were dropped as duplicates,
-JOURNAL: Final = "journal"  # and which journal's events the table has
+JOURNAL: Final = "journal"  # the counter that says which journal's events a table has
 ROW_COLUMNS: Final = ("customer", "period_end", "type", "plan", "quantity", "events")
 
 log = logging.getLogger(__name__)
@@ -98,7 +106,7 @@ class BillingSink:
         extend_plans(self.places, book.plans)
         self.on_step(2)
         documents = self._opened(self.documents)
-        frontier = Frontier.of(documents.note)
+        frontier = Frontier.of(documents.counter)
         self.on_step(3)
         swept = sweep(self.journal, book, planned, frontier)
         sealing = _sealing(rows, swept, documents, planned, frontier, Amounts(book.plans))
@@ -107,7 +115,10 @@ class BillingSink:
         self.on_step(5)
         self._store_dead_letters(swept.bad, planned.stop, batch)
         self.on_step(6)
+        for table in (self.documents, self.dead_letters):
+            table.opened().tidy()
         self.book.save()
+        self.on_step(7)
 
     def _begin(self) -> None:
         """Create the tables, or take those over that an earlier query filled: what they have is not stored again."""
@@ -115,7 +126,8 @@ class BillingSink:
             table.create(take_over=True)
             table.check_schema()
         needed = max(
-            Frontier.of(self._opened(self.documents).note).position, self._opened(self.dead_letters).note(POSITION) or 0
+            Frontier.of(self._opened(self.documents).counter).position,
+            self._opened(self.dead_letters).counter(POSITION) or 0,
         )
         if self.journal.end()[PARTITION] < needed:
             raise ArchiveInvalid(
@@ -127,7 +139,7 @@ class BillingSink:
     def _opened(self, table: ArchiveTable) -> OpenedTable:
         """The table as it is now; ArchiveInvalid if it has the events of another journal."""
         opened = table.opened()
-        filled_from = opened.note(JOURNAL)
+        filled_from = opened.counter(JOURNAL)
         if filled_from not in (None, _journal_number(self.journal)):
             raise ArchiveInvalid(
                 f"The table {opened.spec.name!r} was filled from another journal than the one that is here",
@@ -140,7 +152,7 @@ class BillingSink:
         """Step 4."""
         if not sealing.invoices.num_rows + sealing.notes.num_rows + sealing.duplicates:
             return
-        highest = {name: documents.note(name) or 0 for name in (INVOICES, NOTES, LATE_DUPLICATES)}
+        highest = {name: documents.counter(name) or 0 for name in (INVOICES, NOTES, LATE_DUPLICATES)}
         rows = pa.concat_tables(
             [numbered(sealing.invoices, "I", highest[INVOICES]), numbered(sealing.notes, "N", highest[NOTES])]
         )
@@ -149,13 +161,13 @@ class BillingSink:
             NOTES: highest[NOTES] + sealing.notes.num_rows,
             LATE_DUPLICATES: highest[LATE_DUPLICATES] + sealing.duplicates,
         }
-        documents.store(rows, batch.batch, {**counts, **moved.notes(), **self._whose(batch)})
+        documents.store(rows, batch.batch, {**counts, **moved.counters(), **self._whose(batch)})
         log.info("batch %d: %d invoices, %d notes", batch.batch, sealing.invoices.num_rows, sealing.notes.num_rows)
 
     def _store_dead_letters(self, bad: pa.Table, stop: int, batch: BatchId) -> None:
         """Step 5."""
         opened = self._opened(self.dead_letters)
-        new = bad.filter(pc.greater_equal(bad["offset"], opened.note(POSITION) or 0))
+        new = bad.filter(pc.greater_equal(bad["offset"], opened.counter(POSITION) or 0))
         if new.num_rows:
             opened.store(new, batch.batch, {POSITION: stop, **self._whose(batch)})
 
@@ -197,15 +209,16 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
     where = pc.field("period_end").isin(drafts["period_end"].unique()) & (pc.field("kind") == INVOICE)
     doubles = drafts.select(ACCOUNT).join(documents.read(ACCOUNT, where), list(ACCOUNT), join_type="left semi")
     if doubles.num_rows:
+        first = doubles.sort_by([(name, "ascending") for name in ACCOUNT]).slice(0, 1).to_pylist()[0]
         raise ArchiveInvalid(
-            f"{doubles.num_rows} invoices are there already, the first for {doubles.slice(0, 1).to_pylist()[0]}",
+            f"{doubles.num_rows} invoices are there already, the first for {first['customer']}, {first['period_end']}",
             where=str(documents.path),
-            next_step="Nothing was stored. The table's log has lost its notes: bring the table back from a copy",
+            next_step="Nothing was stored. The table's log has lost its counters: bring the table back from a copy",
         )
 
 
 def _journal_number(journal: Journal) -> int:
-    """A journal's id as a whole number that a note can hold."""
+    """A journal's id as a whole number that a counter can hold."""
     id_ = journal.id()
     assert id_ is not None, "a batch has events of a journal"
     return UUID(id_).int >> 65
