@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from benchmarks import app, cold_start, decode, history, journal, replica, visible
+from benchmarks import app, billing, cold_start, decode, history, journal, replica, visible
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "app": app.run,
+    "billing": billing.run,
     "cold-start": cold_start.run,
     "decode": decode.run,
     "history": history.run,

@@ -49,7 +49,7 @@ class Feed:
     Times are milliseconds since the epoch (`at_ms`), so that a test can place a row to the millisecond.
     """
 
-    SCHEMA = "customer string, kind string, amount long, at_ms long"
+    SCHEMA = "id string, customer string, kind string, amount long, at_ms long"
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
