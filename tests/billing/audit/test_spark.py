@@ -1,0 +1,51 @@
+"""What the whole pipeline makes of a journal, in Spark, is right at every stop: the audit says so, and its replica."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stateside.billing.audit import Audit, audit, live_rows
+from stateside.billing.pipeline import app
+from stateside.clock import ManualClock
+from stateside.journal import JournalWriter
+from stateside.layout import Layout
+from stateside.replica.tail import Tail
+from stateside.testing import run_to
+from tests.billing.story import BATCHES, at, call
+
+pytestmark = pytest.mark.spark
+
+
+def audited(layout: Layout) -> Audit:
+    tail = Tail(layout.view("bill"))
+    tail.step()
+    tail.close()
+    return audit(layout, live_rows(layout))
+
+
+def test_the_books_of_a_story_are_right_and_a_duplicate_beyond_the_horizon_is_found(
+    spark: SparkSession, layout: Layout
+) -> None:
+    """Each stop of the query is audited, on the ledger of the one before. Then an invoiced event comes again."""
+    stops = 0
+    for day, events in BATCHES:
+        with JournalWriter(layout.journal, clock=ManualClock(at(day))) as writer:
+            writer.append(events)
+        if day in ("2026-01-20", "2026-02-11", "2026-02-13", "2026-03-11"):
+            run_to(app, layout, spark)
+            found = audited(layout)
+            assert found.differences() == []
+            stops += 1
+    assert stops == 4
+    counts = found.counts
+    assert (counts["events"], counts["open"], counts["invoiced"] + counts["corrected"]) == (22, 1, 8)
+    assert [counts[name] for name in ("duplicates", "dead_letters", "reference", "clock")] == [2, 4, 5, 2]
+    with JournalWriter(layout.journal, clock=ManualClock(at("2026-03-12"))) as writer:
+        writer.append([call("1", "emma", "2026-01-10", 98)])
+    run_to(app, layout, spark)
+    found = audited(layout)
+    assert [verdict.law for verdict in found.verdicts if verdict.broken] == ["conservation", "counts"]
+    told = found.differences()[0]
+    assert "The event '1' came twice, at offsets 5 and 22, and counts once; N-" in told
+    assert "billed the repetition, which came beyond the horizon of de-duplication." in told
