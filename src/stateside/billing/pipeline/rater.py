@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from stateside.billing.rating import rate
 from stateside.journal import Journal
 
 ROWS_PER_TABLE = 100_000  # rated and sorted at a time: some 20 MB
+_KEEPERS_MAX = 4  # of applications that share a session; one is the rule
 
 IN = ("offset", "id", "entity", "type", "time", "appended", "quantity", "name", "currency")
 OUT = (
@@ -41,14 +42,15 @@ class Rater:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark calls for each partition of a batch."""
-        keeper = _keeper(self.journal, self.book)
+        keeper = _keeper(self.journal, Journal(self.journal).id(), self.book)
         for events in _tables(batches):
             rated = rate(events, keeper.at(pc.max(events["offset"]).as_py() + 1))
             yield from _counted(rated).combine_chunks().to_batches()
 
 
-@cache
-def _keeper(journal: Path, book: Path) -> BookKeeper:
+@lru_cache(_KEEPERS_MAX)
+def _keeper(journal: Path, journal_id: str | None, book: Path) -> BookKeeper:
+    """The one of this process. Another journal in the same place has another id, and a book of its own."""
     return BookKeeper(Journal(journal), book)
 
 
