@@ -62,7 +62,7 @@ def test_the_cut_of_the_batches_makes_no_difference_and_a_retry_gives_the_same_r
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(stage)
-    function = Rater(stage.layout.journal, stage.layout.root / "book")
+    function = Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True)
     whole = rated(function)
     monkeypatch.setattr(rater, "ROWS_PER_TABLE", 50)
     for seed in range(5):
@@ -73,7 +73,7 @@ def test_the_cut_of_the_batches_makes_no_difference_and_a_retry_gives_the_same_r
 
 def test_only_what_counts_and_ticks_of_the_clock_come_out_by_customer(stage: Stage) -> None:
     fill(stage)
-    rows = rated(Rater(stage.layout.journal, stage.layout.root / "book"))
+    rows = rated(Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True))
     customers = [str(row["customer"]) for row in rows]
     assert customers == sorted(customers)
     assert {row["type"] for row in rows} == {"call", "clock"}
@@ -81,9 +81,17 @@ def test_only_what_counts_and_ticks_of_the_clock_come_out_by_customer(stage: Sta
     assert "nobody" not in customers
 
 
+def test_for_the_removal_of_duplicates_the_order_of_the_journal_is_kept(stage: Stage) -> None:
+    """Sorted by customer, another event of an id would come first than in the journal, and count."""
+    fill(stage)
+    rows = rated(Rater(stage.layout.journal, stage.layout.root / "book", by_customer=False))
+    numbers = [int(str(row["id"])[1:]) for row in rows if row["type"] == "call"]
+    assert numbers == sorted(numbers)
+
+
 def test_another_journal_in_the_same_place_is_rated_by_its_own_plans(stage: Stage, tmp_path: Path) -> None:
     """A worker outlives the folders of the tests, and of whoever tries something out and begins anew."""
-    function = Rater(stage.layout.journal, stage.layout.root / "book")
+    function = Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True)
     fill(stage)
     rated(function)
     shutil.rmtree(stage.layout.journal)

@@ -33,19 +33,21 @@ OUT = (
 class Rater:
     """Rates record batches of events with the columns `IN`; gives those that count, and ticks of the clock, as `OUT`.
 
-    Rows come out sorted by customer, some hundred thousand at a time: groups of the state that lie together are then
-    asked for together.
+    With `by_customer` rows come out sorted, some hundred thousand at a time: groups of the state that lie together are
+    then asked for together. Without it they keep the journal's order, in which the first event of an id counts.
     """
 
     journal: Path
     book: Path
+    by_customer: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark calls for each partition of a batch."""
         keeper = _keeper(self.journal, Journal(self.journal).id(), self.book)
         for events in _tables(batches):
             rated = rate(events, keeper.at(pc.max(events["offset"]).as_py() + 1))
-            yield from _counted(rated).combine_chunks().to_batches()
+            counted = _counted(rated)
+            yield from (counted.sort_by("customer") if self.by_customer else counted).combine_chunks().to_batches()
 
 
 @lru_cache(_KEEPERS_MAX)
@@ -56,7 +58,7 @@ def _keeper(journal: Path, journal_id: str | None, book: Path) -> BookKeeper:
 
 def _counted(rated: pa.Table) -> pa.Table:
     counted = rated.filter(pc.is_null(rated["reason"])) if rated["reason"].null_count < len(rated) else rated
-    return counted.select(_OUT_NAMES).sort_by("customer")
+    return counted.select(_OUT_NAMES)
 
 
 def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
