@@ -141,7 +141,7 @@ def test_late_events_become_notes_once_and_duplicates_count_once_whatever_crashe
     document would be there twice, without the sweep (`billing.sweep`) the late messages would be on none. Of two events
     with one id the first in the journal counts, though it is of another customer.
     """
-    stage.publish([SIMPLE], {"emma": "simple", "omar": "simple"})
+    stage.publish([SIMPLE], dict.fromkeys(("emma", "omar", "noor"), "simple"))
     time_us = JANUARY_END_US - HOUR_US
     twice = usage("twice", "emma", "message", time_us, 2)
     stage.append(time_us, [usage("once", "emma", "message", time_us, 1), twice, twice])
@@ -153,6 +153,7 @@ def test_late_events_become_notes_once_and_duplicates_count_once_whatever_crashe
     _run_with_crashes(spark, stage.layout)
     late = usage("late", "emma", "message", time_us, 10)
     stage.append(SEALED_US, [late, late, usage("new", "omar", "message", time_us, 4)])
+    stage.append(SEALED_US, [usage("only", "noor", "message", time_us, 6)])
     _run_with_crashes(spark, stage.layout)
     stage.append(SEALED_US, [late, usage("later", "emma", "message", time_us, 20)])
     _run_with_crashes(spark, stage.layout)
@@ -162,6 +163,7 @@ def test_late_events_become_notes_once_and_duplicates_count_once_whatever_crashe
     ] == [
         ("I-000000001", "invoice", "emma", 300_000, None, []),
         ("I-000000002", "invoice", "omar", 500_000, None, []),
+        ("I-000000003", "invoice", "noor", 600_000, None, ["only"]),
         ("N-000000001", "debit-note", "emma", 1_000_000, "I-000000001", ["late"]),
         ("N-000000002", "debit-note", "omar", 400_000, "I-000000002", ["new"]),
         ("N-000000003", "debit-note", "emma", 2_000_000, "I-000000001", ["later"]),
