@@ -1,7 +1,7 @@
 """What Spark makes of random plans and events is what plain Python makes of them, an event at a time.
 
-The recomputation below has plans and assignments as the test drew them, Python's calendar, and the batches' watermarks;
-it knows nothing of the book, of rating, of Spark's expressions, and of the state.
+The recomputation below goes through the journal with Python's calendar and the batches' watermarks; it knows nothing of
+the book, of rating, of Spark's expressions, and of the state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateside.billing.calendar import Cycle
-from stateside.billing.model import DAY_US, FUTURE_US_MAX, assignment, clock_tick, usage
+from stateside.billing.model import ASSIGN, DAY_US, FUTURE_US_MAX, PLAN, assignment, clock_tick, usage
 from stateside.billing.pipeline import app
 from stateside.billing.plans import PlanVersion, plan_event
 from stateside.checkpoint.steps import Step, Steps
@@ -145,8 +145,9 @@ class Drawn:
         counted: dict[Row, list[int]] = defaultdict(lambda: [0, 0])
         seen: set[tuple[str, int]] = set()
         late: set[tuple[str, str, int]] = set()
+        before = Before()
         for offset, event in enumerate(Journal(stage.layout.journal).events()):
-            row = self._row(event)
+            row = before.row(event)
             if row is None:
                 continue
             batch = next(number for number, end in enumerate(ends) if offset < end)
@@ -163,14 +164,27 @@ class Drawn:
         open_ = {row: each for row, each in sums.items() if row[1] > watermarks_us[-1]}
         return open_, {row: each for row, each in sums.items() if row not in open_}
 
-    def _row(self, event: Event) -> Row | None:
-        """Where an event belongs; None if it does not count."""
+
+class Before:
+    """The plans and assignments that stand before an event in the journal, which has none that breaks a rule."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, list[PlanVersion]] = defaultdict(list)
+        self._assigned: dict[str, list[tuple[int, str]]] = defaultdict(list)
+
+    def row(self, event: Event) -> Row | None:
+        """Where an event belongs; None if it does not count. Has it from then on."""
+        if event.type == PLAN:
+            self._versions[event.entity].append(PlanVersion.from_payload(event.payload))
+        if event.type == ASSIGN:
+            self._assigned[event.entity].append((event.payload["effective_us"], event.payload["plan"]))
         assert event.appended_us is not None
         if event.type not in TYPES or event.time_us > event.appended_us + FUTURE_US_MAX:
             return None
-        plans = [plan for effective_us, plan in self.assigned.get(event.entity, []) if effective_us <= event.time_us]
-        rated_by = [v for v in self.versions if plans and v.plan == plans[-1] and v.effective_us <= event.time_us]
+        plans = [plan for effective_us, plan in self._assigned[event.entity] if effective_us <= event.time_us]
+        versions = self._versions[plans[-1]] if plans else []
+        rated_by = [each for each in versions if each.effective_us <= event.time_us]
         if not rated_by:
             return None
-        newest = max(rated_by, key=lambda each: each.version)
-        return event.entity, newest.cycle.containing(event.time_us).end_us, event.type, newest.id
+        end_us = rated_by[-1].cycle.containing(event.time_us).end_us
+        return event.entity, end_us, event.type, rated_by[-1].id

@@ -8,6 +8,8 @@ move it, and are gone after it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -34,14 +36,16 @@ def bill(events: DataFrame, layout: Layout) -> DataFrame:
     """Quantity and number of events for each customer, period, type and version of a plan, duplicates counted once.
 
     A period's rows leave the state as soon as the watermark, which trails the newest event by the grace time, has
-    passed its end: those rows are the invoice. An id is remembered for as long as its period is open.
+    passed its end: those rows are the invoice. An id is remembered for as long as its period is open; of several events
+    with one id, whatever else they say, the first in the journal counts.
     """
-    return _summed(_with_periods(events, layout).dropDuplicates(["id", "period_end"]))
+    rater = Rater(layout.journal, _book(layout), by_customer=False)
+    return _summed(_with_periods(events, rater).dropDuplicates(["id", "period_end"]))
 
 
 def bill_of_all_events(events: DataFrame, layout: Layout) -> DataFrame:
     """The same for sources that never repeat an event: every one counts."""
-    return _summed(_with_periods(events, layout))
+    return _summed(_with_periods(events, Rater(layout.journal, _book(layout), by_customer=True)))
 
 
 def application(function: Function, sink: SinkFactory = BillingSink.of) -> App:
@@ -51,9 +55,14 @@ def application(function: Function, sink: SinkFactory = BillingSink.of) -> App:
     return made
 
 
-def _with_periods(events: DataFrame, layout: Layout) -> DataFrame:
+def _book(layout: Layout) -> Path:
+    """Where the sink keeps snapshots of the book."""
+    return layout.view(VIEW).root / "book"
+
+
+def _with_periods(events: DataFrame, rater: Rater) -> DataFrame:
     """The rated events that count, with the end of their period as the only event-time column."""
-    rated = events.select(*IN).mapInArrow(Rater(layout.journal, layout.view(VIEW).root / "book"), OUT)
+    rated = events.select(*IN).mapInArrow(rater, OUT)
     counted = rated.withWatermark("time", f"{GRACE_US // 1_000} milliseconds").where(_NO_CLOCK)
     return counted.select("id", "customer", period_end(), "type", "plan", "quantity")
 

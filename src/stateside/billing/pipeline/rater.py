@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from stateside.billing.rating import rate
 from stateside.journal import Journal
 
 ROWS_PER_TABLE = 100_000  # rated and sorted at a time: some 20 MB
+_KEEPERS_MAX = 4  # of applications that share a session; one is the rule
 
 IN = ("offset", "id", "entity", "type", "time", "appended", "quantity", "name", "currency")
 OUT = (
@@ -32,29 +33,32 @@ OUT = (
 class Rater:
     """Rates record batches of events with the columns `IN`; gives those that count, and ticks of the clock, as `OUT`.
 
-    Rows come out sorted by customer, some hundred thousand at a time: groups of the state that lie together are then
-    asked for together.
+    With `by_customer` rows come out sorted, some hundred thousand at a time: groups of the state that lie together are
+    then asked for together. Without it they keep the journal's order, in which the first event of an id counts.
     """
 
     journal: Path
     book: Path
+    by_customer: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark calls for each partition of a batch."""
-        keeper = _keeper(self.journal, self.book)
+        keeper = _keeper(self.journal, Journal(self.journal).id(), self.book)
         for events in _tables(batches):
             rated = rate(events, keeper.at(pc.max(events["offset"]).as_py() + 1))
-            yield from _counted(rated).combine_chunks().to_batches()
+            counted = _counted(rated)
+            yield from (counted.sort_by("customer") if self.by_customer else counted).combine_chunks().to_batches()
 
 
-@cache
-def _keeper(journal: Path, book: Path) -> BookKeeper:
+@lru_cache(_KEEPERS_MAX)
+def _keeper(journal: Path, journal_id: str | None, book: Path) -> BookKeeper:
+    """The one of this process. Another journal in the same place has another id, and a book of its own."""
     return BookKeeper(Journal(journal), book)
 
 
 def _counted(rated: pa.Table) -> pa.Table:
     counted = rated.filter(pc.is_null(rated["reason"])) if rated["reason"].null_count < len(rated) else rated
-    return counted.select(_OUT_NAMES).sort_by("customer")
+    return counted.select(_OUT_NAMES)
 
 
 def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
