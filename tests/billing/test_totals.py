@@ -70,6 +70,7 @@ def test_a_period_s_totals_are_by_type_and_never_over_currencies(bills: WrittenB
     ]
 
 
+@pytest.mark.e2e
 def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal(
     bills: WrittenBills, layout: Layout
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal
     assert pauses > 0, "or the moment that matters was never looked at"
 
 
+@pytest.mark.e2e
 def test_without_the_gate_the_watcher_sees_a_period_twice(
     bills: WrittenBills, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
