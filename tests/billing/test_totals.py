@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from stateside.archive.followed import FollowedTable
 from stateside.billing.calendar import Cycle
-from stateside.billing.issued import followed
+from stateside.billing.issued import Issued, followed
 from stateside.billing.periods import Ends
 from stateside.billing.published import PublishedPlans
 from stateside.billing.totals import ROLLUP, ArchiveSums, Sums, period_totals
@@ -69,6 +70,7 @@ def test_a_period_s_totals_are_by_type_and_never_over_currencies(bills: WrittenB
     ]
 
 
+@pytest.mark.e2e
 def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal(
     bills: WrittenBills, layout: Layout
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal
     assert pauses > 0, "or the moment that matters was never looked at"
 
 
+@pytest.mark.e2e
 def test_without_the_gate_the_watcher_sees_a_period_twice(
     bills: WrittenBills, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,3 +230,19 @@ def test_a_period_is_found_by_its_name_in_every_cycle(name: str) -> None:
 def test_what_names_no_period_is_refused(label: str) -> None:
     with pytest.raises(RequestInvalid, match="no period"):
         Ends.of(label, CYCLES)
+
+
+def test_one_of_many_customers_is_looked_up_in_one_group_of_rows(bills: WrittenBills, layout: Layout) -> None:
+    """Else a bill would take as long as reading a period's invoices of everybody."""
+    count = 20_000
+    bills.commit({(f"c{n:05}", JANUARY, "call", "basic@1"): (120, 1) for n in range(count)})
+    bills.commit(bills.seal(JANUARY))
+    (file,) = followed(layout).files()
+    groups = pq.ParquetFile(file.path).metadata
+    assert groups.num_row_groups > 2
+    place = groups.schema.names.index("customer")
+    bounds = [groups.row_group(n).column(place).statistics for n in range(groups.num_row_groups)]
+    having = [bound for bound in bounds if bound.min <= "c12345" <= bound.max]
+    assert len(having) == 1
+    (document,) = Issued(followed(layout)).of_customer("c12345")
+    assert document.number == "I-000012346"

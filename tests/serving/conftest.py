@@ -16,6 +16,7 @@ from stateside.billing.generator import Generator, Shares, generate
 from stateside.billing.generator.writing import to_journal
 from stateside.journal import Event
 from stateside.layout import Layout
+from stateside.positions import Position
 from stateside.processes import Child, free_port
 from stateside.testing import append, run_to
 
@@ -33,7 +34,9 @@ def billing_folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 
     layout = Layout(tmp_path_factory.mktemp("billing"))
     generate(GENERATOR, to_journal(layout.journal))
-    run_to(app, layout, spark, events_per_batch=60)
+    first_late = next(offset for offset, arrival in enumerate(GENERATOR.arrivals()) if arrival.fate == "note")
+    run_to(app, layout, spark, Position.of({"0": first_late}))  # a batch of its own: that event's period is closed then
+    run_to(app, layout, spark)
     return layout
 
 

@@ -178,6 +178,7 @@ def test_a_token_that_no_header_can_have_is_refused_without_being_shown() -> Non
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.e2e
 def test_the_commands_make_list_and_remove_tokens(tmp_path: Path) -> None:
     made = stateside("token", "add", "ours", "--dir", str(tmp_path))
     assert made.returncode == 0, made.stderr

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
 from stateside.errors import SinkAway
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 COMMITS_BETWEEN = 50  # after so many commits small files are put together,
 FILE_BYTES = 16 << 20  # up to about this size: larger ones are left as they are
+# Whoever looks one customer up reads one group of rows: of a million invoices in one group it would be all of them.
+IN_GROUPS = WriterProperties(max_row_group_size=8_192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class OpenedTable:
         named = [Transaction(app_id=name, version=number) for name, number in counters.items()]
         properties = CommitProperties(app_transactions=named)
         try:
-            write_deltalake(self.table, self.spec.stored(rows, batch), mode="append", commit_properties=properties)
+            stored = self.spec.stored(rows, batch)
+            write_deltalake(
+                self.table, stored, mode="append", commit_properties=properties, writer_properties=IN_GROUPS
+            )
         except CommitFailedError as error:
             raise self._away(
                 f"Another writer stored rows in {self.spec.name!r} at the same time",
@@ -76,7 +81,7 @@ class OpenedTable:
         """
         due = self.table.version() > 0 and self.table.version() % COMMITS_BETWEEN == 0
         if due:
-            self.table.optimize.compact(target_size=FILE_BYTES)
+            self.table.optimize.compact(target_size=FILE_BYTES, writer_properties=IN_GROUPS)
         return due
 
     def _away(self, what: str, next_step: str) -> SinkAway:

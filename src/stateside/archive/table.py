@@ -31,7 +31,7 @@ import pyarrow.types as pt
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from stateside.archive.opened import OpenedTable
+from stateside.archive.opened import IN_GROUPS, OpenedTable
 from stateside.errors import ArchiveInvalid, SinkAway
 from stateside.storage import write_atomically
 
@@ -101,7 +101,8 @@ class ArchiveTable:
         if rows.num_rows:
             self._on_step(3)
             stored = self._spec.stored(rows, batch)
-            write_deltalake(table, stored, mode="append", commit_properties=_noting(query, batch))
+            noting = _noting(query, batch)
+            write_deltalake(table, stored, mode="append", commit_properties=noting, writer_properties=IN_GROUPS)
             self._on_step(5)
         return True
 
