@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from stateside.billing import sink as sink_module
 from stateside.billing.book import BookKeeper
+from stateside.billing.documents import late_duplicates
 from stateside.billing.frontier import Frontier
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
@@ -81,7 +82,7 @@ def test_closed_rows_late_events_and_bad_events_each_get_to_their_table(story: L
     assert told(story) == EXPECTED
     assert dead(story) == [*DEAD, DEAD_LAST]
     assert query.open == {("noah", at("2026-03-31T22:00:00"), "call", "gold@2"): (7, 1)}
-    assert sink(story).documents.opened().counter("late_duplicates") == 2
+    assert late_duplicates(story) == 2
     letter = sink(story).dead_letters.read().sort_by("offset").to_pylist()[2]
     assert (letter["payload"], letter["entity"], letter["type"]) == ('{"quantity":-1}', "emma", "call")
 
@@ -99,7 +100,7 @@ def test_a_crash_at_any_step_of_any_batch_and_its_rerun_change_nothing(story: La
         query = query.run(end)
     assert told(story) == EXPECTED
     assert dead(story) == [*DEAD, DEAD_LAST]
-    assert sink(story).documents.opened().counter("late_duplicates") == 2
+    assert late_duplicates(story) == 2
 
 
 KILLED = """

@@ -40,7 +40,17 @@ from stateside.billing.amounts import Amounts
 from stateside.billing.book import BookKeeper
 from stateside.billing.columns import longs
 from stateside.billing.dead_letters import POSITION, dead_letters_table
-from stateside.billing.documents import ACCOUNT, DOCUMENTS, INVOICE, documents_table, invoices, numbered
+from stateside.billing.documents import (
+    ACCOUNT,
+    DOCUMENTS,
+    INVOICE,
+    INVOICES,
+    LATE_DUPLICATES,
+    NOTES,
+    documents_table,
+    invoices,
+    numbered,
+)
 from stateside.billing.frontier import Frontier
 from stateside.billing.notes import BEFORE, Corrections, corrections
 from stateside.billing.plan_file import extend_plans
@@ -53,10 +63,7 @@ from stateside.layout import ViewLayout
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from stateside.storage import Storage
 
-INVOICES: Final = "invoices"  # counters in the documents' log: the highest numbers,
-NOTES: Final = "notes"
-LATE_DUPLICATES: Final = "late_duplicates"  # how many late events were dropped as duplicates,
-JOURNAL: Final = "journal"  # and which journal's events the table has
+JOURNAL: Final = "journal"  # the counter that says which journal's events a table has
 ROW_COLUMNS: Final = ("customer", "period_end", "type", "plan", "quantity", "events")
 
 log = logging.getLogger(__name__)
