@@ -117,7 +117,7 @@ class Drawn:
 
     def _steps(self) -> Steps:
         edges = [0, *sorted(self.chance.sample(range(1, 200), self.chance.randint(0, 3)))]
-        return Steps(tuple(Step(e, self.chance.randrange(10_000), self.chance.choice((1, 7, 60))) for e in edges))
+        return Steps(tuple(Step(e, self.chance.randrange(100), self.chance.choice((1, 7, 60))) for e in edges))
 
     def _usage(self, now_us: int) -> Iterator[Event]:
         for _ in range(self.chance.randint(3, 12)):
