@@ -108,7 +108,7 @@ def _check_effective(what: str, effective_us: int, earliest_us: int) -> None:
     if effective_us < earliest_us:
         raise PlanInvalid(
             f"{what} at {iso_time(effective_us)}, which is too early",
-            next_step=f"The earliest possible is {iso_time(earliest_us)}: an hour from now, and after the one before it",
+            next_step=f"{iso_time(earliest_us)} is the earliest: an hour from now, and after the one before it",
         )
 
 

@@ -12,8 +12,8 @@ still among the live ones. What is sealed in N is not live in N. Every row count
 The archive's part is kept by file (see `archive.followed`): a file is added up once, when a period that it may have is
 first asked for. An answer then costs as many additions as the period has lines of different plan, type and batch.
 
-A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both periods
-end at one moment, their document bears one name, but its lines count where they counted before it was sealed.
+A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both
+periods end at one moment, their document bears one name, but its lines count where they did before it was sealed.
 """
 
 from __future__ import annotations
