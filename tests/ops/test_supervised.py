@@ -64,6 +64,19 @@ def test_a_part_that_was_killed_is_started_again(tmp_path: Path, parts: list[Sup
     assert part.child.returncode() is None
 
 
+def test_a_part_that_lasted_may_be_started_again_any_number_of_times(
+    tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateside.ops.demo.supervised.LASTED_S", 0.0)
+    part = Supervised("server", ["serve", "--dir", str(tmp_path), "--port", str(free_port())], tmp_path / "log")
+    parts.append(part)
+    for _ in range(RESTARTS_MAX + 2):
+        os.kill(part.child.pid, signal.SIGKILL)
+        wait_for(lambda: ended(part))
+        part.supervise()
+    assert part.restarts == RESTARTS_MAX + 2
+
+
 def test_a_part_that_ends_again_and_again_is_given_up_with_its_last_words(
     tmp_path: Path, parts: list[Supervised]
 ) -> None:

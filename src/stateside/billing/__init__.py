@@ -4,6 +4,7 @@
 `plan_version` is one version. `book` has the plans and assignments of a journal (`folding` the rules by which they are
 accepted, `accounts` and `texts` the lookup, `book_file` the snapshots), and `rating` tells by which an event counts.
 
-`generator` has customers who telephone, `pipeline` the view in PySpark, `invoices` the sealed documents, `api` the HTTP
-routes, `audit` the independent proof that every sum is right.
+`generator` has customers who telephone, `clockwork` what time itself makes due (`recurring` fees), `pipeline` the view
+in PySpark, `sink` what becomes of closed rows, late and bad events (`documents`, `notes`, `dead_letters`), `api` the
+HTTP routes, `audit` the independent proof that every sum is right.
 """

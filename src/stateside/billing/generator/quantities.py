@@ -56,8 +56,8 @@ def draw(random: np.random.Generator, group: Group, period: Period, stop_us: int
     return _evened_out(random, group, kinds, times_us)
 
 
-def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints, Ints]]:
-    """The bill's lines: for each version and type that occurs, the customers' quantities and amounts."""
+def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
+    """The bill's lines: for each version and type that occurs, what the customers' quantities amount to."""
     numbers = group.version_numbers(drawn.times_us)
     found = []
     for number, version in enumerate(group.versions):
@@ -65,7 +65,7 @@ def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints, Ints]]:
             chosen = (numbers == number) & (drawn.kinds == kind)
             if chosen.any():
                 quantities = np.where(chosen, drawn.quantities, 0).sum(axis=1)
-                found.append((version, quantities, version.prices[type_].values(quantities)))
+                found.append((version, version.prices[type_].values(quantities)))
     return found
 
 
@@ -73,7 +73,7 @@ def charged_micros(group: Group, drawn: Drawn) -> int:
     """What all of them are charged in the end: every line rounded once."""
     return sum(
         round_micros(amount, version.currency, version.rounding)
-        for version, _, amounts in lines(group, drawn)
+        for version, amounts in lines(group, drawn)
         for amount in amounts.tolist()
     )
 
@@ -93,7 +93,7 @@ def _evened_out(random: np.random.Generator, group: Group, kinds: Ints, times_us
 
 def _amounts_micros(group: Group, drawn: Drawn) -> Ints:
     """What each customer's period amounts to."""
-    return sum((amounts for _, _, amounts in lines(group, drawn)), np.zeros(len(drawn.kinds), np.int64))
+    return sum((amounts for _, amounts in lines(group, drawn)), np.zeros(len(drawn.kinds), np.int64))
 
 
 def _fixed(random: np.random.Generator, kinds: Ints) -> Ints:

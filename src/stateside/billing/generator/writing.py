@@ -66,9 +66,11 @@ def to_journal(directory: Path) -> Iterator[Write]:
 
 @contextmanager
 def to_files(folder: Path) -> Iterator[Write]:
-    """Into a folder, as `events-000001.jsonl` and so on: lines as `stateside append` takes them, and `appended_us`.
+    """Into a folder, as `events-000001.jsonl` and so on: an event a line, with its arrival as `appended_us`.
 
-    RequestInvalid if it has such files.
+    For other programs to read. `stateside append` refuses that field, as the journal alone says when it took an event
+    in; and with other append times than these, plans would take effect too early. RequestInvalid if there are such
+    files already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if found := sorted(folder.glob("events-*.jsonl")):

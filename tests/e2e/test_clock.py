@@ -1,0 +1,77 @@
+"""`stateside billing clock` as a process: killed with SIGKILL at random moments, every fee is in the journal once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from stateside.billing.generator.rows import assignment_rows
+from stateside.billing.plans import parse_plan, plan_event
+from stateside.clock import ManualClock, SystemClock
+from stateside.journal import Journal, JournalWriter
+from stateside.journal.event import SCHEMA
+from stateside.layout import Layout
+from tests.sizes import sized
+
+pytestmark = pytest.mark.e2e
+
+DAY_US = 86_400_000_000
+DAYS, CUSTOMERS, KILLS = 60, 1_000, sized(short=2, full=8)
+WAIT_S_MAX = 60.0
+PLAN = b"""
+    plan = "daily"
+    version = 1
+    effective = 1970-01-02
+    currency = "EUR"
+    time_zone = "Etc/UTC"
+    cycle = "day"
+    [fees.base]
+    price = "0.50"
+"""
+
+
+@pytest.fixture
+def begun_us(layout: Layout) -> int:
+    """Two months ago a thousand customers were assigned to a plan with a fee for each day; nobody has had one yet."""
+    begun_us = SystemClock().now_us() // DAY_US * DAY_US - DAYS * DAY_US
+    with JournalWriter(layout.journal, clock=ManualClock(0)) as writer:
+        writer.append([plan_event(parse_plan(PLAN, "test"), "plan", 0)])
+        rows = assignment_rows(np.arange(CUSTOMERS), "daily", begun_us, begun_us).select(SCHEMA.names)
+        for batch in rows.combine_chunks().to_batches():
+            writer.append_batch(batch)
+    return begun_us
+
+
+def fees(layout: Layout) -> Counter[str]:
+    return Counter(event.id for event in Journal(layout.journal).events() if event.type == "fee")
+
+
+def test_killed_at_random_moments_it_appends_every_fee_once_and_stops_on_sigterm(layout: Layout, begun_us: int) -> None:
+    chance = random.Random(4)
+    command = [sys.executable, "-m", "stateside", "billing", "clock", "--dir", str(layout.root)]
+    for _ in range(KILLS):
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None and process.stderr.readline()  # it runs
+            time.sleep(chance.uniform(0.5, 4))
+            process.kill()
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + WAIT_S_MAX
+        while sum(fees(layout).values()) < (DAYS + 1) * CUSTOMERS:
+            assert time.monotonic() < deadline, "fees are missing"
+            time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+    found = fees(layout)
+    assert set(found.values()) == {1}
+    assert len(found) in ((DAYS + 1) * CUSTOMERS, (DAYS + 2) * CUSTOMERS)  # the day may have changed meanwhile
