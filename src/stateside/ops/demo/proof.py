@@ -22,9 +22,9 @@ Account = tuple[str, int]  # customer, end of the period in microseconds
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out: documents and dead letters as their tables have them, and the bills as customers see them."""
+    """What came out: documents and dead letters as their tables have them, and the open rows as the server has them."""
 
-    amounts: Mapping[Account, int]  # of bills: documents and what is open
+    amounts: Mapping[Account, int]  # documents and open rows together
     charged: Mapping[tuple[str, str], int]  # by period and currency, of documents
     invoices: int
     late_invoices: int
@@ -34,17 +34,18 @@ class Outcome:
     sealed_periods: tuple[str, ...]
 
     @classmethod
-    def of(cls, documents: pa.Table, dead_letters: pa.Table, bills: Iterable[Mapping[str, Any]]) -> Outcome:
-        """From the tables and from all customers' bills."""
+    def of(cls, documents: pa.Table, dead_letters: pa.Table, open_rows: Iterable[Mapping[str, Any]]) -> Outcome:
+        """From the tables and from the view's rows of all customers."""
         amounts: Counter[Account] = Counter()
         charged: Counter[tuple[str, str]] = Counter()
-        names = ["kind", "customer", "period", "currency", "charged_micros", "late"]
+        names = ["kind", "customer", "period", "currency", "amount_micros", "charged_micros", "late"]
         found = documents.select(names).to_pylist()
-        for document in found:
+        ends_us = documents["period_end"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        for document, end_us in zip(found, ends_us, strict=True):
+            amounts[document["customer"], end_us] += document["amount_micros"]
             charged[document["period"], document["currency"]] += document["charged_micros"]
-        for bill in bills:
-            for period in bill["periods"]:
-                amounts[bill["customer"], parse_time(period["period_end"])] += period["amount_micros"]
+        for row in open_rows:
+            amounts[row["customer"], parse_time(row["period_end"])] += row["amount_micros"]
         invoices = [document for document in found if document["kind"] == "invoice"]
         touched = [document for document in found if document["kind"] != "invoice" or document["late"]]
         return cls(

@@ -92,7 +92,7 @@ class DemoReport:
             f"customers' periods; {len(self.outcome.corrected):,} were corrected",
             f"dead       {reasons or 'none'}",
             f"sums       {len(self.outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
-            f"as the bills show them; {len(self.differences)} differences to what the generator made",
+            f"documents and open bills together; {len(self.differences)} differences to what the generator made",
             f"audit      {len(self.audit.verdicts)} laws, {len(broken)} of them broken",
             *(f"broken     {text}" for text in broken),
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "

@@ -246,11 +246,11 @@ class Demo:
             return []
 
     def _report(self, seconds: float, display: Display) -> DemoReport:
-        bills = self._all_bills(display)
+        rows = self._all_rows(display)
         display.show(self._moment("recomputing every bill from the journal", 1.0))
         with self._interrupts.at_once():
             audited = audit(self._layout, live_rows(self._layout), ask=self._ask)
-            outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), bills)
+            outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), rows)
             expected = self._generator.report()
             off = differences(self._generator, expected, outcome, audited.counts, self._feeder.nudges)
         return DemoReport(
@@ -270,18 +270,18 @@ class Demo:
     def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
         return self._client.rows(VIEW, customer, min_position=floor)
 
-    def _all_bills(self, display: Display) -> list[dict[str, Any]]:
-        """Every customer's bill as of the journal's end, asked for one by one: with many it takes a while."""
+    def _all_rows(self, display: Display) -> list[dict[str, Any]]:
+        """Every customer's open rows as of the journal's end, asked for one by one: with many it takes a while."""
         end, customers = Journal(self._layout.journal).end(), self._settings.customers
-        bills: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         shown_s = float("-inf")
         for number in range(customers):
             self._interrupts.check()
             if time.monotonic() - shown_s >= LOOK_S:
                 display.show(self._moment("asking for every bill", number / customers))
                 shown_s = time.monotonic()
-            bills.append(self._client.get(bill_path(f"c{number}"), min_position=end))
-        return bills
+            rows += self._ask(f"c{number}", end)["rows"]
+        return rows
 
 
 def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
