@@ -23,12 +23,12 @@ from pyspark.sql import functions as F
 
 import stateside
 from benchmarks.compare import Figure, Result
-from stateside.billing.book import BookKeeper
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, FIELDS, GRACE_US, HOUR_US, USAGE_TYPES, clock_tick, usage
 from stateside.billing.pipeline import app, app_without_deduplication
 from stateside.billing.pipeline.periods import EVENT_TIME
-from stateside.billing.plans import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.steps import Step, Steps
 from stateside.clock import ManualClock

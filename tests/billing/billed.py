@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from stateside.billing.amounts import Amounts
 from stateside.billing.calendar import Cycle
 from stateside.billing.money import Rounding
-from stateside.billing.plans import CREDIT, PlanVersion
+from stateside.billing.plans.file import CREDIT, PlanVersion
+from stateside.billing.sealing.amounts import Amounts
 from stateside.checkpoint.steps import Step, Steps
 
 BERLIN = Cycle("month", "Europe/Berlin")

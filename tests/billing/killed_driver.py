@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import SparkContext
 
 from stateside.billing.pipeline import application, bill
-from stateside.billing.sink import BillingSink
+from stateside.billing.sealing.sink import BillingSink
 from stateside.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.testing import run_to, session

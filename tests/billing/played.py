@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateside.billing.book import BookKeeper
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.model import CLOCK, GRACE_US
-from stateside.billing.rating import events_table, rate
-from stateside.billing.sink import BillingSink
+from stateside.billing.rating.rating import events_table, rate
+from stateside.billing.sealing.sink import BillingSink
 from stateside.clock import ManualClock
 from stateside.errors import OperatingError
 from stateside.journal import Event, Journal, JournalWriter

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import QUANTITY_MAX, assignment, clock_tick
-from stateside.billing.plans import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.checkpoint.steps import Step, Steps
 from stateside.errors import PlanInvalid
 from stateside.journal import Event

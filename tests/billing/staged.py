@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from stateside.billing.calendar import Cycle
-from stateside.billing.dead_letters import dead_letters_table
-from stateside.billing.documents import documents_table
 from stateside.billing.model import DAY_US, assignment
 from stateside.billing.money import Rounding
-from stateside.billing.plans import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.sealing.dead_letters import dead_letters_table
+from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.steps import Step, Steps
 from stateside.clock import ManualClock

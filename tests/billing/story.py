@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from stateside.billing.model import assignment, clock_tick, usage
-from stateside.billing.plans import plan_event
+from stateside.billing.plans.file import plan_event
 from stateside.journal import Event
 from tests.billing.billed import version
 

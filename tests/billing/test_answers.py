@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from stateside.billing import explain
-from stateside.billing.bills import BillPeriod, bill, bill_periods
-from stateside.billing.book import BookKeeper
+from stateside.billing.answers import explain
+from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
+from stateside.billing.answers.explain import Behind, Explainer
+from stateside.billing.answers.issued import Issued
+from stateside.billing.answers.letters import DeadLetters, letters_to_replay
+from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.explain import Behind, Explainer
-from stateside.billing.issued import Issued
-from stateside.billing.letters import DeadLetters, letters_to_replay
 from stateside.billing.model import HOUR_US, assignment, clock_tick, usage
-from stateside.billing.plan_file import load_plans
-from stateside.billing.plans import plan_event
-from stateside.billing.published import PublishedPlans
-from stateside.billing.replay import parse_changes, replay
+from stateside.billing.plans.file import plan_event
+from stateside.billing.sealing.plan_file import load_plans
+from stateside.billing.upkeep.replay import parse_changes, replay
 from stateside.checkpoint.log import Checkpoint
 from stateside.clock import ManualClock
 from stateside.errors import CheckpointInvalid, EventRefused, RequestInvalid, StateError

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from stateside.billing import accounts, book, newcomers
-from stateside.billing.book import Book, BookKeeper
+from stateside.billing.book import accounts, book, newcomers
+from stateside.billing.book.book import Book, BookKeeper
+from stateside.billing.book.texts import Texts, text_hashes
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment
-from stateside.billing.plans import CREDIT, PlanVersion, plan_event
-from stateside.billing.texts import Texts, text_hashes
+from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.clock import ManualClock
 from stateside.errors import StateError
 from stateside.journal import Event, Journal, JournalWriter

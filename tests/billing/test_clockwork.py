@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.clockwork import IDLE_US, Clockwork, run_clock
 from stateside.billing.generator import Generator, generate
 from stateside.billing.generator.writing import to_journal
 from stateside.billing.model import assignment, clock_tick
-from stateside.billing.plans import parse_plan, plan_event
+from stateside.billing.plans.file import parse_plan, plan_event
+from stateside.billing.upkeep.clockwork import IDLE_US, Clockwork, run_clock
 from stateside.clock import ManualClock
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing import columns
-from stateside.billing.columns import groups, longs, ranks
+from stateside.billing.sealing import columns
+from stateside.billing.sealing.columns import groups, longs, ranks
 from stateside.errors import ValueOverflow
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from stateside.billing import delivery as delivering
-from stateside.billing.amounts import Amounts
-from stateside.billing.delivery import Delivered, Delivery, body_of, only_one
-from stateside.billing.documents import documents_table
-from stateside.billing.issued import Issued
-from stateside.billing.notes import LATE, corrections
+from stateside.billing.answers.issued import Issued
+from stateside.billing.sealing.amounts import Amounts
+from stateside.billing.sealing.documents import documents_table
+from stateside.billing.sealing.notes import LATE, corrections
+from stateside.billing.upkeep import delivery as delivering
+from stateside.billing.upkeep.delivery import Delivered, Delivery, body_of, only_one
 from stateside.errors import PipelineRunning, SinkAway, SinkRefused, StateError
 from stateside.layout import Layout
 from stateside.pipeline.sinks.http import open_endpoint

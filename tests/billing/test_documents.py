@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.amounts import round_all
-from stateside.billing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoices, numbered
 from stateside.billing.money import Rounding, round_micros
-from stateside.billing.plans import CREDIT
+from stateside.billing.plans.file import CREDIT
+from stateside.billing.sealing.amounts import round_all
+from stateside.billing.sealing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoices, numbered
 from stateside.checkpoint.steps import Step, Steps
 from stateside.errors import MoneyOverflow, ValueOverflow
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version

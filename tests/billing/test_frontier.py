@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.frontier import Corner, Frontier
+from stateside.billing.sealing.frontier import Corner, Frontier
 
 PERIOD = 10
 GRACE = 7

@@ -5,15 +5,12 @@ from typing import Any
 import pytest
 
 from stateside.billing.model import (
-    AMOUNT_MICROS_MAX,
-    AMOUNT_TYPES,
     QUANTITY_MAX,
     USAGE_TYPES,
     assignment,
     bill_type,
     clock_tick,
     usage,
-    usage_amount,
 )
 from stateside.errors import CurrencyUnknown, EventRefused
 from stateside.journal import Event
@@ -85,19 +82,3 @@ def test_a_customer_with_a_slash_is_refused_as_no_address_could_have_it() -> Non
 
 def test_a_tick_of_the_clock_has_a_time_and_nothing_else() -> None:
     assert clock_tick(7, "t1") == Event("t1", "clock", "clock", 7, {})
-
-
-# The model before there were plans
-
-
-@pytest.mark.parametrize("type_", AMOUNT_TYPES)
-@pytest.mark.parametrize("amount_micros", [0, 1, AMOUNT_MICROS_MAX])
-def test_usage_with_an_amount_is_an_event_of_the_customer(type_: str, amount_micros: int) -> None:
-    event = usage_amount("u1", "emma", type_, 7, amount_micros)
-    assert event == Event("u1", "emma", type_, 7, {"amount_micros": amount_micros})
-
-
-@pytest.mark.parametrize("amount", [-1, AMOUNT_MICROS_MAX + 1, 1.0, "1", True, None, float("nan")])
-def test_an_amount_that_is_no_number_of_micros_is_refused(amount: Any) -> None:
-    with pytest.raises(EventRefused, match="of event 'u1' is not a number of micros"):
-        usage_amount("u1", "emma", "call", 7, amount)

@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.amounts import Amounts
-from stateside.billing.documents import DOCUMENTS, invoices, numbered
 from stateside.billing.money import Rounding, round_micros
-from stateside.billing.notes import BEFORE, LATE, Corrections, corrections
+from stateside.billing.sealing.amounts import Amounts
+from stateside.billing.sealing.documents import DOCUMENTS, invoices, numbered
+from stateside.billing.sealing.notes import BEFORE, LATE, Corrections, corrections
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
 
 JAN = JANUARY.end_us

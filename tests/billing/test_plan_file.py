@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateside.billing.plan_file import extend_plans, load_plans, plan_file
+from stateside.billing.sealing.plan_file import extend_plans, load_plans, plan_file
 from stateside.checkpoint.steps import Step, Steps, StepTable
 from stateside.errors import CheckpointInvalid
 from stateside.layout import Layout

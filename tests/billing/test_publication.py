@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stateside.billing.model import DAY_US, HOUR_US
-from stateside.billing.plan_version import PlanVersion
-from stateside.billing.publication import MARGIN_US, assign, current_book, publish
+from stateside.billing.plans.version import PlanVersion
+from stateside.billing.upkeep.publication import MARGIN_US, assign, current_book, publish
 from stateside.clock import ManualClock
 from stateside.errors import EventRefused, PlanInvalid
 from stateside.journal import Journal

@@ -14,7 +14,7 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US, clock_tick, usage
 from stateside.billing.pipeline import rater
 from stateside.billing.pipeline.rater import IN, Rater
-from stateside.billing.rating import events_table
+from stateside.billing.rating.rating import events_table
 from stateside.journal import Journal
 from stateside.layout import Layout
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.book import Book, BookKeeper
+from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment, clock_tick, usage
-from stateside.billing.plans import CREDIT, PlanVersion, plan_event
-from stateside.billing.rating import RATED, REASONS, events_table, rate
+from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.rating.rating import RATED, REASONS, events_table, rate
 from stateside.checkpoint.steps import Step, Steps
 from stateside.journal import Event, Journal
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, events, rate_one

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, FUTURE_US_MAX, PLAN, assignment, clock_tick, usage
 from stateside.billing.pipeline import app
-from stateside.billing.plans import PlanVersion, plan_event
+from stateside.billing.plans.file import PlanVersion, plan_event
 from stateside.checkpoint.steps import Step, Steps
 from stateside.journal import Event, Journal
 from stateside.layout import Layout

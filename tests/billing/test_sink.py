@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing import sink as sink_module
-from stateside.billing.book import BookKeeper
-from stateside.billing.documents import late_duplicates
-from stateside.billing.frontier import Frontier
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
-from stateside.billing.plan_file import load_plans
-from stateside.billing.rating import events_table, rate
-from stateside.billing.sweep import Swept
+from stateside.billing.rating.rating import events_table, rate
+from stateside.billing.sealing import sink as sink_module
+from stateside.billing.sealing.documents import late_duplicates
+from stateside.billing.sealing.frontier import Frontier
+from stateside.billing.sealing.plan_file import load_plans
+from stateside.billing.sealing.sweep import Swept
 from stateside.checkpoint.steps import StepTable
 from stateside.errors import ArchiveInvalid
 from stateside.journal import Event, Journal

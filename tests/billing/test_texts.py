@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.texts import Texts, text_hashes
+from stateside.billing.book.texts import Texts, text_hashes
 
 some = st.lists(st.one_of(st.text(max_size=20), st.text("ab", max_size=40)), min_size=1, max_size=12)
 

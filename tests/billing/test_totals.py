@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateside.archive.followed import FollowedTable
+from stateside.billing.answers.issued import Issued, followed
+from stateside.billing.answers.periods import Ends
+from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Sums, period_totals
 from stateside.billing.calendar import Cycle
-from stateside.billing.issued import Issued, followed
-from stateside.billing.periods import Ends
-from stateside.billing.published import PublishedPlans
-from stateside.billing.totals import ROLLUP, ArchiveSums, Sums, period_totals
 from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.processes import Child

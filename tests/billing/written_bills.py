@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stateside.billing.amounts import Amounts
-from stateside.billing.book import BookKeeper
-from stateside.billing.dead_letters import dead_letters, dead_letters_table
-from stateside.billing.documents import documents_table, invoices, numbered
-from stateside.billing.notes import LATE, corrections
-from stateside.billing.plans import PlanVersion, parse_plan
-from stateside.billing.rating import events_table, rate
-from stateside.billing.totals import ROLLUP
+from stateside.billing.answers.totals import ROLLUP
+from stateside.billing.book.book import BookKeeper
+from stateside.billing.plans.file import PlanVersion, parse_plan
+from stateside.billing.rating.rating import events_table, rate
+from stateside.billing.sealing.amounts import Amounts
+from stateside.billing.sealing.dead_letters import dead_letters, dead_letters_table
+from stateside.billing.sealing.documents import documents_table, invoices, numbered
+from stateside.billing.sealing.notes import LATE, corrections
 from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
 from stateside.checkpoint.steps import extend_steps
 from stateside.journal import Journal

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.billing import api
+from stateside.billing.answers import api
 from stateside.billing.model import usage
-from stateside.billing.plans import parse_plan
+from stateside.billing.plans.file import parse_plan
 from stateside.journal.event import Event
 from stateside.journal.lines import parse
 from stateside.layout import Layout

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stateside.billing.generator.rows import assignment_rows
-from stateside.billing.plans import parse_plan, plan_event
+from stateside.billing.plans.file import parse_plan, plan_event
 from stateside.clock import ManualClock, SystemClock
 from stateside.journal import Journal, JournalWriter
 from stateside.journal.event import SCHEMA

@@ -1,10 +1,14 @@
 """Billing: usage events in, running bills and invoices out. The application that shows the whole system at work.
 
-`model` has the events, `money` amounts and rounding, `calendar` the periods; `plans` reads price plans, of which
-`plan_version` is one version. `book` has the plans and assignments of a journal (`folding` the rules by which they are
-accepted, `accounts` and `texts` the lookup, `book_file` the snapshots), and `rating` tells by which an event counts.
+`model` has the events, `money` amounts and rounding, `calendar` the periods. Then, in the order of an event's path:
 
-`generator` has customers who telephone, `clockwork` what time itself makes due (`recurring` fees), `pipeline` the view
-in PySpark, `sink` what becomes of closed rows, late and bad events (`documents`, `notes`, `dead_letters`), `api` the
-HTTP routes, `audit` the independent proof that every sum is right.
+    plans      versions of price plans, and their files
+    book       the plans and assignments of a journal, up to an offset
+    rating     by which version an event counts, or why it does not
+    pipeline   the view `bill` in PySpark
+    sealing    the sink: invoices of closed rows, notes of late events, dead letters of bad ones
+    answers    bills, explanations, invoices and totals, as the API shows them
+
+Beside it `upkeep` has what is done to a running system (publication, clock and fees, delivery, replay), `generator`
+customers who telephone, and `audit` the independent proof that every sum is right.
 """

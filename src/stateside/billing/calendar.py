@@ -19,7 +19,6 @@ from zoneinfo import ZoneInfo, available_timezones
 import numpy as np
 import numpy.typing as npt
 
-from stateside.billing.model import TIME_ZONE
 from stateside.errors import PlanInvalid
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,42 +143,3 @@ def _zone(name: str) -> ZoneInfo:
 @lru_cache(1)
 def _zone_names() -> set[str]:
     return available_timezones()
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Month:
-    """A calendar month in Berlin, of the model before there were plans: to be deleted with its last user."""
-
-    year: int
-    month: int
-
-    @classmethod
-    def containing(cls, time_us: int) -> Month:
-        """The month that a moment lies in."""
-        local = (_EPOCH + timedelta(microseconds=time_us)).astimezone(ZoneInfo(TIME_ZONE))
-        return cls(local.year, local.month)
-
-    @classmethod
-    def ending(cls, end_us: int) -> Month:
-        """The month that ends at this moment."""
-        found = cls.containing(end_us - 1)
-        assert found.end_us == end_us, f"no month ends at {end_us}"
-        return found
-
-    @property
-    def start_us(self) -> int:
-        """The month's first microsecond."""
-        start = datetime(self.year, self.month, 1, tzinfo=ZoneInfo(TIME_ZONE))
-        return (start - _EPOCH) // timedelta(microseconds=1)
-
-    @property
-    def end_us(self) -> int:
-        """The first microsecond after the month."""
-        return self.next().start_us
-
-    def next(self) -> Month:
-        """The month after this one."""
-        return Month(self.year + self.month // 12, self.month % 12 + 1)
-
-    def __str__(self) -> str:
-        return f"{self.year:04d}-{self.month:02d}"

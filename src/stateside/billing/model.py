@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stateside.billing.money import MICROS_PER_UNIT as MICROS_PER_UNIT
-from stateside.billing.money import format_micros as format_micros
 from stateside.billing.money import minor_digits
 from stateside.errors import EventRefused
 from stateside.journal import Event
@@ -48,13 +46,6 @@ QUANTITY_MAX: Final[Mapping[str, int]] = {  # of one event; more is absurd, and 
     "fee": 1,
     "credit": 10**12,
 }
-
-# The model before there were plans: to be deleted with its last user.
-AMOUNT_TYPES: Final = ("call", "message", "data", "package")
-CURRENCY: Final = "EUR"
-TIME_ZONE: Final = "Europe/Berlin"
-GRACE_DAYS: Final = 3
-AMOUNT_MICROS_MAX: Final = 1_000_000 * MICROS_PER_UNIT
 
 
 def usage(
@@ -112,18 +103,6 @@ def clock_tick(time_us: int, id: str) -> Event:
 def bill_type(type: str, name: str | None) -> str:
     """The type on the bill: `package:NAME` and `fee:NAME` for named usage, else the usage's own."""
     return f"{type}:{name}" if type in NAMED_TYPES else type
-
-
-def usage_amount(id: str, customer: str, type: str, time_us: int, amount_micros: int) -> Event:
-    """A usage event with its amount, of the model before there were plans."""
-    if type not in AMOUNT_TYPES:
-        raise EventRefused(f"{type!r} is no type of usage", next_step=f"There are: {', '.join(AMOUNT_TYPES)}")
-    _check_customer(customer)
-    if not _whole(amount_micros) or not 0 <= amount_micros <= AMOUNT_MICROS_MAX:
-        raise EventRefused(
-            f"The amount {amount_micros!r} of event {id!r} is not a number of micros from 0 to {AMOUNT_MICROS_MAX}"
-        )
-    return Event(id, customer, type, time_us, {"amount_micros": amount_micros})
 
 
 def _check_customer(customer: str) -> None:

@@ -160,8 +160,8 @@ def publish(file: Path, folder: Path) -> None:
     that every event it is for stands behind it in the journal. Published versions never change. Publishing the same
     file again changes nothing. Prints the receipt.
     """
-    from stateside.billing.plans import parse_plan
-    from stateside.billing.publication import publish as publish_version
+    from stateside.billing.plans.file import parse_plan
+    from stateside.billing.upkeep.publication import publish as publish_version
     from stateside.layout import Layout
 
     version = parse_plan(file.read_bytes(), str(file))
@@ -178,7 +178,7 @@ def publish(file: Path, folder: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines, with all prices.")
 def list_plans(folder: Path, as_json: bool) -> None:
     """List the published versions of all plans, with the time from which on each counts."""
-    from stateside.billing.publication import current_book
+    from stateside.billing.upkeep.publication import current_book
     from stateside.cli.billing_tables import plans_text
     from stateside.layout import Layout
 
@@ -201,7 +201,7 @@ def assign(customer: str, plan: str, folder: Path, effective: str | None, holder
     A customer's first assignment may take effect at any time, now by default. A change of plan takes effect at least an
     hour from now, which is also its default; the bill then has lines of both plans. Prints the receipt.
     """
-    from stateside.billing.publication import assign as assign_customer
+    from stateside.billing.upkeep.publication import assign as assign_customer
     from stateside.layout import Layout
     from stateside.serving.stamp import iso_time, parse_time
 
@@ -261,9 +261,9 @@ def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: boo
     It gets the id `replay/OFFSET`, and is stored once, however often you run this. What would be a dead letter again is
     refused, and nothing is appended. If its period is closed by now, it leads to a note. Prints the receipt.
     """
-    from stateside.billing.letters import letters_to_replay
-    from stateside.billing.replay import parse_changes
-    from stateside.billing.replay import replay as replay_letters
+    from stateside.billing.answers.letters import letters_to_replay
+    from stateside.billing.upkeep.replay import parse_changes
+    from stateside.billing.upkeep.replay import replay as replay_letters
     from stateside.layout import Layout
 
     if all_ != (offset is None) or all_ != (reason is not None):
@@ -287,8 +287,8 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     header Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While it is away
     delivery holds, and goes on where it stood; also after a restart. Secrets: --header Authorization=env:MY_SECRET.
     """
-    from stateside.billing.delivery import Delivery, only_one
-    from stateside.billing.issued import VIEW, Issued
+    from stateside.billing.answers.issued import VIEW, Issued
+    from stateside.billing.upkeep.delivery import Delivery, only_one
     from stateside.layout import Layout
     from stateside.pipeline.sinks.http import open_endpoint
 

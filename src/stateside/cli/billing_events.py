@@ -105,7 +105,7 @@ def clock(folder: Path) -> None:
     Run it beside the pipeline. A tick lets periods close on time although nobody uses anything. Every fee and tick is
     in the journal once, however often this is stopped, killed or started twice.
     """
-    from stateside.billing.clockwork import run_clock
+    from stateside.billing.upkeep.clockwork import run_clock
     from stateside.clock import SystemClock
     from stateside.layout import Layout
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stateside.billing.money import format_micros
 
 if TYPE_CHECKING:
-    from stateside.billing.plan_version import PlanVersion
+    from stateside.billing.plans.version import PlanVersion
 
 Row = Sequence[str]
 

@@ -76,7 +76,7 @@ def serve(
     if not Layout(folder).views():
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(own, told) as tailing:
-        routes = ["stateside.billing.api:routes"]
+        routes = ["stateside.billing.answers.api:routes"]
         serve_folder(folder.absolute(), port=port, address=address, workers=workers, routes=routes, **tailing)
 
 

@@ -16,13 +16,13 @@ from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, fold
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.money import MINOR_MICROS, STEPS_TYPE
 from stateside.billing.audit.plan_payload import QUANTITY_MAX, read_version
-from stateside.billing.book import BookKeeper
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle as PipelineCycle
 from stateside.billing.model import FUTURE_US_MAX as PIPELINE_FUTURE_US_MAX
 from stateside.billing.model import GRACE_US as PIPELINE_GRACE_US
 from stateside.billing.model import QUANTITY_MAX as PIPELINE_QUANTITY_MAX
-from stateside.billing.plans import PlanVersion
-from stateside.billing.rating import events_table, rate
+from stateside.billing.plans.file import PlanVersion
+from stateside.billing.rating.rating import events_table, rate
 from stateside.checkpoint.steps import Step, Steps
 from tests.billing.audit.books import plan
 from tests.billing.audit.test_calendar import CYCLES, TIMES

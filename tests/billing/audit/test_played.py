@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateside.billing.audit import Audit, Live, Standing, audit
-from stateside.billing.book import BookKeeper
+from stateside.billing.book.book import BookKeeper
 from stateside.journal import Journal
 from stateside.layout import Layout
 from tests.billing.played import Query, append

@@ -10,7 +10,7 @@ import numpy as np
 
 from stateside.billing.generator.scenario import Scenario
 from stateside.billing.model import DAY_US, FUTURE_US_MAX, HOUR_US, QUANTITY_MAX, assignment
-from stateside.billing.plans import plan_event
+from stateside.billing.plans.file import plan_event
 from stateside.journal import Event
 
 NOWHERE: Final = "nowhere"  # a plan that is never published,

@@ -16,7 +16,7 @@ from stateside.billing.calendar import Period
 from stateside.billing.generator.scenario import FEE, PACKAGE, Group, Ints
 from stateside.billing.model import QUANTITY_MAX
 from stateside.billing.money import MICROS_PER_UNIT, round_micros
-from stateside.billing.plans import PlanVersion
+from stateside.billing.plans.file import PlanVersion
 from stateside.checkpoint.steps import Steps
 
 EVEN_MICROS: Final = 100 * MICROS_PER_UNIT

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from stateside.billing.calendar import Cycle, Period
 from stateside.billing.model import DAY_US, GRACE_US
-from stateside.billing.plans import PlanVersion, parse_plan
+from stateside.billing.plans.file import PlanVersion, parse_plan
 
 Ints = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from stateside.billing.generator.scenario import FIRST_US, Group, Scenario
 from stateside.billing.generator.shares import Shares
 from stateside.billing.generator.usage import usage
 from stateside.billing.model import DAY_US, GRACE_US, clock_tick
-from stateside.billing.plans import plan_event
+from stateside.billing.plans.file import plan_event
 from stateside.errors import RequestInvalid
 from stateside.journal import Event
 from stateside.journal.event import SCHEMA, decode

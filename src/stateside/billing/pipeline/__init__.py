@@ -13,11 +13,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stateside.billing.bills import APPLICATION, VIEW
+from stateside.billing.answers.bills import APPLICATION, VIEW
 from stateside.billing.model import CLOCK, FIELDS, GRACE_US
 from stateside.billing.pipeline.periods import period_end
 from stateside.billing.pipeline.rater import IN, OUT, Rater
-from stateside.billing.sink import BillingSink
+from stateside.billing.sealing.sink import BillingSink
 from stateside.checkpoint.catalogue import Computed
 from stateside.layout import Layout
 from stateside.pipeline.app import App, Function

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.book import BookKeeper
-from stateside.billing.rating import rate
+from stateside.billing.book.book import BookKeeper
+from stateside.billing.rating.rating import rate
 from stateside.journal import Journal
 
 ROWS_PER_TABLE = 100_000  # rated and sorted at a time: some 20 MB

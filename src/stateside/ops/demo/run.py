@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
+from stateside.billing.answers.bills import VIEW
 from stateside.billing.audit import audit, live_rows
-from stateside.billing.bills import VIEW
-from stateside.billing.dead_letters import dead_letters_table
-from stateside.billing.documents import documents_table
 from stateside.billing.generator import Generator, Shares
 from stateside.billing.model import GRACE_US
+from stateside.billing.sealing.dead_letters import dead_letters_table
+from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import PipelineFailed, StatesideError
 from stateside.journal import Journal

@@ -1,0 +1,202 @@
+"""Billing's HTTP routes. All answers are stamped, and take the same floor as `rows`: min_position, max_age_ms, wait_ms.
+
+    GET /v1/customers/{customer}/bill              every period with its state: draft, sealed, corrected
+    GET /v1/customers/{customer}/bill/explain      the very events behind one period's balance, adding up to it
+        ?period=2026-01                            which one; the newest by default
+        ?currency=EUR                              which one, where the period has several
+        ?type=call                                 only events of this type on the bill
+        ?limit=100&after=OFFSET                    a page; `cursor` is the next page's `after`
+    GET /v1/customers/{customer}/invoices          the customer's invoices and notes
+    GET /v1/invoices/{number}                      one invoice or note
+    GET /v1/invoices/{number}.pdf                  the same for people
+    GET /v1/periods/{period}/totals                all customers' totals, by currency and type: live and sealed
+    GET /v1/dead-letters                           events that break a rule: counted by reason, and a page of them
+        ?reason=unknown-customer&limit=100&after=OFFSET
+    GET /v1/dead-letters/{offset}                  one of them
+
+A customer's token reaches that customer's own bill and documents, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from stateside.billing.answers import explain, pdf
+from stateside.billing.answers.bills import APPLICATION, VIEW, BillPeriod, bill, bill_periods
+from stateside.billing.answers.explain import Explainer
+from stateside.billing.answers.issued import Document, Issued, followed
+from stateside.billing.answers.letters import DeadLetters
+from stateside.billing.answers.periods import Ends
+from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
+from stateside.billing.book.book import BookKeeper
+from stateside.billing.sealing.plan_file import load_plans, plan_file
+from stateside.checkpoint.log import Checkpoint
+from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown
+from stateside.journal import Journal
+from stateside.layout import Layout
+from stateside.serving.http import File, Request, Response, Route
+from stateside.serving.stamp import Stamp
+from stateside.serving.views import Answer, ViewReader
+from stateside.storage import Storage
+
+PAGE_MAX: Final = 1_000
+PAGE_DEFAULT: Final = 100
+OFFSET_MAX: Final = 2**63 - 1
+
+
+def routes(layout: Layout) -> list[Route]:
+    """Billing's routes for a folder; what they have read of it they keep."""
+    api = Api(layout)
+    return [
+        Route("/v1/customers/*/bill", api.bill, "customer"),
+        Route("/v1/customers/*/bill/explain", api.explain, "customer"),
+        Route("/v1/customers/*/invoices", api.invoices, "customer"),
+        Route("/v1/invoices/*", api.invoice, "own"),
+        Route("/v1/periods/*/totals", api.totals),
+        Route("/v1/dead-letters", api.dead_letters),
+        Route("/v1/dead-letters/*", api.dead_letter),
+    ]
+
+
+class Api:
+    """The handlers, and what they read a folder with."""
+
+    def __init__(self, layout: Layout) -> None:
+        view, journal = layout.view(VIEW), Journal(layout.journal)
+        self._issued = Issued(followed(layout))
+        self._sums = ArchiveSums(followed(layout))
+        self._letters = DeadLetters.of(layout)
+        self._plans = PublishedPlans(lambda: load_plans(view), str(plan_file(view)))
+        checkpoint = Checkpoint(Storage.at(view.checkpoint))
+        self._explainer = Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
+
+    async def bill(self, request: Request) -> Response:
+        """The customer's bill."""
+        (customer,) = request.parts
+        answer, documents = await self._of_customer(request, customer)
+        return _stamped(answer.stamp, bill(customer, answer.rows, documents, self._plans))
+
+    async def explain(self, request: Request) -> Response:
+        """The events behind a period of the customer's bill."""
+        (customer,) = request.parts
+        parameters = request.parameters
+        answer, documents = await self._of_customer(request, customer, {"period", "currency", "type", "limit", "after"})
+        after, limit = _page(request)
+        periods = bill_periods(answer.rows, documents, self._plans)
+        period = chosen(periods, customer, parameters.get("period"), parameters.get("currency"))
+        found = await asyncio.to_thread(self._explainer.behind, customer, period, answer.stamp.position)
+        shown, more = explain.page(found, after, limit, parameters.get("type"))
+        return _stamped(answer.stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
+
+    async def invoices(self, request: Request) -> Response:
+        """The customer's documents."""
+        (customer,) = request.parts
+        answer, documents = await self._of_customer(request, customer)
+        shown = [document.as_dict() for document in documents]
+        return _stamped(answer.stamp, {"customer": customer, "documents": shown})
+
+    async def invoice(self, request: Request) -> Response:
+        """One document, as JSON or as a PDF."""
+        number = request.parts[0].removesuffix(".pdf")
+        stamp = await self._stamp(request)
+        document = await asyncio.to_thread(self._issued.by_number, number, stamp.batch)
+        request.holder.require_customer(document.customer if document else None)
+        if document is None:
+            raise DocumentUnknown(
+                f"There is no document {number[:80]!r}", next_step="They are numbered like I-000000001"
+            )
+        if request.parts[0] == number:
+            return _stamped(stamp, {"document": document.as_dict()})
+        content = await asyncio.to_thread(pdf.render, document, self._time_zone(document))
+        return Response({}, [stamp], file=File("application/pdf", content, f"{number}.pdf"))
+
+    async def totals(self, request: Request) -> Response:
+        """The totals of a period."""
+        (label,) = request.parts
+        floor = request.floor()
+        reader = await self._reader(request)
+        ends = Ends.of(label, {name: plan.cycle for name, plan in self._plans.all().items()})
+        live = await reader.rollup(ROLLUP, [], floor)
+        sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, live.stamp.batch)
+        return _stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
+
+    async def dead_letters(self, request: Request) -> Response:
+        """How many there are, by reason, and a page of them."""
+        stamp = await self._stamp(request, {"reason", "limit", "after"})
+        after, limit = _page(request)
+        reason = request.parameters.get("reason")
+        counts = await asyncio.to_thread(self._letters.counts, stamp.batch)
+        letters = await asyncio.to_thread(
+            lambda: self._letters.page(after=after, limit=limit + 1, reason=reason, up_to_batch=stamp.batch)
+        )
+        shown = [letter.as_dict() for letter in letters[:limit]]
+        more = shown[-1]["offset"] if len(letters) > limit else None
+        document = {"count": sum(counts.values()), "reasons": counts, "dead_letters": shown, "cursor": more}
+        return _stamped(stamp, document)
+
+    async def dead_letter(self, request: Request) -> Response:
+        """One dead letter, by its offset."""
+        (text,) = request.parts
+        stamp = await self._stamp(request)
+        offset = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+        letter = await asyncio.to_thread(self._letters.get, offset, stamp.batch)
+        if letter is None:
+            raise DocumentUnknown(f"There is no dead letter at offset {text[:80]!r}")
+        return _stamped(stamp, {"dead_letter": letter.as_dict()})
+
+    async def _of_customer(
+        self, request: Request, customer: str, others: set[str] | frozenset[str] = frozenset()
+    ) -> tuple[Answer, list[Document]]:
+        """The customer's live rows, and the documents of the same batch: read after the rows, see `totals`."""
+        floor = request.floor(others)
+        reader = await self._reader(request)
+        answer = await reader.rows([customer], floor)
+        return answer, await asyncio.to_thread(self._issued.of_customer, customer, answer.stamp.batch)
+
+    async def _stamp(self, request: Request, others: set[str] | frozenset[str] = frozenset()) -> Stamp:
+        """The stamp of an answer that is made of documents alone: they are those of the replica's batch."""
+        floor = request.floor(others)
+        reader = await self._reader(request)
+        return await reader.stamp(floor)
+
+    async def _reader(self, request: Request) -> ViewReader:
+        reader = await request.views.ready(VIEW, request.floor(set(request.parameters)))
+        if reader.shape.catalogue.application != APPLICATION:
+            raise RouteUnknown(f"The application {reader.shape.catalogue.application!r} has no bills")
+        return reader
+
+    def _time_zone(self, document: Document) -> str:
+        return self._plans.get(document.lines[0].plan).cycle.time_zone
+
+
+def chosen(periods: list[BillPeriod], customer: str, label: str | None, currency: str | None) -> BillPeriod:
+    """The period that is asked for, or the newest; RequestInvalid if there is none, or more than one."""
+    names = sorted({period.period.label for period in periods})
+    if label is None and periods:
+        label = periods[-1].period.label
+    found = [one for one in periods if one.period.label == label and currency in (None, one.currency)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise RequestInvalid(
+            f"{customer[:80]!r} has no bill for {label or 'any period'}" + (f" in {currency}" if currency else ""),
+            next_step=f"There are: {', '.join(names)}" if names else "Look at the customer's name",
+        )
+    raise RequestInvalid(
+        f"{customer[:80]!r} has several bills for {label}",
+        next_step=f"Say which with currency=: {', '.join(sorted(one.currency for one in found))}",
+    )
+
+
+def _page(request: Request) -> tuple[int, int]:
+    """`after` and `limit`."""
+    after, limit = request.number("after", OFFSET_MAX), request.number("limit", PAGE_MAX)
+    if limit == 0:
+        raise RequestInvalid(f"The parameter limit is 0, not a whole number from 1 to {PAGE_MAX}")
+    return -1 if after is None else after, PAGE_DEFAULT if limit is None else limit
+
+
+def _stamped(stamp: Stamp, document: dict[str, Any]) -> Response:
+    return Response({"stamp": stamp.as_dict(), **document}, [stamp])

@@ -1,0 +1,281 @@
+"""Explaining a balance: the very events behind a period of a customer's bill, adding up to it exactly, or an error.
+
+The events are those of the journal up to the answer's position, rated as the pipeline rates them. Where the query
+de-duplicates, an event counts once by its id. Of a closed period the first so many count as its invoice says; those
+after them came too late, and stand in a note or in a late invoice, which is named. Each event is shown with what it
+added: where the price depends on the period's total, that is f(quantity up to and with it) - f(quantity before it), in
+the journal's order, line by line.
+
+So the amounts add up to the line's by themselves, and a page that was read stays true: what stands at an offset does
+not change when more events come in. Pages may therefore be read at different batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.answers.bills import BillPeriod
+from stateside.billing.answers.issued import Line
+from stateside.billing.book.book import Book, BookKeeper
+from stateside.billing.model import CLOCK
+from stateside.billing.rating.rating import PAYLOAD, events_table, rate
+from stateside.checkpoint.log import Checkpoint
+from stateside.errors import RequestInvalid, StateError
+from stateside.journal import Journal
+from stateside.journal.payload import payload_columns
+from stateside.journal.segment import PARTITION
+from stateside.positions import Position
+from stateside.serving.stamp import iso_time
+
+PAGE_EVENTS_DEFAULT: Final = 100
+PAGE_EVENTS_MAX: Final = 1_000
+CUSTOMERS_KEPT: Final = 32  # whose events are remembered, so that the next page need not look for them again
+
+PLACES_MAX: Final = 100
+_EVENT_COLUMNS: Final = ("id", "entity", "type", "time", "appended", "payload")
+_DEDUPLICATION: Final = "dedupe"  # what Spark calls such operators
+
+Kind = tuple[str, str]  # type, plan: a line
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """An event behind a balance, with what it added to its line, and the document that it came too late for another."""
+
+    offset: int
+    id: str
+    type: str
+    plan: str
+    time_us: int
+    quantity: int
+    amount_micros: int
+    document: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in an answer."""
+        return {
+            "offset": self.offset,
+            "id": self.id,
+            "type": self.type,
+            "plan": self.plan,
+            "time": iso_time(self.time_us),
+            "quantity": self.quantity,
+            "amount_micros": self.amount_micros,
+            "late": self.document is not None,
+            "document": self.document,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A rated event of the period, before it is known what it added."""
+
+    offset: int
+    id: str
+    type: str
+    plan: str
+    time_us: int
+    quantity: int
+
+
+Chosen = list[tuple[Counted, str | None]]
+
+
+class Explainer:
+    """Explains balances from a folder's journal. Any thread may ask."""
+
+    def __init__(self, journal: Journal, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
+        self._journal, self._keeper, self._checkpoint = journal, keeper, checkpoint
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[int, pa.Table]] = OrderedDict()
+
+    def behind(self, customer: str, period: BillPeriod, position: Position) -> list[Behind]:
+        """All events behind a period of the customer's bill as it stands at this position, in the journal's order.
+
+        StateError, with the first difference, if they do not add up to it.
+        """
+        stop = _stop(position)
+        with self._lock:
+            events = self._events(customer, stop)
+            book = self._keeper.at(stop)
+        counted = list(_of_period(rate(events, book), book, period))
+        found: list[Behind] = []
+        for once in self._once(counted, stop, book, period):
+            for chosen in _choices(counted, period, once):
+                found = _priced(chosen, book)
+                if _difference(period, found) is None:
+                    return found
+        raise _unexplained(customer, period, _difference(period, found) or "")
+
+    def _once(self, counted: list[Counted], stop: int, book: Book, period: BillPeriod) -> Iterator[Sequence[Counted]]:
+        """The events that count as long as the period is open: by what the query drops as a duplicate."""
+        if not _deduplicates(self._checkpoint):
+            yield counted
+            return
+        yield _firsts(counted)
+        # Sources that give an id to two customers are wrong: looked for only if the customer's own do not add up.
+        own = set(counted)
+        yield [one for one in _firsts(_with_others(self._journal, counted, stop, book, period)) if one in own]
+
+    def _events(self, customer: str, stop: int) -> pa.Table:
+        """The customer's events before an offset, out of those known and what the journal has since."""
+        start, known = self._known.pop(customer, (0, events_table(self._journal, 0, 0)))
+        names = pa.array([customer], pa.string())
+        new = _events_where(self._journal, "entity", names, start, stop) if start < stop else []
+        table = pa.concat_tables([known, *new]).combine_chunks()
+        self._known[customer] = max(start, stop), table
+        while len(self._known) > CUSTOMERS_KEPT:
+            self._known.popitem(last=False)
+        return table.filter(pc.less(table["offset"], stop))
+
+
+def _events_where(journal: Journal, column: str, values: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
+    """The events of a range that have one of these values, as `rating.events_table` has them; no others are parsed."""
+    for first, batch in journal.batches(start, stop):
+        rows = np.flatnonzero(pc.is_in(batch.column(column), values).to_numpy(zero_copy_only=False))
+        if len(rows):
+            mine = batch.take(pa.array(rows))
+            fields = payload_columns(mine.column("payload"), PAYLOAD)
+            columns = {"offset": pa.array(first + rows, pa.int64())}
+            columns |= {name: mine.column(name) for name in _EVENT_COLUMNS}
+            yield pa.table(columns | {name: fields[name] for name in PAYLOAD.names})
+
+
+def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = None) -> tuple[list[Behind], int | None]:
+    """The events with higher offsets than this, so many at most, and after which offset to go on; None at the end."""
+    rest = [event for event in found if event.offset > after and type_ in (None, event.type)]
+    shown = rest[:limit]
+    return shown, shown[-1].offset if len(rest) > limit else None
+
+
+def _deduplicates(checkpoint: Checkpoint) -> bool:
+    """Whether the query drops events whose ids it has seen: then it has an operator for that."""
+    names = (checkpoint.operator_metadata(number)[0] for number in checkpoint.operators())
+    return any(str(found.get("operatorInfo", {}).get("operatorName")).startswith(_DEDUPLICATION) for found in names)
+
+
+def _stop(position: Position) -> int:
+    others = [partition for partition in position.as_dict() if partition != PARTITION]
+    if others:
+        raise RequestInvalid(
+            f"The events of partition {others[0]!r} are not in this folder's journal, and cannot be shown",
+            next_step="Bills of events from Kafka are explained where the topic is",
+        )
+    return position[PARTITION]
+
+
+def _of_period(rated: pa.Table, book: Book, period: BillPeriod, *, any_currency: bool = False) -> Iterator[Counted]:
+    """The events that count for the period, in the journal's order."""
+    usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
+    times_us = np.asarray(usage["time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), np.int64)
+    plans = usage["plan"].to_pylist()
+    ends_us = np.zeros(len(plans), np.int64)
+    for plan in set(plans):
+        rows = np.array([name == plan for name in plans])
+        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
+    columns = [usage[name].to_pylist() for name in ("offset", "id", "type", "plan", "quantity")]
+    for end_us, time_us, offset, id_, type_, plan, quantity in zip(ends_us, times_us, *columns, strict=True):
+        if end_us == period.period.end_us and (any_currency or book.plans[plan].currency == period.currency):
+            yield Counted(offset, id_, type_, plan, int(time_us), quantity)
+
+
+def _firsts(counted: Sequence[Counted]) -> list[Counted]:
+    """The first of each id."""
+    found = {one.id: one for one in reversed(counted)}
+    return [one for one in counted if found[one.id] is one]
+
+
+def _with_others(
+    journal: Journal, counted: Sequence[Counted], stop: int, book: Book, period: BillPeriod
+) -> list[Counted]:
+    """The customer's events and those of others with the same ids: de-duplication knows ids only, no customers."""
+    ids = pa.array(sorted({one.id for one in counted}), pa.string())
+    events = pa.concat_tables([events_table(journal, 0, 0), *_events_where(journal, "id", ids, 0, stop)])
+    return list(_of_period(rate(events, book), book, period, any_currency=True))
+
+
+def _choices(counted: Sequence[Counted], period: BillPeriod, once: Sequence[Counted]) -> Iterator[Chosen]:
+    """Which events count, each with the note or late invoice that has it, if it came too late.
+
+    Of a closed period its invoice has so many: the first ones. Behind them in the journal come duplicates that were
+    still dropped, and then late events, some with the same ids perhaps. Where the one goes over into the other, is not
+    written anywhere for good: each place is tried, and at one of them everything adds up.
+    """
+    if period.state == "draft":
+        yield [(event, None) for event in once]
+        return
+    invoices = [document for document in period.documents if document.is_invoice and not document.late]
+    on_time = list(once[: sum(invoice.events for invoice in invoices)])
+    last = on_time[-1].offset if on_time else -1
+    rest = [event for event in counted if event.offset > last]
+    named = [(id_, document.number) for document in period.documents for id_ in document.event_ids]
+    for start in range(min(len(rest), PLACES_MAX) + 1):
+        late = {event.id: event for event in reversed(rest[start:])}
+        if all(id_ in late for id_, _ in named):
+            yield [*((event, None) for event in on_time), *((late[id_], number) for id_, number in named)]
+
+
+def _priced(chosen: Chosen, book: Book) -> list[Behind]:
+    """What each event added to its line: on-time ones first, as they were priced first."""
+    quantities: dict[Kind, int] = defaultdict(int)
+    found = []
+    for event, document in chosen:
+        kind, plan = (event.type, event.plan), book.plans[event.plan]
+        before = quantities[kind]
+        quantities[kind] = before + event.quantity
+        added = plan.amount_micros(event.type, quantities[kind]) - plan.amount_micros(event.type, before)
+        values = (event.offset, event.id, event.type, event.plan, event.time_us, event.quantity)
+        found.append(Behind(*values, added, document))
+    return sorted(found, key=lambda event: event.offset)
+
+
+def _difference(period: BillPeriod, found: Sequence[Behind]) -> str | None:
+    """Where the events are not the period's lines, to the micro; None if they are."""
+    sums: dict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for event in found:
+        line = sums[event.type, event.plan]
+        for place, value in enumerate((event.quantity, 1, event.amount_micros)):
+            line[place] += value
+    lines = {(line.type, line.plan): _numbers(line) for line in period.lines}
+    for kind in sorted({*sums, *lines}):
+        shown, added = lines.get(kind, [0, 0, 0]), sums.get(kind, [0, 0, 0])
+        if shown != added:
+            return f"of {kind[0]} under {kind[1]} the bill has {_words(shown)}, the journal {_words(added)}"
+    return None
+
+
+def _numbers(line: Line) -> list[int]:
+    return [line.quantity, line.events, line.amount_micros]
+
+
+def _unexplained(customer: str, period: BillPeriod, difference: str) -> StateError:
+    return StateError(
+        f"The events of {customer!r} in {period.period.label} do not add up to the bill: {difference}",
+        next_step="Run `stateside audit` on this folder: it shows which of the two is wrong",
+    )
+
+
+def _words(numbers: Sequence[int]) -> str:
+    return "{:,} in {:,} events, {} micros".format(*numbers)
+
+
+def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None) -> Mapping[str, Any]:
+    """A page as the API shows it."""
+    return {
+        "period": period.period.label,
+        "period_end": iso_time(period.period.end_us),
+        "currency": period.currency,
+        "state": period.state,
+        "amount_micros": period.amount_micros,
+        "events_behind": period.events,
+        "events": [event.as_dict() for event in shown],
+        "cursor": more,
+    }

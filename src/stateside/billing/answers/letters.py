@@ -1,0 +1,119 @@
+"""Dead letters as readers see them: counted by reason, listed, and shown one by one, at a batch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive.followed import FollowedTable
+from stateside.billing.sealing.dead_letters import DEAD_LETTERS
+from stateside.billing.sealing.documents import VIEW
+from stateside.errors import DocumentUnknown, RequestInvalid
+from stateside.layout import Layout
+from stateside.serving.stamp import iso_time
+
+REPLAYED_MAX: Final = 100_000  # at once: they are one append, all or none
+_COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail", "sealed_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An event that breaks a rule of billing, as it stands in the journal, and the reason."""
+
+    offset: int
+    id: str
+    entity: str
+    type: str
+    time_us: int
+    appended_us: int
+    payload: str
+    reason: str
+    detail: str | None
+    sealed_batch: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in an answer; the payload as JSON where it is some."""
+        return {
+            "offset": self.offset,
+            "reason": self.reason,
+            "detail": self.detail,
+            "id": self.id,
+            "entity": self.entity,
+            "type": self.type,
+            "time": iso_time(self.time_us),
+            "appended": iso_time(self.appended_us),
+            "payload": _json_or_text(self.payload),
+        }
+
+
+class DeadLetters:
+    """The dead letters of an application's folder; none before the first batch."""
+
+    def __init__(self, table: FollowedTable) -> None:
+        self._table = table
+
+    @classmethod
+    def of(cls, layout: Layout) -> DeadLetters:
+        """Those of this folder."""
+        return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
+
+    def counts(self, up_to_batch: int | None = None) -> dict[str, int]:
+        """How many there are, by reason."""
+        found = self._table.read(["reason"], up_to_batch=up_to_batch)
+        return {} if found is None else dict(sorted(Counter(found["reason"].to_pylist()).items()))
+
+    def page(
+        self, *, after: int = -1, limit: int, reason: str | None = None, up_to_batch: int | None = None
+    ) -> list[DeadLetter]:
+        """Those with higher offsets than this, in the journal's order, so many at most."""
+        equal = {} if reason is None else {"reason": reason}
+        found = self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal=equal)
+        if found is None:
+            return []
+        rest = found.filter(pc.greater(found["offset"], after)).sort_by("offset").slice(0, limit)
+        return [_letter(row) for row in _with_times(rest).to_pylist()]
+
+    def get(self, offset: int, up_to_batch: int | None = None) -> DeadLetter | None:
+        """The one at this offset of the journal; None if there is none."""
+        found = self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"offset": offset})
+        rows = [] if found is None else _with_times(found).to_pylist()
+        return _letter(rows[0]) if rows else None
+
+
+def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) -> list[DeadLetter]:
+    """The one at an offset, or all with a reason; DocumentUnknown if there is none."""
+    letters = DeadLetters.of(layout)
+    if offset is None:
+        found = letters.page(limit=REPLAYED_MAX + 1, reason=reason)
+    else:
+        found = [letter for letter in [letters.get(offset)] if letter is not None]
+    if not found:
+        what = f"at offset {offset}" if offset is not None else f"with the reason {reason!r}"
+        raise DocumentUnknown(f"There is no dead letter {what}", next_step="`stateside billing dead-letters list`")
+    if len(found) > REPLAYED_MAX:
+        raise RequestInvalid(f"More than {REPLAYED_MAX:,} dead letters have this reason: they are replayed one by one")
+    return found
+
+
+def _with_times(table: pa.Table) -> pa.Table:
+    for name in ("time", "appended"):
+        times = table[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        table = table.set_column(table.schema.get_field_index(name), f"{name}_us", times)
+    return table
+
+
+def _letter(row: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(**row)
+
+
+def _json_or_text(payload: str) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        return payload

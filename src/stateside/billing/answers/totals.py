@@ -1,0 +1,168 @@
+"""A period's totals over all customers, by currency and type of usage: live rows and documents, in one answer.
+
+How every answer is right, also while periods are being sealed:
+
+1. The live part is the view's rollup, in one snapshot of the replica, which stands at a batch N.
+2. After that the documents are read, and only those with `sealed_batch <= N` are counted.
+
+The sink stores a batch's documents before Spark commits the batch, and the replica has a batch only once it is
+committed. So at step 2 all documents of batches up to N are there; those of N+1 may be there too, and their rows are
+still among the live ones. What is sealed in N is not live in N. Every row counts once.
+
+The archive's part is kept by file (see `archive.followed`): a file is added up once, when a period that it may have is
+first asked for. An answer then costs as many additions as the period has lines of different plan, type and batch.
+
+A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both
+periods end at one moment, their document bears one name, but its lines count where they did before it was sealed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive.followed import DataFile, FollowedTable
+from stateside.billing.answers.periods import Ends
+from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.money import checked
+from stateside.serving.stamp import parse_time
+
+ROLLUP: Final = ("period_end", "plan", "type")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBERS: Final = ("quantity", "events", "amount_micros", "charged_micros")
+_EXACT: Final = pa.decimal128(38, 0)  # sums of longs that cannot run over
+
+
+class Sums(NamedTuple):
+    """What some rows add up to. `charged_micros` is of documents only: live rows are not rounded yet."""
+
+    quantity: int = 0
+    events: int = 0
+    amount_micros: int = 0
+    charged_micros: int = 0
+
+    def plus(self, other: Sums) -> Sums:
+        """Both together."""
+        return Sums(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What the documents of one file, sealed in one batch, have of one plan and type in the period that ends then."""
+
+    end_us: int
+    plan: str
+    type: str
+    batch: int
+    sums: Sums
+
+
+class ArchiveSums:
+    """The documents of all customers added up, file by file. Any thread may ask."""
+
+    def __init__(self, table: FollowedTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._files: tuple[DataFile, ...] = ()
+        self._by_file: dict[Path, tuple[Sealed, ...]] = {}
+
+    def of(self, ends_us: Iterable[int], up_to_batch: int) -> list[Sealed]:
+        """What was sealed, up to a batch, of the periods that end at these moments."""
+        ends = set(ends_us)
+        with self._lock:
+            self._look()
+            files = [file for file in self._files if any(file.may_have("period_end", _time(end)) for end in ends)]
+            known = [entry for file in files for entry in self._entries(file)]
+        return [entry for entry in known if entry.batch <= up_to_batch and entry.end_us in ends]
+
+    def _look(self) -> None:
+        files = self._table.files()
+        if files is not self._files:
+            left = {file.path for file in files}
+            self._by_file = {path: entries for path, entries in self._by_file.items() if path in left}
+            self._files = files
+
+    def _entries(self, file: DataFile) -> tuple[Sealed, ...]:
+        if file.path not in self._by_file:
+            self._by_file[file.path] = tuple(_add_up(file.read(["period_end", "sealed_batch", "lines"])))
+        return self._by_file[file.path]
+
+
+def _add_up(documents: pa.Table) -> Iterable[Sealed]:
+    documents = documents.combine_chunks()
+    lines, parents = pc.list_flatten(documents["lines"]), pc.list_parent_indices(documents["lines"])
+    ends = documents["period_end"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    columns = {"end_us": ends.take(parents), "batch": documents["sealed_batch"].take(parents)}
+    columns |= {name: pc.struct_field(lines, name) for name in ("plan", "type")}
+    columns |= {name: pc.struct_field(lines, name).cast(_EXACT) for name in _NUMBERS}
+    table = pa.table(columns).group_by(["end_us", "plan", "type", "batch"])
+    for row in table.aggregate([(name, "sum") for name in _NUMBERS]).to_pylist():
+        sums = Sums(*(int(row[f"{name}_sum"]) for name in _NUMBERS))
+        yield Sealed(row["end_us"], row["plan"], row["type"], row["batch"], sums)
+
+
+def _time(time_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def period_totals(
+    ends: Ends, live: Sequence[Mapping[str, Any]], sealed: Iterable[Sealed], plans: PublishedPlans
+) -> dict[str, Any]:
+    """The totals of a period as the API shows them: by currency and type, and by currency; never over currencies.
+
+    `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's batch.
+    """
+    live_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
+    sealed_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
+    for row in live:
+        if ends.has(row["plan"], parse_time(row["period_end"])):
+            kind = plans.get(row["plan"]).currency, row["type"]
+            sums = Sums(row["quantity"], row["events"], row["amount_micros"])
+            live_sums[kind] = live_sums[kind].plus(sums)
+    for entry in sealed:
+        if ends.has(entry.plan, entry.end_us):
+            kind = plans.get(entry.plan).currency, entry.type
+            sealed_sums[kind] = sealed_sums[kind].plus(entry.sums)
+    kinds = sorted({*live_sums, *sealed_sums})
+    return {
+        "period": ends.label,
+        "period_ends": ends.shown(),
+        "totals": [
+            {
+                "currency": kind[0],
+                "type": kind[1],
+                "quantity": checked(live_sums[kind].quantity + sealed_sums[kind].quantity),
+            }
+            | _shown(live_sums[kind], sealed_sums[kind])
+            for kind in kinds
+        ],
+        "currencies": [
+            {"currency": currency} | _shown(_all(live_sums, currency), _all(sealed_sums, currency))
+            for currency in sorted({currency for currency, _ in kinds})
+        ],
+    }
+
+
+def _all(sums: Mapping[tuple[str, str], Sums], currency: str) -> Sums:
+    total = Sums()
+    for (of, _), part in sums.items():
+        total = total.plus(part) if of == currency else total
+    return total
+
+
+def _shown(live: Sums, sealed: Sums) -> dict[str, int]:
+    return {
+        "events": live.events + sealed.events,
+        "amount_micros": checked(live.amount_micros + sealed.amount_micros),
+        "open_micros": checked(live.amount_micros),
+        "sealed_micros": checked(sealed.amount_micros),
+        "charged_micros": checked(sealed.charged_micros),
+    }

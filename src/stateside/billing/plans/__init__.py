@@ -1,0 +1,1 @@
+"""Price plans: their versions, and the files that they are written in."""

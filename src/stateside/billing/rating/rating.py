@@ -1,0 +1,258 @@
+"""Rating: which plan an event is for and whether it counts. A pure function of the events and the book.
+
+Money is not computed here: quantities are summed first, and the sum's price is that of the plan's steps.
+
+What does not count has a reason, the first of these that holds:
+
+| reason | |
+|---|---|
+| `plan-refused`, `assign-refused` | a publication or an assignment that broke a rule (`folding`) |
+| `reference` | an accepted one: it counts as such, and is no usage |
+| `unknown-type` | no type of usage |
+| `malformed` | no quantity, a field of the wrong type, or a package or fee without a name |
+| `future-dated` | more than `FUTURE_US_MAX` behind its append time: it would close everybody's period |
+| `negative-quantity`, `absurd-quantity` | below 0, above `QUANTITY_MAX` |
+| `unknown-customer` | not assigned to any plan at the event's time, by what stands before it |
+| `unknown-plan` | the plan has no version in effect at the event's time, by what stands before it |
+| `not-in-plan` | the version has no price for it |
+| `wrong-currency` | the event names another currency than the version |
+
+A tick of the clock has the reason `future-dated` or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.book.accounts import NONE
+from stateside.billing.book.book import Book
+from stateside.billing.book.texts import Bools, Longs
+from stateside.billing.model import ASSIGN, CLOCK, FUTURE_US_MAX, NAMED_TYPES, PLAN, QUANTITY_MAX, USAGE_TYPES
+from stateside.billing.rating.reasons import details
+from stateside.journal import Journal
+from stateside.journal.payload import payload_columns
+
+REASONS: Final = (
+    "plan-refused",
+    "assign-refused",
+    "reference",
+    "unknown-type",
+    "malformed",
+    "future-dated",
+    "negative-quantity",
+    "absurd-quantity",
+    "unknown-customer",
+    "unknown-plan",
+    "not-in-plan",
+    "wrong-currency",
+)
+_COUNTS: Final = len(REASONS)  # the number that stands for none
+
+_TIME = pa.timestamp("us", tz="UTC")
+PAYLOAD: Final = pa.schema([("quantity", pa.int64()), ("name", pa.string()), ("currency", pa.string())])
+RATED: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("id", pa.string()),
+        ("customer", pa.string()),
+        ("type", pa.string()),
+        ("time", _TIME),
+        ("quantity", pa.int64()),
+        ("plan", pa.string()),
+        ("time_zone", pa.string()),
+        ("cycle", pa.string()),
+        ("anchor_day", pa.int32()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+
+_TYPES: Final = (*USAGE_TYPES, PLAN, ASSIGN, CLOCK)
+_PLAN, _ASSIGN, _CLOCK = (_TYPES.index(type_) for type_ in (PLAN, ASSIGN, CLOCK))
+_USAGE_TYPES: Final = len(USAGE_TYPES)
+_NAMED: Final = np.array([type_ in NAMED_TYPES for type_ in _TYPES] + [False])
+_MAX: Final = np.array([*QUANTITY_MAX.values(), 0, 0, 0, 0])
+assert tuple(QUANTITY_MAX) == tuple(USAGE_TYPES)
+
+
+def rate(events: pa.Table, book: Book) -> pa.Table:
+    """The events, in order, with the columns of `RATED`. The book must cover them."""
+    columns = _Columns(events)
+    assert not len(columns.offsets) or columns.offsets.max() < book.covers, "the book does not cover the events"
+    versions, plans = book.rated_by(columns.customers, columns.times_us, columns.offsets)
+    prices = _Prices(book)
+    price = prices.numbers(columns)
+    reasons = _reasons(columns, book, versions, plans, prices, price)
+    rated = np.where(reasons == _COUNTS, versions, NONE)
+    known = [(version.id, version.cycle) for version in book.versions]
+    table = {
+        "offset": events["offset"],
+        "id": events["id"],
+        "customer": events["entity"],
+        "type": prices.bill_types(columns, price),
+        "time": events["time"],
+        "quantity": events["quantity"],
+        "plan": _taken([id_ for id_, _ in known], rated),
+        "time_zone": _taken([cycle.time_zone for _, cycle in known], rated),
+        "cycle": _taken([cycle.kind for _, cycle in known], rated),
+        "anchor_day": _taken([cycle.anchor_day for _, cycle in known], rated, pa.int32()),
+        "reason": _taken(list(REASONS), np.where(reasons == _COUNTS, NONE, reasons)),
+    }
+    table["detail"] = details(events, book, table, versions)
+    return pa.table({name: column.cast(RATED.field(name).type) for name, column in table.items()}, schema=RATED)
+
+
+def events_table(journal: Journal, start: int, stop: int) -> pa.Table:
+    """The events with offsets start <= offset < stop, with the payload's fields as columns: what `rate` is given."""
+    return pa.concat_tables([_NO_EVENTS, *_event_tables(journal, start, stop)])
+
+
+def _event_tables(journal: Journal, start: int, stop: int) -> Iterator[pa.Table]:
+    for first, batch in journal.batches(start, stop):
+        fields = payload_columns(batch.column("payload"), PAYLOAD)
+        named = {name: batch.column(name) for name in _EVENT_NAMES}
+        parsed = {name: fields[name] for name in PAYLOAD.names}
+        yield pa.table({"offset": np.arange(first, first + batch.num_rows), **named, **parsed})
+
+
+_EVENT_NAMES: Final = ("id", "entity", "type", "time", "appended", "payload")
+_NO_EVENTS: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        *((name, _TIME if name in ("time", "appended") else pa.string()) for name in _EVENT_NAMES),
+        *PAYLOAD,
+    ]
+).empty_table()
+
+
+class _Columns:
+    """The events' columns as arrays."""
+
+    def __init__(self, events: pa.Table) -> None:
+        self.customers = events["entity"]
+        self.types = events["type"]
+        self.names = events["name"]
+        self.currencies = events["currency"]
+        self.offsets = _longs(events["offset"])
+        self.times_us, self.appended_us = (_longs(events[name].cast(pa.int64())) for name in ("time", "appended"))
+        self.quantities = _longs(pc.fill_null(events["quantity"], 0))
+        self.has_quantity = _bools(events["quantity"].is_valid())
+        self.type_numbers = _numbers(self.types, list(_TYPES))
+        self.type_numbers[self.type_numbers == NONE] = len(_TYPES)  # the last place of every table by types
+        self.named = _NAMED[self.type_numbers]
+        lengths = pc.fill_null(pc.binary_length(self.names), 0)
+        self.nameless = self.named & (_longs(lengths) == 0) if self.named.any() else self.named
+
+
+class _Prices:
+    """All types on a bill that any version has a price for, by numbers, and which version has which."""
+
+    def __init__(self, book: Book) -> None:
+        self._types = list(dict.fromkeys(type_ for version in book.versions for type_ in version.prices))
+        numbers = {type_: number for number, type_ in enumerate(self._types)}
+        self._in_plan = np.zeros((len(book.versions) + 1, len(self._types) + 1), np.bool_)
+        for row, version in enumerate(book.versions):
+            self._in_plan[row, [numbers[type_] for type_ in version.prices]] = True
+
+    def numbers(self, columns: _Columns) -> Longs:
+        """The number of each event's type on the bill; NONE if no version has a price for it."""
+        unnamed = [self._number(type_) for type_ in _TYPES]
+        numbers = np.array([*unnamed, NONE])[columns.type_numbers]
+        for type_ in NAMED_TYPES:
+            rows = np.flatnonzero(columns.type_numbers == _TYPES.index(type_))
+            if len(rows):
+                names = [known.partition(":")[2] for known in self._types if known.startswith(f"{type_}:")]
+                places = np.array([*(self._number(f"{type_}:{name}") for name in names), NONE])
+                numbers[rows] = places[_numbers(columns.names.take(pa.array(rows)), names)]
+        return numbers
+
+    def in_plan(self, versions: Longs, numbers: Longs) -> Bools:
+        """Whether the version has a price for this type; not if either is NONE, which is the tables' last place."""
+        found: Bools = self._in_plan[versions, numbers]
+        return found
+
+    def bill_types(self, columns: _Columns, numbers: Longs) -> pa.Array:
+        """Each event's type on the bill; of what is no usage, or has no name, the event's own."""
+        types = _taken(self._types, numbers)
+        others = numbers == NONE
+        if not others.any():
+            return types
+        rows = pa.array(np.flatnonzero(others))
+        own, names = columns.types.take(rows), pc.fill_null(columns.names.take(rows), "")
+        joined = pc.binary_join_element_wise(own, names, ":")
+        has_name = pa.array((columns.named & ~columns.nameless)[others])
+        return pc.replace_with_mask(types, pa.array(others), _whole(pc.if_else(has_name, joined, own)))
+
+    def _number(self, type_: str) -> int:
+        return self._types.index(type_) if type_ in self._types else NONE
+
+
+def _reasons(columns: _Columns, book: Book, versions: Longs, plans: Longs, prices: _Prices, price: Longs) -> Longs:
+    """The number of each event's reason. They are set from the last to the first: the first one stays."""
+    reasons = np.full(len(columns.offsets), _COUNTS)
+    usage = columns.type_numbers < _USAGE_TYPES
+    future = columns.times_us > columns.appended_us + FUTURE_US_MAX
+
+    def hold(reason: str, where: Bools) -> None:
+        reasons[where] = REASONS.index(reason)
+
+    hold("wrong-currency", _other_currency(columns, book, versions))
+    hold("not-in-plan", ~prices.in_plan(versions, price))
+    hold("unknown-plan", versions == NONE)
+    hold("unknown-customer", plans == NONE)
+    hold("absurd-quantity", columns.quantities > _MAX[columns.type_numbers])
+    hold("negative-quantity", columns.quantities < 0)
+    reasons[~usage] = _COUNTS  # what is above is asked of usage alone
+    hold("future-dated", future)
+    hold("malformed", usage & (~columns.has_quantity | columns.nameless))
+    hold("unknown-type", columns.type_numbers == len(_TYPES))
+    reference = (columns.type_numbers == _PLAN) | (columns.type_numbers == _ASSIGN)
+    hold("reference", reference)
+    if book.refused and reference.any():
+        refused = np.isin(columns.offsets, book.refused_offsets)
+        hold("assign-refused", refused & (columns.type_numbers == _ASSIGN))
+        hold("plan-refused", refused & (columns.type_numbers == _PLAN))
+    return reasons
+
+
+def _other_currency(columns: _Columns, book: Book, versions: Longs) -> Bools:
+    """Whether an event names another currency than the version that it is rated by."""
+    if columns.currencies.null_count == len(columns.currencies):
+        return np.zeros(len(versions), np.bool_)
+    currencies = list(dict.fromkeys(version.currency for version in book.versions))
+    of_version = np.array([*(currencies.index(version.currency) for version in book.versions), NONE])
+    named = _numbers(columns.currencies, currencies)
+    other: Bools = named != of_version[versions]
+    return _bools(columns.currencies.is_valid()) & other
+
+
+def _taken(values: Sequence[str] | Sequence[int], numbers: Longs, type_: pa.DataType | None = None) -> pa.Array:
+    """A value for each number, null for NONE."""
+    chosen = pa.array(numbers, mask=numbers == NONE)
+    return pa.array(values, type_ or pa.string()).take(chosen)
+
+
+def _numbers(texts: pa.ChunkedArray, values: list[str]) -> Longs:
+    """The place of each text among the values; NONE for others, and for nulls."""
+    found = pc.index_in(texts, pa.array(values, pa.string()).cast(texts.type))
+    return _longs(pc.fill_null(found, NONE)).astype(np.int64)
+
+
+def _longs(column: pa.ChunkedArray) -> Longs:
+    return np.asarray(_whole(column))
+
+
+def _bools(column: pa.ChunkedArray) -> Bools:
+    return np.asarray(_whole(column)).astype(np.bool_)
+
+
+def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """In one chunk."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])

@@ -1,0 +1,51 @@
+"""Dead letters: events that break a rule of billing, kept with the reason and the offset at which they stand.
+
+The table's counter `position` says up to where the journal's dead letters are stored. Whether an event is one depends
+on what stands before it in the journal and on nothing else: so a batch, of whatever query, stores those from there on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive import ArchiveTable, TableSpec
+from stateside.billing.sealing.documents import TIME, VIEW
+from stateside.layout import Layout
+
+POSITION: Final = "position"
+REFERENCE: Final = "reference"  # rating's reason for events that are no usage, and as they should be
+
+DEAD_LETTERS: Final = TableSpec(
+    name="dead_letters",
+    schema=pa.schema(
+        [
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("entity", pa.string(), nullable=False),
+            pa.field("type", pa.string(), nullable=False),
+            pa.field("time", TIME, nullable=False),
+            pa.field("appended", TIME, nullable=False),
+            pa.field("payload", pa.string(), nullable=False),
+            pa.field("reason", pa.string(), nullable=False),
+            pa.field("detail", pa.string()),
+        ]
+    ),
+)
+
+
+def dead_letters_table(layout: Layout) -> ArchiveTable:
+    """The dead letters of an application's folder."""
+    return ArchiveTable(layout.table(DEAD_LETTERS.name), DEAD_LETTERS, layout.view(VIEW).mark(DEAD_LETTERS.name))
+
+
+def dead_letters(events: pa.Table, rated: pa.Table) -> pa.Table:
+    """Those of the events that rating gave a reason against, with it."""
+    bad = pc.and_kleene(pc.is_valid(rated["reason"]), pc.not_equal(rated["reason"], REFERENCE))
+    bad = pc.fill_null(bad, False)
+    table = events.filter(bad)
+    for name in ("reason", "detail"):
+        table = table.append_column(name, rated[name].filter(bad))
+    return table.select(DEAD_LETTERS.schema.names).cast(DEAD_LETTERS.schema)

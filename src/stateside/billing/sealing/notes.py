@@ -1,0 +1,121 @@
+"""Notes: what late events change on invoices that are sealed.
+
+A batch's late events of one account (customer, period's end, currency) make one note. Its lines are differences: with
+q the quantity of the invoice and its earlier notes, a late quantity l changes the exact amount by f(q + l) - f(q), and
+what is charged by the difference of these two amounts, each rounded once. So invoice and notes together always charge
+what one invoice of all quantities would have. A note that charges less is a credit note, any other a debit note; it is
+written even if it charges nothing, for it says what became of the events. Where no invoice is, the events make one.
+
+Late events that have the id of another late one of their customer and period, in the batch or in an earlier note or
+late invoice, are duplicates: the one that stands first in the journal counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.sealing.amounts import Amounts
+from stateside.billing.sealing.columns import longs, with_longs
+from stateside.billing.sealing.documents import CREDIT_NOTE, DEBIT_NOTE, DRAFT, INVOICE, TIME, assemble
+
+LATE: Final = pa.schema(  # the late events that `corrections` takes
+    [
+        ("offset", pa.int64()),
+        ("id", pa.string()),
+        ("customer", pa.string()),
+        ("period_end", TIME),
+        ("type", pa.string()),
+        ("plan", pa.string()),
+        ("quantity", pa.int64()),
+    ]
+)
+BEFORE: Final = (  # what it takes of documents
+    "number", "kind", "customer", "period", "period_start", "period_end", "currency", "lines", "event_ids"
+)  # fmt: skip
+
+_COUNTED = """
+    create temp table counted as
+    select * from late
+    where (customer, period_end, id) not in (select (customer, period_end, unnest(event_ids)) from before)
+    qualify row_number() over (partition by customer, period_end, id order by "offset") = 1
+"""
+_LINES = """
+    with old as (
+        select customer, period_end, currency, line.type, line.plan, sum(line.quantity) as quantity_before
+        from (select customer, period_end, currency, unnest(lines) as line from before) group by all
+    ), new as (
+        select customer, period_end, currency, type, plan, sum(quantity) as quantity, count(*) as events
+        from counted group by all
+    )
+    select new.*, coalesce(quantity_before, 0) as quantity_before,
+           quantity + coalesce(quantity_before, 0) as quantity_after
+    from new left join old using (customer, period_end, currency, type, plan)
+"""
+_HEADS = """
+    with new as (
+        select period_end, customer, currency, list(id order by "offset") as event_ids from counted group by all
+    )
+    select new.event_ids, number as corrects, period, period_start
+    from new left join (select * from before where kind = 'invoice') using (period_end, customer, currency)
+    order by period_end, customer, currency
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Drafts of notes and of late invoices, each in the order of their numbers; and how many duplicates there were."""
+
+    notes: pa.Table
+    late_invoices: pa.Table
+    duplicates: int
+
+
+def corrections(late: pa.Table, before: pa.Table, amounts: Amounts) -> Corrections:
+    """What late events (`LATE`) change, given all documents of their customers and periods so far (`BEFORE`)."""
+    if not late.num_rows:
+        return Corrections(DRAFT.empty_table(), DRAFT.empty_table(), 0)
+    lines, heads, counted = _joined(amounts.with_currency(late), before)
+    drafts = _headed(assemble(_differences(lines, amounts), amounts), heads)
+    is_note = pc.is_valid(drafts["corrects"])
+    return Corrections(drafts.filter(is_note), drafts.filter(pc.invert(is_note)), late.num_rows - counted)
+
+
+def _joined(late: pa.Table, before: pa.Table) -> tuple[pa.Table, pa.Table, int]:
+    """Late quantities with those before them; what stands in each document's head; how many events count."""
+    with duckdb.connect() as connection:
+        connection.register("late", with_longs(late, period_end=longs(late["period_end"])))
+        times = {name: longs(before[name]) for name in ("period_end", "period_start")}
+        connection.register("before", with_longs(before.select(BEFORE), **times))
+        connection.execute(_COUNTED)
+        (counted,) = connection.execute("select count(*) from counted").fetchall()[0]
+        return connection.sql(_LINES).to_arrow_table(), connection.sql(_HEADS).to_arrow_table(), counted
+
+
+def _differences(lines: pa.Table, amounts: Amounts) -> pa.Table:
+    """The lines with what each changes, exactly and as it is charged."""
+    old, new = (amounts.amounts(lines, longs(lines[name])) for name in ("quantity_before", "quantity_after"))
+    charged = amounts.charged(lines, new) - amounts.charged(lines, old)
+    exact = {name: longs(lines[name]) for name in ("quantity", "events")}
+    return with_longs(lines, **exact, amount_micros=new - old, charged_micros=charged)
+
+
+def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:
+    """Drafts as what they are: notes where there is an invoice, which they name, elsewhere late invoices."""
+    corrects = heads["corrects"]
+    signs = np.sign(longs(drafts["charged_micros"])) * 2 + np.sign(longs(drafts["amount_micros"]))
+    note = pc.if_else(pa.array(signs < 0), CREDIT_NOTE, DEBIT_NOTE)
+    columns = {
+        "kind": pc.if_else(pc.is_valid(corrects), note, INVOICE),
+        "corrects": corrects,
+        "period": pc.coalesce(heads["period"], drafts["period"]),
+        "period_start": pc.coalesce(heads["period_start"].cast(TIME), drafts["period_start"]),
+        "event_ids": heads["event_ids"],
+        "late": pc.is_null(corrects),
+    }
+    return pa.table({name: columns.get(name, drafts[name]) for name in DRAFT.names}).cast(DRAFT)

@@ -1,0 +1,108 @@
+"""The sweep: reads a batch's range of the journal back, and finds what its rows do not have.
+
+Those are the late events, which Spark's aggregation dropped, and the bad ones, which never got there. The rule for late
+ones is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends at or before the watermark in
+`offsets/N-1`, the batch before; batch 0 drops none. Rating is the same pure function that the aggregation's rows went
+through, and depends on the events up to the batch's end alone: so the two never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.book.book import Book
+from stateside.billing.model import CLOCK
+from stateside.billing.rating.rating import events_table, rate
+from stateside.billing.sealing.columns import Longs, groups, longs
+from stateside.billing.sealing.dead_letters import DEAD_LETTERS, dead_letters
+from stateside.billing.sealing.frontier import Frontier
+from stateside.billing.sealing.notes import LATE
+from stateside.checkpoint.log import Checkpoint, Plan
+from stateside.errors import CheckpointGap
+from stateside.journal import Journal
+from stateside.journal.segment import PARTITION
+
+PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: this bounds the memory, about 100 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What Spark planned for a batch: its range of the journal, its watermark and that of the batch before."""
+
+    start: int
+    stop: int
+    watermark_before_us: int
+    watermark_us: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, batch: int) -> Planned:
+        """The plan of a batch, which is written before the batch runs. CheckpointGap if the one before it is gone."""
+        before = _plan(checkpoint, batch - 1) if batch else None
+        plan = _plan(checkpoint, batch)
+        return cls(
+            start=before.position[PARTITION] if before else 0,
+            stop=plan.position[PARTITION],
+            watermark_before_us=before.watermark_us if before else 0,
+            watermark_us=plan.watermark_us,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The late events (`notes.LATE`) and the dead letters that were found, in the journal's order."""
+
+    late: pa.Table
+    bad: pa.Table
+
+
+def sweep(journal: Journal, book: Book, planned: Planned, frontier: Frontier) -> Swept:
+    """What a batch's rows do not have, and documents neither."""
+    closed_us = max(planned.watermark_before_us, frontier.closed_us)
+    late, bad = [LATE.empty_table()], [DEAD_LETTERS.schema.empty_table()]
+    for events in _pieces(journal, frontier.sweep_from(planned.start, planned.watermark_before_us), planned.stop):
+        rated = rate(events, book)
+        late.append(_late(rated, book, frontier, closed_us))
+        bad.append(dead_letters(events, rated))
+    return Swept(pa.concat_tables(late), pa.concat_tables(bad))
+
+
+def _pieces(journal: Journal, start: int, stop: int) -> Iterator[pa.Table]:
+    for first in range(start, stop, PIECE_EVENTS_MAX):
+        yield events_table(journal, first, min(first + PIECE_EVENTS_MAX, stop))
+
+
+def _late(rated: pa.Table, book: Book, frontier: Frontier, closed_us: int) -> pa.Table:
+    """The usage of closed periods that is not accounted for. A period ends after all of its events, so few qualify."""
+    usage = pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))
+    old = pa.array(longs(rated["time"]) < closed_us)
+    events = rated.filter(pc.and_(usage, old))
+    ends_us = _ends_us(events, book)
+    late = (ends_us <= closed_us) & ~frontier.covers(longs(events["offset"]), ends_us)
+    events = events.append_column("period_end", pa.array(ends_us).cast(LATE.field("period_end").type))
+    return events.filter(pa.array(late)).select(LATE.names).cast(LATE)
+
+
+def _ends_us(events: pa.Table, book: Book) -> Longs:
+    """The ends of the events' periods, by their plans' cycles."""
+    times_us = longs(events["time"])
+    ends_us = np.zeros(events.num_rows, np.int64)
+    for (plan,), rows in groups(events, "plan"):
+        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
+    return ends_us
+
+
+def _plan(checkpoint: Checkpoint, batch: int) -> Plan:
+    try:
+        return checkpoint.plan(batch)
+    except FileNotFoundError:
+        raise CheckpointGap(
+            f"The plan of batch {batch} is gone, which says what is late in the batch after it",
+            where=checkpoint.storage.path(f"offsets/{batch}"),
+            next_step="Restore the file from a copy: nothing of the batch was stored",
+        ) from None
