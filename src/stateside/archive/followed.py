@@ -1,8 +1,11 @@
 """A table as readers follow it: opened once, moved on as it grows, and only those files read that may have the rows.
 
 A table of the archive grows by files and never changes one. What a reader made of a file holds for as long as the file
-belongs to the table; so sums over all of it are kept file by file (see `billing.totals`), and a new version costs only
-what is new in it.
+belongs to the table; so sums over all of it are kept file by file (see `billing.answers.totals`), and a new version
+costs only what is new in it.
+
+To open a file costs more than a millisecond, and every batch leaves a small one, until they are put together. So small
+files are kept in memory once they were read, all together, and searched in one go.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from stateside.archive.table import BATCH_COLUMN
 from stateside.errors import ArchiveInvalid
 
+SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
+KEPT_BYTES_MAX = 64 << 20  # up to so much of them there
 _TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut, and tell nothing
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table: where it is, the columns that its folder names, and the least and greatest of the others."""
+    """One file of a table: where it is, its size, its folder's columns, the least and greatest of the others."""
 
     path: Path
+    bytes: int
     partition: Mapping[str, str]
     least: Mapping[str, Any]
     greatest: Mapping[str, Any]
@@ -63,6 +69,33 @@ class DataFile:
                 found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
         return found.select(list(columns))
 
+    def read_all(self) -> pa.Table:
+        """All of it, with the columns that its folder names."""
+        return self.read([*pq.read_schema(self.path).names, *self.partition])
+
+
+class _Kept:
+    """The small files of a version, in memory, as one table; the files that are not in it are to be read from disk."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Path, pa.Table] = {}
+        self.table: pa.Table | None = None
+
+    def has(self, file: DataFile) -> bool:
+        """Whether the table has this file's rows."""
+        return file.path in self._tables
+
+    def move_on(self, files: Sequence[DataFile]) -> None:
+        """Keep the small ones of these, as many as there is room for."""
+        tables: dict[Path, pa.Table] = {}
+        left = KEPT_BYTES_MAX
+        for file in files:
+            if file.bytes < SMALL_FILE_BYTES and left > 0:
+                known = self._tables.get(file.path)
+                tables[file.path] = file.read_all() if known is None else known
+                left -= tables[file.path].nbytes
+        self._tables, self.table = tables, pa.concat_tables(tables.values()) if tables else None
+
 
 class FollowedTable:
     """A table of an application's folder, read only. Before it was created it has no files.
@@ -77,6 +110,7 @@ class FollowedTable:
         self._id = ""
         self._version = -1
         self._files: tuple[DataFile, ...] = ()
+        self._kept = _Kept()
 
     def files(self) -> tuple[DataFile, ...]:
         """The files of the newest version, which are the same objects for as long as it is the newest."""
@@ -89,10 +123,16 @@ class FollowedTable:
     ) -> pa.Table | None:
         """These columns of the rows that have these values, sealed up to a batch; None if there is no such file."""
         wanted = dict(equal or {})
-        files = [file for file in self.files() if all(file.may_have(*pair) for pair in wanted.items())]
+        with self._lock:
+            self._move_on()
+            files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
+        files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
         if up_to_batch is not None:
             files = [file for file in files if not file.begins_after(up_to_batch)]
-        parts = [file.read(columns, _condition(file, wanted, up_to_batch)) for file in files]
+        parts = [file.read(columns, _condition(file.partition, wanted, up_to_batch)) for file in files]
+        if kept is not None:
+            condition = _condition({}, wanted, up_to_batch)
+            parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
         return pa.concat_tables(parts) if parts else None
 
     def _move_on(self) -> None:
@@ -103,9 +143,11 @@ class FollowedTable:
             self._open(expected)
         assert self._table is not None
         self._table.update_incremental()
-        if self._table.version() != self._version:
-            self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
-            self._version = self._table.version()
+        version = self._table.version()
+        if version != self._version:
+            files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
+            self._kept.move_on(files)  # first: it may fail, and is then done again
+            self._files, self._version = files, version
 
     def _open(self, expected: str) -> None:
         try:
@@ -131,6 +173,7 @@ def _actions(table: DeltaTable) -> Any:
 def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:
     return DataFile(
         path=folder / unquote(action["path"]),
+        bytes=action["size_bytes"],
         partition=_named(action, "partition."),
         least=_named(action, "min."),
         greatest=_named(action, "max."),
@@ -145,8 +188,8 @@ def _sure(bound: Any) -> bool:
     return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
 
 
-def _condition(file: DataFile, equal: Mapping[str, Any], up_to_batch: int | None) -> pc.Expression | None:
-    parts = [pc.field(name) == value for name, value in equal.items() if name not in file.partition]
+def _condition(partition: Mapping[str, str], equal: Mapping[str, Any], up_to_batch: int | None) -> pc.Expression | None:
+    parts = [pc.field(name) == value for name, value in equal.items() if name not in partition]
     if up_to_batch is not None:
         parts.append(pc.field(BATCH_COLUMN) <= up_to_batch)
     condition = None

@@ -1,0 +1,68 @@
+"""A table as readers follow it: the same rows, whether its files are kept in memory or read from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stateside.archive import ArchiveTable, TableSpec, followed
+from stateside.archive.followed import FollowedTable
+
+SPEC = TableSpec("notes", pa.schema([("month", pa.string()), ("who", pa.string()), ("n", pa.int64())]), ("month",))
+COLUMNS = ("month", "who", "n")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ArchiveTable:
+    table = ArchiveTable(tmp_path / "notes", SPEC, tmp_path / "mark.json")
+    table.create()
+    return table
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> FollowedTable:
+    return FollowedTable(tmp_path / "notes", tmp_path / "mark.json")
+
+
+@pytest.fixture(params=["kept in memory", "one of them kept", "read from disk"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = {"kept in memory": followed.KEPT_BYTES_MAX, "one of them kept": 1, "read from disk": 0}
+    monkeypatch.setattr(followed, "KEPT_BYTES_MAX", room[request.param])
+
+
+def store(table: ArchiveTable, batch: int) -> None:
+    rows = [("2026-01", "emma", batch), ("2026-02", "otto", 10 * batch)]
+    table.append(pa.table(list(zip(*rows, strict=True)), schema=SPEC.schema), "query", batch)
+
+
+def found(readers: FollowedTable, **options: object) -> list[tuple[str, str, int]]:
+    rows = readers.read(COLUMNS, **options)  # type: ignore[arg-type]
+    return [] if rows is None else sorted(tuple(row.values()) for row in rows.to_pylist())
+
+
+@pytest.mark.usefixtures("kept")
+def test_rows_are_found_by_value_and_batch_as_the_table_grows(table: ArchiveTable, readers: FollowedTable) -> None:
+    assert found(readers) == []
+    store(table, 1)
+    assert found(readers, equal={"who": "emma"}) == [("2026-01", "emma", 1)]
+    store(table, 2)
+    store(table, 3)
+    assert found(readers, equal={"who": "emma"}) == [("2026-01", "emma", n) for n in (1, 2, 3)]
+    assert found(readers, equal={"month": "2026-02"}, up_to_batch=2) == [("2026-02", "otto", n) for n in (10, 20)]
+    assert found(readers, equal={"who": "nobody"}) == []
+
+
+def test_a_file_that_was_away_for_a_moment_is_read_once_it_is_back(
+    table: ArchiveTable, readers: FollowedTable, tmp_path: Path
+) -> None:
+    store(table, 1)
+    assert len(found(readers)) == 2
+    store(table, 2)
+    newest = max((tmp_path / "notes").rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    newest.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        readers.read(COLUMNS)
+    (tmp_path / "away").rename(newest)
+    assert len(found(readers)) == 4
