@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from itertools import combinations, product
 
 from .queries import OPERATORS
-from .typed_events import TYPES, Type
+from .typed_events import TYPES, Type, in_avro
 
 PROVIDERS = ("HDFS-backed", "RocksDB")
 FORMATS = ("1", "2")
@@ -44,7 +44,7 @@ class Case:
 
     def columns(self) -> tuple[Type, ...]:
         """The types of its columns: those that Spark takes in this encoding."""
-        return tuple(type_ for type_ in TYPES[self.types] if type_.in_avro or self.encoding != "avro")
+        return in_avro(TYPES[self.types]) if self.encoding == "avro" else TYPES[self.types]
 
     def conf(self) -> dict[str, str]:
         """The settings of its query."""

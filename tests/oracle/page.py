@@ -96,6 +96,8 @@ def _types() -> str:
 def _places(type_: Type) -> list[str]:
     in_key = "✓" if type_.key else "refused: nobody can ask by it"
     in_avro = "✓" if type_.in_avro else "Spark fails"
+    if type_.draw_avro:
+        in_avro += ", but Spark fails with nulls inside"
     return [in_key, "✓", *(["✓", in_avro] if type_.in_python else ["–", "–"])]
 
 

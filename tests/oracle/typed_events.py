@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from pathlib import Path
@@ -33,7 +33,8 @@ class Type:
     """A type: Spark's and Arrow's name for it, what draws a value, and what can be done with it.
 
     `made_by` makes the value, in SQL, of a column that Parquet does have. An `ordered` one has a largest value, a
-    `summed` one a sum; `in_python`, `in_pandas_key` and `in_avro` say where Spark 4.2 takes it.
+    `summed` one a sum; `in_python`, `in_pandas_key` and `in_avro` say where Spark 4.2 takes it. With `draw_avro` it
+    does not take all values there: it writes lists in Avro as if nothing in them could be null, and fails.
     """
 
     sql: str
@@ -45,6 +46,7 @@ class Type:
     in_python: bool = True
     in_avro: bool = True
     in_pandas_key: bool = True
+    draw_avro: Draw | None = None
     made_by: str = "{}"
 
 
@@ -133,7 +135,7 @@ _TEXTS_AND_TIMES = (
 )
 _NESTED = (
     Type("struct<a:int,b:string>", _STRUCT, _struct, in_pandas_key=False),
-    Type("array<string>", pa.list_(pa.string()), _many(_maybe(_text)), key=False),
+    Type("array<string>", pa.list_(pa.string()), _many(_maybe(_text)), key=False, draw_avro=_many(_text)),
     Type("array<tinyint>", pa.list_(pa.int8()), _many(_whole(8)), key=False, in_avro=False),
     Type("map<string,bigint>", pa.map_(pa.string(), pa.int64()), _entries(_whole(64)), key=False, ordered=False),
     Type("array<struct<a:int,b:string>>", pa.list_(_STRUCT), _many(_struct), key=False),
@@ -146,6 +148,13 @@ _NESTED = (
     ),
     Type("int", pa.int32(), _whole(32)),
 )
+
+
+def in_avro(types: Iterable[Type]) -> tuple[Type, ...]:
+    """Those of the types, with those of their values, that Spark 4.2 can write in Avro."""
+    return tuple(replace(type_, draw=type_.draw_avro or type_.draw) for type_ in types if type_.in_avro)
+
+
 TYPES = {"numbers": _NUMBERS, "texts and times": _TEXTS_AND_TIMES, "nested": _NESTED}
 
 
