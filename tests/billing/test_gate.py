@@ -164,7 +164,7 @@ def test_rollbacks_and_new_queries_with_any_batches_count_every_event_once(
     kept: int,
     back: list[int],
 ) -> None:
-    """Bills and totals. It fails if the gate lets invoices through by their position, or notes by the watermark."""
+    """Bills and totals."""
     layout = Layout(tmp_path_factory.mktemp("gate"))
     append(layout, months(seed, days=45))
     usage = expected(layout)
