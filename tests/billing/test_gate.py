@@ -143,6 +143,7 @@ def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool)
 
 @pytest.mark.parametrize("first", [[7], [40, 3], [1_000]], ids=["small", "mixed", "all at once"])
 def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp_path: Path, first: list[int]) -> None:
+    """It fails if invoices count by their position too, or notes by the watermark alone: both were tried."""
     layout = Layout(tmp_path)
     append(layout, months(7, days=70))
     usage = expected(layout)
