@@ -58,10 +58,12 @@ class Written:
             schema = _schema_file(list(operator.key), list(operator.value))
             self.put(f"state/{number}/0/_metadata/schema", schema)
 
-    def batch(self, *changes: Sequence[tuple[Values, Values | None]], source: str | None = None) -> None:
+    def batch(
+        self, *changes: Sequence[tuple[Values, Values | None]], source: str | None = None, watermark_us: int = 0
+    ) -> None:
         """One more batch: for each operator the keys that changed, with their new values; None where they left."""
         batch = self.batches
-        plan = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000, "conf": self.conf}
+        plan = {"batchWatermarkMs": watermark_us // 1_000, "batchTimestampMs": 1_000, "conf": self.conf}
         self.put(f"offsets/{batch}", f"v1\n{json.dumps(plan)}\n{source or json.dumps({'logOffset': batch})}")
         for number, operator in enumerate(self.operators):
             given = changes[number] if number < len(changes) else ()

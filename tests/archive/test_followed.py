@@ -43,14 +43,14 @@ def found(readers: FollowedTable, **options: object) -> list[tuple[str, str, int
 
 
 @pytest.mark.usefixtures("kept")
-def test_rows_are_found_by_value_and_batch_as_the_table_grows(table: ArchiveTable, readers: FollowedTable) -> None:
+def test_rows_are_found_by_value_and_limit_as_the_table_grows(table: ArchiveTable, readers: FollowedTable) -> None:
     assert found(readers) == []
     store(table, 1)
     assert found(readers, equal={"who": "emma"}) == [("2026-01", "emma", 1)]
     store(table, 2)
     store(table, 3)
     assert found(readers, equal={"who": "emma"}) == [("2026-01", "emma", n) for n in (1, 2, 3)]
-    assert found(readers, equal={"month": "2026-02"}, up_to_batch=2) == [("2026-02", "otto", n) for n in (10, 20)]
+    assert found(readers, equal={"month": "2026-02"}, below={"n": 30}) == [("2026-02", "otto", n) for n in (10, 20)]
     assert found(readers, equal={"who": "nobody"}) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 from stateside.billing.answers import explain
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
 from stateside.billing.answers.explain import Behind, Explainer
+from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Issued
 from stateside.billing.answers.letters import DeadLetters, letters_to_replay
 from stateside.billing.answers.published import PublishedPlans
@@ -71,11 +72,11 @@ class Folder:
 
     def bill(self, customer: str = "emma") -> dict[str, Any]:
         stamp, rows = self.asked(customer)
-        return bill(customer, rows, Issued.of(self.layout).of_customer(customer, stamp.batch), self.plans)
+        return bill(customer, rows, Issued.of(self.layout).of_customer(customer, Gate.of(stamp)), self.plans)
 
     def period(self, customer: str = "emma") -> tuple[BillPeriod, Stamp]:
         stamp, rows = self.asked(customer)
-        documents = Issued.of(self.layout).of_customer(customer, stamp.batch)
+        documents = Issued.of(self.layout).of_customer(customer, Gate.of(stamp))
         return bill_periods(rows, documents, self.plans)[0], stamp
 
     def explained(self, customer: str = "emma") -> list[Behind]:
@@ -277,7 +278,7 @@ class TestDeadLetters:
 
     def test_they_are_counted_by_reason_listed_and_shown(self, letters: DeadLetters) -> None:
         assert letters.counts() == {"future-dated": 1, "unknown-customer": 2}
-        assert letters.counts(up_to_batch=-1) == {}
+        assert letters.counts(before=0) == {}
         assert [letter.offset for letter in letters.page(limit=10)] == [5, 7, 8]
         assert [letter.offset for letter in letters.page(limit=1, after=5)] == [7]
         assert [letter.id for letter in letters.page(limit=10, reason="future-dated")] == ["f-1"]

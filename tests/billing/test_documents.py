@@ -32,7 +32,7 @@ def test_closed_rows_become_an_invoice_for_each_customer_period_and_currency() -
         ("emma", JAN, "call", "basic@1", 1_007, 4),
         ("emma", JAN, "credit", "basic@1", 2_000_000, 1),
     ]
-    found = numbered(invoices(closed(rows), PLANS), "I", 41)
+    found = numbered(invoices(closed(rows), PLANS, 7), "I", 41)
     assert found.schema.equals(DOCUMENTS.schema)
     heads = ["number", "sequence", "customer", "period", "currency", "amount_micros", "charged_micros", "events"]
     assert [tuple(row.values()) for row in found.select(heads).to_pylist()] == [
@@ -54,14 +54,14 @@ def test_closed_rows_become_an_invoice_for_each_customer_period_and_currency() -
 
 def test_two_periods_that_end_at_one_moment_make_one_invoice_with_the_longer_one_s_name() -> None:
     rows: list[Row] = [("emma", JAN, "call", "daily@1", 1, 1), ("emma", JAN, "message", "basic@1", 1, 1)]
-    (found,) = invoices(closed(rows), PLANS).to_pylist()
+    (found,) = invoices(closed(rows), PLANS, 7).to_pylist()
     assert (found["period"], len(found["lines"])) == ("2026-01", 2)
-    (found,) = invoices(closed(rows[:1]), PLANS).to_pylist()
+    (found,) = invoices(closed(rows[:1]), PLANS, 7).to_pylist()
     assert found["period"] == "2026-01-31"
 
 
 def test_no_rows_are_no_invoices() -> None:
-    assert invoices(closed([]), PLANS).equals(DRAFT.empty_table())
+    assert invoices(closed([]), PLANS, 7).equals(DRAFT.empty_table())
     assert numbered(DRAFT.empty_table(), "I", 7).equals(DOCUMENTS.schema.empty_table())
 
 
@@ -84,8 +84,8 @@ def test_invoices_have_every_row_once_and_are_the_same_whatever_the_rows_order(
     cells: dict[tuple[str, int, str, str], tuple[int, int]],
 ) -> None:
     rows = [(*key, *value) for key, value in cells.items()]
-    found = invoices(closed(rows), PLANS)
-    assert invoices(closed(rows[::-1]), PLANS).equals(found)
+    found = invoices(closed(rows), PLANS, 7)
+    assert invoices(closed(rows[::-1]), PLANS, 7).equals(found)
     lines = []
     for document in found.to_pylist():
         for line in document["lines"]:
@@ -121,7 +121,7 @@ def test_sums_beyond_64_bits_are_errors() -> None:
     prices = {"message": Steps((Step(0, 10**10, 1),)), "credit": CREDIT}
     dear = amounts(version(prices=prices), version(number=2, prices=prices))
     with pytest.raises(ValueOverflow):
-        invoices(closed([("emma", JAN, "message", "basic@1", 10**9, 1)]), dear)
+        invoices(closed([("emma", JAN, "message", "basic@1", 10**9, 1)]), dear, 7)
     lines: list[Row] = [("emma", JAN, "message", plan, 6 * 10**8, 1) for plan in ("basic@1", "basic@2")]
     with pytest.raises(MoneyOverflow):
-        invoices(closed(lines), dear)
+        invoices(closed(lines), dear, 7)

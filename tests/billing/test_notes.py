@@ -46,7 +46,7 @@ def only(table: pa.Table) -> dict[str, Any]:
     return row
 
 
-EMMAS = numbered(invoices(closed([("emma", JAN, "call", "basic@1", 98, 3)]), PLANS), "I", 0)
+EMMAS = numbered(invoices(closed([("emma", JAN, "call", "basic@1", 98, 3)]), PLANS, 0), "I", 0)
 
 
 def test_a_late_event_makes_a_debit_note_with_the_difference_of_the_rounded_amounts() -> None:
@@ -127,7 +127,7 @@ def test_invoice_and_notes_add_up_to_the_amounts_of_all_quantities_rounded_once(
 ) -> None:
     plans = amounts(version(rounding=rounding), version("gold", 2, currency=currency, rounding=rounding))
     rows: list[Row] = [(*line, plan, quantity, 1) for (line, plan), quantity in sealed.items()]
-    documents = numbered(invoices(closed(rows), plans), "I", 0)
+    documents = numbered(invoices(closed(rows), plans, 0), "I", 0)
     totals = Counter({(*line, plan): quantity for (line, plan), quantity in sealed.items()})
     events = Counter({(*line, plan): 1 for line, plan in sealed})
     seen: set[tuple[str, int, int]] = set()

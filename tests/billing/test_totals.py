@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateside.archive.followed import FollowedTable
+from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Issued, followed
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
@@ -30,6 +31,7 @@ BERLIN = Cycle("month", "Europe/Berlin")
 JANUARY, FEBRUARY, MARCH = (
     BERLIN.containing(us).end_us for us in (1_768_000_000_000_000, 1_770_500_000_000_000, 1_773_000_000_000_000)
 )
+OPEN = Gate(10**9, 10**18)  # which lets everything through
 PERIODS = {"2026-01": JANUARY, "2026-02": FEBRUARY, "2026-03": MARCH}
 
 
@@ -42,7 +44,10 @@ def totals(bills: WrittenBills, reader: ViewReader, sums: ArchiveSums, label: st
     plans = PublishedPlans(lambda: bills.plans, "test")
     ends = Ends.of(label, {name: each.cycle for name, each in bills.plans.items()})
     live = asyncio.run(reader.rollup(ROLLUP, [], Floor(wait_ms=0)))
-    return {"batch": live.stamp.batch, **period_totals(ends, live.rows, sums.of(ends.ends_us, live.stamp.batch), plans)}
+    return {
+        "batch": live.stamp.batch,
+        **period_totals(ends, live.rows, sums.of(ends.ends_us, Gate.of(live.stamp)), plans),
+    }
 
 
 def test_a_period_s_totals_are_by_type_and_never_over_currencies(bills: WrittenBills, layout: Layout) -> None:
@@ -76,7 +81,7 @@ def test_a_watcher_sees_the_right_total_in_every_answer_while_three_periods_seal
 ) -> None:
     """Documents are stored before the batch is committed, as the real sink does it, with a pause between the two.
 
-    Without the gate `sealed_batch <= batch` (in `ArchiveSums.of`) an answer in that pause counts a period twice: the
+    Without the gate, which is the stamp's watermark, an answer in that pause counts a period twice: the
     test then fails, see the next one.
     """
     customers = [f"c{number}" for number in range(40)]
@@ -101,7 +106,7 @@ def test_without_the_gate_the_watcher_sees_a_period_twice(
 ) -> None:
     """Shows that the test above can fail."""
     gated = ArchiveSums.of
-    monkeypatch.setattr(ArchiveSums, "of", lambda self, ends_us, batch: gated(self, ends_us, 10**9))
+    monkeypatch.setattr(ArchiveSums, "of", lambda self, ends_us, gate: gated(self, ends_us, OPEN))
     bills.commit({("emma", end, "call", "basic@1"): (120, 3) for end in PERIODS.values()})
     step(layout)
     wrong, _, _ = watch(bills, layout, 90_000)
@@ -179,7 +184,7 @@ def test_a_file_is_added_up_once_and_an_answer_then_takes_milliseconds(
     bills.commit(bills.seal(JANUARY))
 
     def ask() -> int:
-        return sum(one.sums.amount_micros for one in sums.of([JANUARY], 99))
+        return sum(one.sums.amount_micros for one in sums.of([JANUARY], OPEN))
 
     assert [ask(), ask()] == [50 * 90_000] * 2
     assert len(reads) == 1
@@ -197,13 +202,13 @@ def test_sums_beyond_64_bits_are_exact(bills: WrittenBills, layout: Layout) -> N
     bills.commit({(f"c{n}", JANUARY, "credit", "basic@1"): (largest, 1) for n in range(5)})
     bills.commit(bills.seal(JANUARY))
     total = Sums()
-    for entry in ArchiveSums(followed(layout)).of([JANUARY], 99):
+    for entry in ArchiveSums(followed(layout)).of([JANUARY], OPEN):
         total = total.plus(entry.sums)
     assert total == Sums(5 * largest, 5, -5 * largest, -5 * largest)
 
 
 def test_before_there_is_a_table_there_are_no_documents(tmp_path: Path) -> None:
-    assert ArchiveSums(FollowedTable(tmp_path / "none", tmp_path / "mark.json")).of([JANUARY], 1) == []
+    assert ArchiveSums(FollowedTable(tmp_path / "none", tmp_path / "mark.json")).of([JANUARY], OPEN) == []
 
 
 CYCLES = {

@@ -86,6 +86,7 @@ class WrittenBills:
     seen: set[tuple[str, int]] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     position: int = 0
+    watermark_us: int = 0  # of the next batch
 
     @classmethod
     def begin(cls, layout: Layout, *plans: PlanVersion, deduplicates: bool = True) -> WrittenBills:
@@ -125,8 +126,9 @@ class WrittenBills:
     def seal(self, *ends_us: int) -> dict[Key, None]:
         """The first half of a batch that closes these periods: its invoices are stored, and it is not committed."""
         closed = {key: row for key, row in self.rows.items() if key[1] in ends_us}
+        self.watermark_us = max([self.watermark_us, *ends_us])
         if closed:
-            self.issue(invoices(rows_table(closed), Amounts(self.plans)))
+            self.issue(invoices(rows_table(closed), Amounts(self.plans), self.position))
         return dict.fromkeys(closed)
 
     def play(self, close: tuple[int, ...] = ()) -> None:
@@ -139,6 +141,7 @@ class WrittenBills:
         book = BookKeeper(journal, None).at(stop)
         self.publish(*book.plans.values())
         events = events_table(journal, self.position, stop)
+        self.position = stop
         rated = rate(events, book)
         changes, late = self._fold(rated, book.plans)
         if late.num_rows:
@@ -150,7 +153,7 @@ class WrittenBills:
         bad = dead_letters(events, rated)
         dead_letters_table(self.layout).append(bad, f"{self.spark.query}/letters", self.batch_number)
         self.commit({**changes, **gone}, stop)
-        self.position, self.closed = stop, {*self.closed, *close}
+        self.closed = {*self.closed, *close}
 
     def _fold(self, rated: pa.Table, plans: Mapping[str, PlanVersion]) -> tuple[dict[Key, Row], pa.Table]:
         changes: dict[Key, Row] = {}
@@ -180,7 +183,9 @@ class WrittenBills:
                 self.rows[key] = row
         source = None if position is None else json.dumps({"journal": "6f7e", "0": position})
         self.spark.batch(
-            [(list(key), None if row is None else list(row)) for key, row in changes.items()], source=source
+            [(list(key), None if row is None else list(row)) for key, row in changes.items()],
+            source=source,
+            watermark_us=self.watermark_us,
         )
 
 

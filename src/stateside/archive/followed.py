@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from stateside.archive.table import BATCH_COLUMN
 from stateside.errors import ArchiveInvalid
 
 SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
@@ -56,9 +55,10 @@ class DataFile:
         greatest = self.greatest.get(column)
         return _sure(greatest) and bool(greatest < value)
 
-    def begins_after(self, batch: int) -> bool:
-        """Whether all its rows were sealed later than this batch."""
-        return self._above(BATCH_COLUMN, batch)
+    def may_have_below(self, column: str, value: Any) -> bool:
+        """Whether a row with a smaller value than this can be in it."""
+        least = self.least.get(column)
+        return not (_sure(least) and bool(least >= value))
 
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
         """These columns of its rows that meet a condition, which names columns of the file only."""
@@ -119,19 +119,21 @@ class FollowedTable:
             return self._files
 
     def read(
-        self, columns: Sequence[str], *, up_to_batch: int | None = None, equal: Mapping[str, Any] | None = None
+        self, columns: Sequence[str], *, equal: Mapping[str, Any] | None = None, below: Mapping[str, Any] | None = None
     ) -> pa.Table | None:
-        """These columns of the rows that have these values, sealed up to a batch; None if there is no such file."""
-        wanted = dict(equal or {})
+        """These columns of the rows that have these values, and others below those; None if there is no such file.
+
+        `below` names columns of the files, not of their folders.
+        """
+        wanted, limits = dict(equal or {}), dict(below or {})
         with self._lock:
             self._move_on()
             files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
         files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
-        if up_to_batch is not None:
-            files = [file for file in files if not file.begins_after(up_to_batch)]
-        parts = [file.read(columns, _condition(file.partition, wanted, up_to_batch)) for file in files]
+        files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
+        parts = [file.read(columns, _condition(file.partition, wanted, limits)) for file in files]
         if kept is not None:
-            condition = _condition({}, wanted, up_to_batch)
+            condition = _condition({}, wanted, limits)
             parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
         return pa.concat_tables(parts) if parts else None
 
@@ -188,10 +190,11 @@ def _sure(bound: Any) -> bool:
     return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
 
 
-def _condition(partition: Mapping[str, str], equal: Mapping[str, Any], up_to_batch: int | None) -> pc.Expression | None:
+def _condition(
+    partition: Mapping[str, str], equal: Mapping[str, Any], below: Mapping[str, Any]
+) -> pc.Expression | None:
     parts = [pc.field(name) == value for name, value in equal.items() if name not in partition]
-    if up_to_batch is not None:
-        parts.append(pc.field(BATCH_COLUMN) <= up_to_batch)
+    parts += [pc.field(name) < limit for name, limit in below.items()]
     condition = None
     for part in parts:
         condition = part if condition is None else condition & part

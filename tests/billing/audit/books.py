@@ -1,7 +1,7 @@
 """Small books with everything in them, every number worked out by hand, and how an audit of them is made.
 
-January of the plan `basic` (Berlin) is sealed: invoices in batch 3, a note and a late invoice in batch 4. The snapshot
-is of batch 5; what batch 6 has sealed already is there, and is not looked at.
+January of the plan `basic` (Berlin) is sealed: invoices by the batch that ends at 23, a note and a late invoice by the
+next one, which ends at 25, the journal's end. What a later batch has sealed already is there, and is not looked at.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def us(text: str) -> int:
 PUBLISHED = us("2025-12-01T00:00")
 JANUARY = ("2026-01", "2025-12-31T23:00:00Z", "2026-01-31T23:00:00Z")
 FEBRUARY_END = "2026-02-28T23:00:00Z"
+FEBRUARY = {"period": "2026-02", "period_end": datetime.fromisoformat(FEBRUARY_END)}
 TOKYO_END = "2026-02-14T15:00:00Z"  # the month from the 15th of January on
 WATERMARK = us("2026-02-01T00:00")
 CREDIT = [[0, -1, 1]]
@@ -95,7 +96,7 @@ def line(type: str, quantity: int, events: int, amount: int, charged: int, plan:
     return {"type": type, "plan": plan, **numbers}
 
 
-def document(number: str, customer: str, batch: int, *lines: dict[str, Any], **more: Any) -> dict[str, Any]:
+def document(number: str, customer: str, position: int, *lines: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A document for January, with the totals of its lines."""
     label, start, end = JANUARY
     return {
@@ -112,7 +113,7 @@ def document(number: str, customer: str, batch: int, *lines: dict[str, Any], **m
         "corrects": None,
         "event_ids": [],
         "late": False,
-        "sealed_batch": batch,
+        "sealed_position": position,
     } | more
 
 
@@ -121,8 +122,8 @@ def open_row(customer: str, end: str, type: str, plan: str, quantity: int, event
     return {"customer": customer, "period_end": end, "type": type, "plan": plan, **numbers}
 
 
-def letter(offset: int, id: str, reason: str, batch: int = 2) -> dict[str, Any]:
-    return {"offset": offset, "id": id, "entity": "", "type": "", "reason": reason, "sealed_batch": batch}
+def letter(offset: int, id: str, reason: str) -> dict[str, Any]:
+    return {"offset": offset, "id": id, "entity": "", "type": "", "reason": reason}
 
 
 @dataclass
@@ -176,15 +177,15 @@ def right_books(folder: Path) -> Books:
     correction = line("call", 61, 1, 91_500, 90_000)
     named = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-1"]}
     books.documents = [
-        document("I-000000001", "emma", 3, *emma),
-        document("I-000000002", "ben", 3, *ben),
-        document("I-000000003", "carl", 4, line("message", 1, 1, 100_000, 100_000), late=True, event_ids=["late-2"]),
-        document("N-000000001", "emma", 4, correction, **named),
-        document("I-000000004", "nobody", 6, line("message", 9, 1, 900_000, 900_000)),
+        document("I-000000001", "emma", 23, *emma),
+        document("I-000000002", "ben", 23, *ben),
+        document("I-000000003", "carl", 25, line("message", 1, 1, 100_000, 100_000), late=True, event_ids=["late-2"]),
+        document("N-000000001", "emma", 24, correction, **named),
+        document("I-000000004", "nobody", 99, line("message", 9, 1, 900_000, 900_000), **FEBRUARY),
     ]
     reasons = ["unknown-customer", "negative-quantity", "future-dated", "malformed", "not-in-plan"]
     books.letters = [letter(12 + number, f"bad-{number}", reason) for number, reason in enumerate(reasons)]
-    books.letters.append(letter(99, "of a later batch", "malformed", batch=6))
+    books.letters.append(letter(99, "of a later batch", "malformed"))
     books.rows = [
         open_row("ben", FEBRUARY_END, "message", "basic@1", 2, 1, 200_000),
         open_row("emma", FEBRUARY_END, "call", "basic@1", 30, 1, 0),

@@ -191,12 +191,13 @@ def _a_missing_invoice(books: Books) -> Broken:
         "(it is nowhere).",
         "counts": "1 too few",
         "none-missing": "carl, 2026-01: the period is closed, but there is no invoice in EUR.",
+        "numbers": "Before I-000000004 there is a gap: I-000000003 is missing.",
     }
 
 
 def _a_gap_in_the_numbers(books: Books) -> Broken:
-    books.invoice("I-000000003").update(number="I-000000006", sequence=6)
-    return {"numbers": "Before I-000000006 there is a gap: I-000000003 to I-000000005 is missing."}
+    books.invoice("I-000000004").update(number="I-000000007", sequence=7)
+    return {"numbers": "Before I-000000007 there is a gap: I-000000004 to I-000000006 is missing."}
 
 
 def _a_series_that_begins_at_two(books: Books) -> Broken:
@@ -231,15 +232,18 @@ def _an_invoice_in_two_parts(books: Books) -> Broken:
     message = invoice["lines"].pop()
     invoice |= {"amount_micros": 1_800_000, "charged_micros": 1_800_000, "events": 1}
     books.documents.remove(books.invoice("I-000000004"))
-    books.documents.append(document("I-000000004", "emma", 5, message))
+    books.documents.append(document("I-000000004", "emma", 25, message))
     return {"once": "emma, 2026-01: there are 2 documents (invoice, EUR) where one belongs: I-000000001, I-000000004."}
 
 
-def _two_notes_of_one_batch(books: Books) -> Broken:
+def _two_notes_of_the_same_events(books: Books) -> Broken:
     books.pen.append("2026-02-05T00:00", used("late-3", "emma", "message", "2026-01-05T00:00", 1))
     named = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-3"]}
-    books.documents.append(document("N-000000002", "emma", 4, line("message", 1, 1, 100_000, 100_000), **named))
-    return {"once": "emma, 2026-01: there are 2 documents (debit-note, EUR) of batch 4 where one belongs: N-000000001"}
+    books.documents.append(document("N-000000002", "emma", 24, line("message", 1, 1, 100_000, 100_000), **named))
+    return {
+        "once": "emma, 2026-01: there are 2 documents (debit-note, EUR) of events up to offset 24 where "
+        "one belongs: N-000000001"
+    }
 
 
 def _a_row_of_a_closed_period(books: Books) -> Broken:
@@ -255,9 +259,10 @@ def _a_row_of_a_closed_period(books: Books) -> Broken:
 
 
 def _a_document_before_its_time(books: Books) -> Broken:
-    books.watermark_us = us("2026-01-31T22:00")
+    books.invoice("I-000000004")["sealed_position"] = 25
     return {
-        "not-early": "I-000000001 of emma for 2026-01: its period ends at 2026-01-31T23:00:00Z, which the watermark"
+        "not-early": "I-000000004 of nobody for 2026-02: its period ends at 2026-02-28T23:00:00Z, but no event allows "
+        "more than 2026-02-01T00:00:00Z."
     }
 
 
@@ -319,9 +324,9 @@ def _a_note_of_another_customer_s_invoice(books: Books) -> Broken:
     return {"notes": "corrects I-000000002, which is of another customer, period or currency."}
 
 
-def _a_note_of_its_invoice_s_batch(books: Books) -> Broken:
-    books.invoice("N-000000001")["sealed_batch"] = 3
-    return {"notes": "corrects I-000000001, which was sealed in the same batch."}
+def _a_note_of_what_its_invoice_has(books: Books) -> Broken:
+    books.invoice("N-000000001")["sealed_position"] = 23
+    return {"notes": "corrects I-000000001, which says that it has the events up to there itself."}
 
 
 def _a_note_of_the_other_kind(books: Books) -> Broken:
@@ -371,7 +376,7 @@ def _a_duplicate_beyond_the_horizon(books: Books) -> Broken:
     books.pen.append("2026-02-05T00:00", used("b-1", "ben", "package", "2026-01-19T00:00", 1, name="weekend"))
     named = {"kind": "debit-note", "corrects": "I-000000002", "event_ids": ["b-1"]}
     again = line("package:weekend", 1, 1, 4_990_000, 4_990_000)
-    books.documents.append(document("N-000000002", "ben", 5, again, **named))
+    books.documents.append(document("N-000000002", "ben", 26, again, **named))
     return {
         "conservation": "ben, 2026-01, package:weekend on basic@1: the journal says 1 in 1 event, 4.99 EUR; found 2 "
         "in 2 events, 9.98 EUR: 1 of quantity too many, 1 event too many, 4.99 EUR too much (in I-000000002, "

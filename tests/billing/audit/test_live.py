@@ -96,7 +96,8 @@ def answering(books: Books, offset: int, batch: int, **changes: Any) -> Any:
     def ask(customer: str, floor: Position) -> dict[str, Any]:
         assert floor == Position.of({"0": 25})
         rows = [{**row, **changes} for row in books.rows if row["customer"] == customer]
-        return {"stamp": {"position": f"0:{offset}", "batch": batch}, "rows": rows}
+        stamp = {"position": f"0:{offset}", "batch": batch, "watermark": "2026-02-01T00:00:00Z"}
+        return {"stamp": stamp, "rows": rows}
 
     return ask
 
@@ -113,7 +114,7 @@ def test_an_answer_may_be_further_than_the_audited_batch(books: Books) -> None:
     late = used("late-3", "carl", "message", "2026-01-31T00:00", 1)
     books.pen.append("2026-02-05T00:00", used("m-1", "ben", "message", "2026-02-03T00:00", 1), late)
     note = {"kind": "debit-note", "corrects": "I-000000003", "event_ids": ["late-3"]}
-    books.documents.append(document("N-000000002", "carl", 6, line("message", 1, 1, 100_000, 100_000), **note))
+    books.documents.append(document("N-000000002", "carl", 27, line("message", 1, 1, 100_000, 100_000), **note))
     ahead = Books(books.layout, rows=[dict(row) for row in books.rows])
     ahead.rows[0] |= {"quantity": 3, "events": 2, "amount_micros": 300_000}
     found = books.audit(ask=answering(ahead, 27, 6))

@@ -25,6 +25,7 @@ from typing import Any, Final
 from stateside.billing.answers import explain, pdf
 from stateside.billing.answers.bills import APPLICATION, VIEW, BillPeriod, bill, bill_periods
 from stateside.billing.answers.explain import Explainer
+from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Document, Issued, followed
 from stateside.billing.answers.letters import DeadLetters
 from stateside.billing.answers.periods import Ends
@@ -101,7 +102,7 @@ class Api:
         """One document, as JSON or as a PDF."""
         number = request.parts[0].removesuffix(".pdf")
         stamp = await self._stamp(request)
-        document = await asyncio.to_thread(self._issued.by_number, number, stamp.batch)
+        document = await asyncio.to_thread(self._issued.by_number, number, Gate.of(stamp))
         request.holder.require_customer(document.customer if document else None)
         if document is None:
             raise DocumentUnknown(
@@ -119,17 +120,17 @@ class Api:
         reader = await self._reader(request)
         ends = Ends.of(label, {name: plan.cycle for name, plan in self._plans.all().items()})
         live = await reader.rollup(ROLLUP, [], floor)
-        sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, live.stamp.batch)
+        sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, Gate.of(live.stamp))
         return _stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
 
     async def dead_letters(self, request: Request) -> Response:
         """How many there are, by reason, and a page of them."""
         stamp = await self._stamp(request, {"reason", "limit", "after"})
         after, limit = _page(request)
-        reason = request.parameters.get("reason")
-        counts = await asyncio.to_thread(self._letters.counts, stamp.batch)
+        reason, before = request.parameters.get("reason"), Gate.of(stamp).position
+        counts = await asyncio.to_thread(self._letters.counts, before)
         letters = await asyncio.to_thread(
-            lambda: self._letters.page(after=after, limit=limit + 1, reason=reason, up_to_batch=stamp.batch)
+            lambda: self._letters.page(after=after, limit=limit + 1, reason=reason, before=before)
         )
         shown = [letter.as_dict() for letter in letters[:limit]]
         more = shown[-1]["offset"] if len(letters) > limit else None
@@ -141,7 +142,7 @@ class Api:
         (text,) = request.parts
         stamp = await self._stamp(request)
         offset = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
-        letter = await asyncio.to_thread(self._letters.get, offset, stamp.batch)
+        letter = await asyncio.to_thread(self._letters.get, offset, Gate.of(stamp).position)
         if letter is None:
             raise DocumentUnknown(f"There is no dead letter at offset {text[:80]!r}")
         return _stamped(stamp, {"dead_letter": letter.as_dict()})
@@ -149,14 +150,14 @@ class Api:
     async def _of_customer(
         self, request: Request, customer: str, others: set[str] | frozenset[str] = frozenset()
     ) -> tuple[Answer, list[Document]]:
-        """The customer's live rows, and the documents of the same batch: read after the rows, see `totals`."""
+        """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""
         floor = request.floor(others)
         reader = await self._reader(request)
         answer = await reader.rows([customer], floor)
-        return answer, await asyncio.to_thread(self._issued.of_customer, customer, answer.stamp.batch)
+        return answer, await asyncio.to_thread(self._issued.of_customer, customer, Gate.of(answer.stamp))
 
     async def _stamp(self, request: Request, others: set[str] | frozenset[str] = frozenset()) -> Stamp:
-        """The stamp of an answer that is made of documents alone: they are those of the replica's batch."""
+        """The stamp of an answer that is made of documents alone: its gate says which of them count."""
         floor = request.floor(others)
         reader = await self._reader(request)
         return await reader.stamp(floor)

@@ -102,7 +102,8 @@ class Explainer:
 
         StateError, with the first difference, if they do not add up to it.
         """
-        stop = _stop(position)
+        # An invoice may count ahead of the position, with all of its events (see `gate`).
+        stop = max([_stop(position), *(document.sealed_position for document in period.documents)])
         with self._lock:
             events = self._events(customer, stop)
             book = self._keeper.at(stop)

@@ -1,12 +1,12 @@
 """Issued documents: invoices and notes as they stand in the archive, read by customer, by number, or in their order.
 
-A document is written once and never changed. A reader that stands at batch N counts those with `sealed_batch <= N`:
-the sink stores documents before Spark commits the batch, and only with the commit do the live rows go.
+A document is written once and never changed. An answer has those that its gate lets through (see `gate`): the sink
+stores documents before Spark commits the batch, and only with the commit do the live rows go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive.followed import DataFile, FollowedTable
+from stateside.billing.answers.gate import ON_TIME, Gate
 from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
 
@@ -39,7 +40,7 @@ _COLUMNS: Final = (
     "corrects",
     "event_ids",
     "late",
-    "sealed_batch",
+    "sealed_position",
 )
 _SLICE_ROWS: Final = 1_000
 
@@ -75,12 +76,17 @@ class Document:
     corrects: str | None
     event_ids: tuple[str, ...]
     late: bool
-    sealed_batch: int
+    sealed_position: int
 
     @property
     def is_invoice(self) -> bool:
         """Whether it is an invoice, and not a note."""
         return self.kind == INVOICE
+
+    @property
+    def counts_from(self) -> int:
+        """The position from which on it counts, see `gate`."""
+        return ON_TIME if self.is_invoice and not self.late else self.sealed_position
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in an answer, and as it is delivered."""
@@ -99,7 +105,7 @@ class Document:
             "corrects": self.corrects,
             "event_ids": list(self.event_ids),
             "late": self.late,
-            "sealed_batch": self.sealed_batch,
+            "sealed_position": self.sealed_position,
         }
 
 
@@ -114,14 +120,14 @@ class Issued:
         """Those of this folder; none before the first period was sealed."""
         return cls(followed(layout))
 
-    def of_customer(self, customer: str, up_to_batch: int | None = None) -> list[Document]:
-        """A customer's documents, by period, an invoice before its notes."""
-        found = _documents(self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"customer": customer}))
-        return sorted(found, key=lambda document: (document.period_end_us, *_order(document)))
+    def of_customer(self, customer: str, gate: Gate | None = None) -> list[Document]:
+        """A customer's documents, or those that count in an answer: by period, an invoice before its notes."""
+        found = _through(gate, _documents(self._table.read(_COLUMNS, equal={"customer": customer})))
+        return sorted(found, key=_order)
 
-    def by_number(self, number: str, up_to_batch: int | None = None) -> Document | None:
-        """The document of this number; None if there is none."""
-        found = list(_documents(self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"number": number})))
+    def by_number(self, number: str, gate: Gate | None = None) -> Document | None:
+        """The document of this number; None if there is none, or it does not count in an answer yet."""
+        found = list(_through(gate, _documents(self._table.read(_COLUMNS, equal={"number": number}))))
         assert len(found) <= 1, f"the number {number} is given twice"
         return found[0] if found else None
 
@@ -156,7 +162,13 @@ def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:
 
 
 def _order(document: Document) -> tuple[int, bool, int]:
-    return document.sealed_batch, not document.is_invoice, document.sequence
+    return document.period_end_us, not document.is_invoice, document.sequence
+
+
+def _through(gate: Gate | None, documents: Iterable[Document]) -> Iterator[Document]:
+    for document in documents:
+        if gate is None or gate.lets(document.period_end_us, document.counts_from):
+            yield document
 
 
 def _documents(table: pa.Table | None) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Dead letters as readers see them: counted by reason, listed, and shown one by one, at a batch."""
+"""Dead letters as readers see them: counted, listed, and shown one by one: those before a position of the journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
 
 REPLAYED_MAX: Final = 100_000  # at once: they are one append, all or none
-_COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail", "sealed_batch")
+_COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ class DeadLetter:
     payload: str
     reason: str
     detail: str | None
-    sealed_batch: int
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in an answer; the payload as JSON where it is some."""
@@ -63,25 +62,25 @@ class DeadLetters:
         """Those of this folder."""
         return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
 
-    def counts(self, up_to_batch: int | None = None) -> dict[str, int]:
+    def counts(self, before: int | None = None) -> dict[str, int]:
         """How many there are, by reason."""
-        found = self._table.read(["reason"], up_to_batch=up_to_batch)
+        found = self._table.read(["reason"], below=_below(before))
         return {} if found is None else dict(sorted(Counter(found["reason"].to_pylist()).items()))
 
     def page(
-        self, *, after: int = -1, limit: int, reason: str | None = None, up_to_batch: int | None = None
+        self, *, after: int = -1, limit: int, reason: str | None = None, before: int | None = None
     ) -> list[DeadLetter]:
         """Those with higher offsets than this, in the journal's order, so many at most."""
         equal = {} if reason is None else {"reason": reason}
-        found = self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal=equal)
+        found = self._table.read(_COLUMNS, below=_below(before), equal=equal)
         if found is None:
             return []
         rest = found.filter(pc.greater(found["offset"], after)).sort_by("offset").slice(0, limit)
         return [_letter(row) for row in _with_times(rest).to_pylist()]
 
-    def get(self, offset: int, up_to_batch: int | None = None) -> DeadLetter | None:
+    def get(self, offset: int, before: int | None = None) -> DeadLetter | None:
         """The one at this offset of the journal; None if there is none."""
-        found = self._table.read(_COLUMNS, up_to_batch=up_to_batch, equal={"offset": offset})
+        found = self._table.read(_COLUMNS, below=_below(before), equal={"offset": offset})
         rows = [] if found is None else _with_times(found).to_pylist()
         return _letter(rows[0]) if rows else None
 
@@ -99,6 +98,10 @@ def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) ->
     if len(found) > REPLAYED_MAX:
         raise RequestInvalid(f"More than {REPLAYED_MAX:,} dead letters have this reason: they are replayed one by one")
     return found
+
+
+def _below(before: int | None) -> Mapping[str, int]:
+    return {} if before is None else {"offset": before}
 
 
 def _with_times(table: pa.Table) -> pa.Table:

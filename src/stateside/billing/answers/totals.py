@@ -3,14 +3,12 @@
 How every answer is right, also while periods are being sealed:
 
 1. The live part is the view's rollup, in one snapshot of the replica, which stands at a batch N.
-2. After that the documents are read, and only those with `sealed_batch <= N` are counted.
-
-The sink stores a batch's documents before Spark commits the batch, and the replica has a batch only once it is
-committed. So at step 2 all documents of batches up to N are there; those of N+1 may be there too, and their rows are
-still among the live ones. What is sealed in N is not live in N. Every row counts once.
+2. After that the documents are read, and only those are counted that the gate of N's position and watermark lets
+   through: `gate` says why every event then counts once.
 
 The archive's part is kept by file (see `archive.followed`): a file is added up once, when a period that it may have is
-first asked for. An answer then costs as many additions as the period has lines of different plan, type and batch.
+first asked for. An answer then adds up one row for each plan and type of a file's invoices, and one for each line of
+its notes.
 
 A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both
 periods end at one moment, their document bears one name, but its lines count where they did before it was sealed.
@@ -30,6 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive.followed import DataFile, FollowedTable
+from stateside.billing.answers.gate import ON_TIME, Gate
+from stateside.billing.answers.issued import INVOICE
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.money import checked
@@ -39,6 +39,10 @@ ROLLUP: Final = ("period_end", "plan", "type")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS: Final = ("quantity", "events", "amount_micros", "charged_micros")
 _EXACT: Final = pa.decimal128(38, 0)  # sums of longs that cannot run over
+_BY: Final = pa.schema(
+    [("end_us", pa.int64()), ("plan", pa.string()), ("type", pa.string()), ("counts_from", pa.int64())]
+)
+_NONE: Final = pa.schema([*_BY, *((name, _EXACT) for name in _NUMBERS)]).empty_table()
 
 
 class Sums(NamedTuple):
@@ -56,12 +60,11 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What the documents of one file, sealed in one batch, have of one plan and type in the period that ends then."""
+    """What documents have of one plan and type in the period that ends then."""
 
     end_us: int
     plan: str
     type: str
-    batch: int
     sums: Sums
 
 
@@ -72,16 +75,19 @@ class ArchiveSums:
         self._table = table
         self._lock = threading.Lock()
         self._files: tuple[DataFile, ...] = ()
-        self._by_file: dict[Path, tuple[Sealed, ...]] = {}
+        self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int], up_to_batch: int) -> list[Sealed]:
-        """What was sealed, up to a batch, of the periods that end at these moments."""
-        ends = set(ends_us)
+    def of(self, ends_us: Iterable[int], gate: Gate) -> list[Sealed]:
+        """What the documents that a gate lets through have of the periods that end at these moments."""
+        ends = {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
             self._look()
             files = [file for file in self._files if any(file.may_have("period_end", _time(end)) for end in ends)]
-            known = [entry for file in files for entry in self._entries(file)]
-        return [entry for entry in known if entry.batch <= up_to_batch and entry.end_us in ends]
+            known = [self._entries(file) for file in files]
+        found = pa.concat_tables([_NONE, *known])
+        asked = pc.is_in(found["end_us"], pa.array(ends, pa.int64()))
+        counts = pc.less_equal(found["counts_from"], gate.position)
+        return list(_sealed(found.filter(pc.and_(asked, counts))))
 
     def _look(self) -> None:
         files = self._table.files()
@@ -90,23 +96,33 @@ class ArchiveSums:
             self._by_file = {path: entries for path, entries in self._by_file.items() if path in left}
             self._files = files
 
-    def _entries(self, file: DataFile) -> tuple[Sealed, ...]:
+    def _entries(self, file: DataFile) -> pa.Table:
         if file.path not in self._by_file:
-            self._by_file[file.path] = tuple(_add_up(file.read(["period_end", "sealed_batch", "lines"])))
+            self._by_file[file.path] = _add_up(file.read(["kind", "late", "period_end", "sealed_position", "lines"]))
         return self._by_file[file.path]
 
 
-def _add_up(documents: pa.Table) -> Iterable[Sealed]:
+def _add_up(documents: pa.Table) -> pa.Table:
+    """The lines of documents by period's end, plan, type, and the position from which on they count."""
     documents = documents.combine_chunks()
     lines, parents = pc.list_flatten(documents["lines"]), pc.list_parent_indices(documents["lines"])
     ends = documents["period_end"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    columns = {"end_us": ends.take(parents), "batch": documents["sealed_batch"].take(parents)}
+    on_time = pc.and_(pc.equal(documents["kind"], INVOICE), pc.invert(documents["late"]))
+    counts_from = pc.if_else(on_time, pa.scalar(ON_TIME, pa.int64()), documents["sealed_position"])
+    columns = {"end_us": ends.take(parents), "counts_from": counts_from.take(parents)}
     columns |= {name: pc.struct_field(lines, name) for name in ("plan", "type")}
     columns |= {name: pc.struct_field(lines, name).cast(_EXACT) for name in _NUMBERS}
-    table = pa.table(columns).group_by(["end_us", "plan", "type", "batch"])
-    for row in table.aggregate([(name, "sum") for name in _NUMBERS]).to_pylist():
-        sums = Sums(*(int(row[f"{name}_sum"]) for name in _NUMBERS))
-        yield Sealed(row["end_us"], row["plan"], row["type"], row["batch"], sums)
+    return _summed(pa.table(columns), _BY.names).select(_NONE.column_names).cast(_NONE.schema)
+
+
+def _sealed(entries: pa.Table) -> Iterable[Sealed]:
+    for row in _summed(entries, ["end_us", "plan", "type"]).to_pylist():
+        yield Sealed(row["end_us"], row["plan"], row["type"], Sums(*(int(row[name]) for name in _NUMBERS)))
+
+
+def _summed(table: pa.Table, by: list[str]) -> pa.Table:
+    sums = table.group_by(by).aggregate([(name, "sum") for name in _NUMBERS])
+    return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
 
 
 def _time(time_us: int) -> datetime:
@@ -118,7 +134,7 @@ def period_totals(
 ) -> dict[str, Any]:
     """The totals of a period as the API shows them: by currency and type, and by currency; never over currencies.
 
-    `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's batch.
+    `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's gate.
     """
     live_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
     sealed_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)

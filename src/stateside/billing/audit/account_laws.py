@@ -159,8 +159,10 @@ def _say_rollup(row: Row) -> str:
     return f"{account({**row, 'customer': 'All customers'})}: the open rows add up to {rows}; the rollup says {found}."
 
 
+# Up to where the events of the ledger's `fold` allow periods to be closed.
+CLOSED_US = f"greatest(coalesce(time_us_max // 1000 * 1000 - {GRACE_US}, 0), 0)"
 _WATERMARK = f"""
-    select watermark_us, greatest(coalesce(time_us_max // 1000 * 1000 - {GRACE_US}, 0), 0) as watermark_us_max
+    select watermark_us, {CLOSED_US} as watermark_us_max
     from standing, fold where watermark_us > watermark_us_max
 """
 

@@ -1,17 +1,18 @@
 """Live answers: a running server is asked for some customers' rows, and each answer is recomputed where it stands.
 
-An answer's stamp says up to which position, and of which batch, it is. The ledger is moved on to that very position;
-what the journal says of the customer by then, less what was sealed up to that batch, is what the answer must say.
+An answer's stamp says up to which position, and under which watermark, it is. The ledger is moved on to that very
+position; what the journal says of the customer by then, less what is in documents, is what the answer must say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
 from stateside.billing.audit.fold import fold
-from stateside.billing.audit.found import OPEN_ROWS, insert_rows, take_documents
+from stateside.billing.audit.found import OPEN_ROWS, Standing, insert_rows, take_documents
 from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers
 from stateside.billing.audit.ledger import Ledger
 from stateside.journal import Journal
@@ -22,7 +23,7 @@ from stateside.positions import Position
 SAMPLE = 100  # customers that are asked for
 
 Ask = Callable[[str, Position], dict[str, Any]]  # the answer for a customer, at this position or later
-Answer = tuple[int, int, str, list[Row]]  # offset, batch, customer, rows
+Answer = tuple[Standing, str, list[Row]]  # where it stands, customer, rows
 
 _TEXT = "A live answer is what the journal says at the answer's own position"
 
@@ -66,8 +67,8 @@ def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) 
     """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
     answers = _ask_all(ledger, ask)
     broken, sentences = 0, list[str]()
-    for (offset, batch), some in groupby(answers, key=lambda answer: answer[:2]):
-        verdict = _compare(ledger, layout, journal, offset, batch, list(some))
+    for standing, some in groupby(answers, key=lambda answer: answer[0]):
+        verdict = _compare(ledger, layout, journal, standing, list(some))
         broken += verdict.broken
         sentences += verdict.sentences
     return len(answers), (Verdict("answers", _TEXT, broken, tuple(sentences)),)
@@ -82,20 +83,22 @@ def _ask_all(ledger: Ledger, ask: Ask) -> list[Answer]:
         SAMPLE,
     )
     answers = [(customer, ask(customer, floor)) for (customer,) in customers]
-    placed = [
-        (Position.parse(found["stamp"]["position"])[PARTITION], int(found["stamp"]["batch"]), customer, found["rows"])
-        for customer, found in answers
-    ]
-    return sorted(placed, key=lambda answer: answer[:3])
+    placed = [(_standing(found["stamp"]), customer, found["rows"]) for customer, found in answers]
+    return sorted(placed, key=lambda answer: (answer[0].offset, answer[0].batch, answer[1]))
 
 
-def _compare(
-    ledger: Ledger, layout: Layout, journal: Journal, offset: int, batch: int, answers: list[Answer]
-) -> Verdict:
-    fold(ledger, journal, offset)
-    take_documents(ledger, layout, batch)
+def _standing(stamp: Row) -> Standing:
+    moment = datetime.fromisoformat(stamp["watermark"])
+    watermark_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return Standing(int(stamp["batch"]), Position.parse(stamp["position"])[PARTITION], watermark_us)
+
+
+def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standing, answers: list[Answer]) -> Verdict:
+    fold(ledger, journal, standing.offset)
+    take_documents(ledger, layout, standing)
     ledger.sql.execute("create or replace temp table asked (customer text)")
-    ledger.sql.executemany("insert into asked values (?)", [[customer] for _, _, customer, _ in answers])
+    ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
     insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
-    at = _BROKEN.replace("(from position)", f"'{PARTITION}:{offset}'").replace("(from batch)", str(batch))
+    at = _BROKEN.replace("(from position)", f"'{PARTITION}:{standing.offset}'")
+    at = at.replace("(from batch)", str(standing.batch))
     return judge(ledger, Law("answers", _TEXT, at, _say))

@@ -77,7 +77,8 @@ def audit(
 ) -> Audit:
     """Judge all laws at the batch of these live rows; with `ask`, also a sample of answers of a running server.
 
-    PastChanged if the journal is not what the last audit read; with `full` everything is read anew.
+    PastChanged if the journal is not what the last audit read; with `full` everything is read anew. NotFreshEnough if
+    the query was begun anew, and stands where no exact comparison can be made (see `found`).
     """
     began_s = time.monotonic()
     journal = Journal(layout.journal)
@@ -95,7 +96,7 @@ def audit(
         folded, fold_began_s = standing.offset - ledger.position, time.monotonic()
         fold(ledger, journal, standing.offset, watch)
         fold_seconds = time.monotonic() - fold_began_s
-        take_documents(ledger, layout, standing.batch)
+        take_documents(ledger, layout, standing)
         verdicts, counts = _judge_all(ledger)
         documents = int(ledger.one("select count(*) from documents"))
         answers, answered = compare_answers(ledger, layout, journal, ask) if ask else (0, ())

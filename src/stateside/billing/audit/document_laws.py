@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from stateside.billing.audit.account_laws import CLOSED_US
 from stateside.billing.audit.law import Law, Row, account, moment, money, period
 
+# Numbers are given in the order of storing. So they are without gaps in all that is stored, at any time.
 _NUMBERS = """
     select number, series, sequence,
            lag(sequence, 1, 0) over by_sequence as sequence_before,
            format('{}-{:09d}', series, sequence) as right_number
-    from documents
+    from stored
     where kind in ('invoice', 'credit-note', 'debit-note')
     window by_sequence as (partition by series order by sequence)
     qualify sequence <> sequence_before + 1 or number is distinct from right_number
@@ -30,16 +32,16 @@ def _say_number(row: Row) -> str:
 
 
 _ONCE = """
-    select customer, period_end_us, min(period) as period, currency, kind, sealed_batch,
+    select customer, period_end_us, min(period) as period, currency, kind, upto,
            string_agg(number, ', ' order by number) as documents, count(*) as copies
-    from (select * replace (case when kind = 'invoice' then null else sealed_batch end as sealed_batch) from documents)
-    group by customer, period_end_us, currency, kind, sealed_batch having count(*) > 1
+    from (select *, case when kind <> 'invoice' then sealed_position end as upto from documents)
+    group by customer, period_end_us, currency, kind, upto having count(*) > 1
     order by customer, period_end_us, currency
 """
 
 
 def _say_twice(row: Row) -> str:
-    which = "" if row["kind"] == "invoice" else f" of batch {row['sealed_batch']}"
+    which = "" if row["kind"] == "invoice" else f" of events up to offset {row['upto']:,}"
     return (
         f"{row['customer']}, {period(row)}: there are {row['copies']} documents ({row['kind']}, {row['currency']})"
         f"{which} where one belongs: {row['documents']}."
@@ -62,9 +64,10 @@ _STILL_OPEN = """
     where period_end_us <= watermark_us order by customer, period_end_us, type, plan
 """
 
-_TOO_EARLY = """
-    select number, customer, period, period_end_us, watermark_us from documents, standing
-    where period_end_us > watermark_us order by series, sequence
+# Whatever the watermarks of the query that sealed them were: the events before a document must have allowed it.
+_TOO_EARLY = f"""
+    select number, customer, period, period_end_us, {CLOSED_US} as closed_us from stored, standing, fold
+    where sealed_position <= standing.position and period_end_us > closed_us order by series, sequence
 """
 
 _TOTALS = """
@@ -166,12 +169,12 @@ _NOTES = """
            documents.corrects, documents.charged_micros, invoices.number as invoice,
            (invoices.customer, invoices.period_end_us, invoices.currency)
                = (documents.customer, documents.period_end_us, documents.currency) as same,
-           invoices.sealed_batch <> documents.sealed_batch as apart,
+           invoices.sealed_position < documents.sealed_position as behind,
            case documents.kind when 'credit-note' then documents.charged_micros <= 0
                when 'debit-note' then documents.charged_micros >= 0 else false end as fits
     from documents left join invoices on invoices.number = documents.corrects
     where case when documents.kind = 'invoice' then documents.corrects is not null
-               else not coalesce(same and apart and fits, false) end
+               else not coalesce(same and behind and fits, false) end
     order by documents.series, documents.sequence
 """
 
@@ -186,23 +189,22 @@ def _say_note(row: Row) -> str:
         return f"{note} corrects {row['corrects']}, but there is no such invoice."
     if not row["same"]:
         return f"{note} corrects {row['corrects']}, which is of another customer, period or currency."
-    if not row["apart"]:
-        return f"{note} corrects {row['corrects']}, which was sealed in the same batch."
+    if not row["behind"]:
+        return f"{note} corrects {row['corrects']}, which says that it has the events up to there itself."
     return f"{note} charges {money(row['charged_micros'], row['currency'])}: that is the other kind of note."
 
 
 _EVENT_IDS = """
     with named as (
         select number, series, sequence, customer, period, period_end_us, unnest(event_ids) as id
-        from documents where series = 'N' or late
+        from documents where names_events
     ), judged as (
         select named.*, seen.id is not null as known,
                (seen.customer, seen.period_end_us) = (named.customer, named.period_end_us) as same,
                count(*) over (partition by named.id) as copies
         from named left join seen on seen.id = named.id
     ), counted as (
-        select number, series, sequence, customer, period, events, len(event_ids) as ids,
-               series = 'N' or late as names_events
+        select number, series, sequence, customer, period, events, len(event_ids) as ids
         from documents where len(event_ids) <> case when names_events then events else 0 end
     )
     select number, series, sequence, customer, period, id, known, same, copies, null as events, null as ids
@@ -226,7 +228,12 @@ def _say_event_id(row: Row) -> str:
 
 DOCUMENT_LAWS = (
     Law("numbers", "Documents are numbered without gaps, each number once", _NUMBERS, _say_number),
-    Law("once", "A customer has one invoice for a period, and one note of a kind from a batch", _ONCE, _say_twice),
+    Law(
+        "once",
+        "A customer has one invoice for a period, and one note of a kind for the same late events",
+        _ONCE,
+        _say_twice,
+    ),
     Law(
         "none-missing",
         "Whoever has events in a closed period has an invoice for it",
@@ -249,7 +256,7 @@ DOCUMENT_LAWS = (
         _TOO_EARLY,
         lambda row: (
             f"{row['number']} of {row['customer']} for {row['period']}: its period ends at "
-            f"{moment(row['period_end_us'])}, which the watermark, {moment(row['watermark_us'])}, has not reached."
+            f"{moment(row['period_end_us'])}, but no event allows more than {moment(row['closed_us'])}."
         ),
     ),
     Law("totals", "A document's totals are the sums of its lines", _TOTALS, _say_totals),

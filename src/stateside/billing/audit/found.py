@@ -1,13 +1,20 @@
-"""What was found: open rows and rollups of one batch, and the documents and dead letters that were sealed up to it.
+"""What was found: open rows and rollups of one batch, and the documents and dead letters that belong to them.
 
 It is laid into temporary tables of the ledger's connection, which the laws then compare with the journal:
 
     standing        batch, position, watermark_us: one row
     open_rows       customer, period_end_us, type, plan, quantity, events, amount_micros
     rollup_rows     period_end_us, plan, type, quantity, events, amount_micros
-    documents       as stored, with times in microseconds and the series, `I` or `N`
+    stored          all documents that there are, with times in microseconds and the series, `I` or `N`
+    documents       those of them that belong to the open rows
     lines           the documents' lines, each with what its document says
-    dead_letters    as stored
+    dead_letters    as stored, those of events before the position
+
+The open rows are of events before the position, in periods that end after the watermark; so what belongs to them are
+documents of periods that the watermark has closed. Whether a note or late invoice does is told by `sealed_position`,
+which is behind its last event; an invoice of rows that were open before has all events of its account up to its own.
+Both hold for whichever query sealed them, in which batches. But if the query was begun anew, and the rows stand inside
+of what one document has, then no exact comparison can be made there: NotFreshEnough says from where on it can.
 """
 
 from __future__ import annotations
@@ -23,6 +30,9 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from stateside.billing.audit.ledger import Ledger
+from stateside.errors import NotFreshEnough
+from stateside.journal import Journal
+from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
 
 ROWS_AT_ONCE = 50_000
@@ -50,13 +60,11 @@ DOCUMENTS = pa.schema(
         ("corrects", pa.string()),
         ("event_ids", pa.list_(pa.string())),
         ("late", pa.bool_()),
-        ("sealed_batch", pa.int64()),
+        ("sealed_position", pa.int64()),
     ]
 )
 DEAD_LETTERS = pa.schema(
-    [("offset", pa.int64())]
-    + [(name, pa.string()) for name in ("id", "entity", "type", "reason")]
-    + [("sealed_batch", pa.int64())]
+    [("offset", pa.int64())] + [(name, pa.string()) for name in ("id", "entity", "type", "reason")]
 )
 _NUMBERS = "quantity hugeint, events hugeint, amount_micros hugeint"
 OPEN_ROWS = f"customer text, period_end_us bigint, type text, plan text, {_NUMBERS}"
@@ -106,30 +114,65 @@ def insert_rows(ledger: Ledger, table: str, columns: str, rows: Iterable[Row]) -
         ledger.sql.unregister("given_rows")
 
 
-def take_documents(ledger: Ledger, layout: Layout, batch: int) -> None:
-    """Take in the documents and dead letters that were sealed up to a batch. Call it after the live rows were read."""
-    ledger.sql.register("stored", _stored(layout.table("documents"), DOCUMENTS))
-    ledger.sql.execute(
-        """
-        create or replace temp table documents as
+def take_documents(ledger: Ledger, layout: Layout, standing: Standing) -> None:
+    """Take in the documents and dead letters that belong to live rows which stand so.
+
+    Call it after those were read, with the ledger at their offset. NotFreshEnough if they stand inside of a document.
+    """
+    ledger.sql.register("given", _read(layout.table("documents"), DOCUMENTS))
+    ledger.sql.execute("""
+        create or replace temp table stored as
         select * exclude (period_start, period_end),
                case when kind = 'invoice' then 'I' else 'N' end as series,
+               kind <> 'invoice' or late as names_events,
                epoch_us(period_start) as period_start_us, epoch_us(period_end) as period_end_us
-        from stored where sealed_batch <= ?
-        """,
-        [batch],
-    )
+        from given
+    """)
+    _check_settled(ledger, layout, standing)
+    ledger.sql.execute(f"""
+        create or replace temp view documents as
+        from stored where period_end_us <= {standing.watermark_us}
+            and (sealed_position <= {standing.offset} or not names_events)
+    """)
     ledger.sql.execute("""
         create or replace temp table lines as
-        select number, kind, series, sequence, customer, period_end_us, currency, sealed_batch, unnest(line)
+        select number, kind, series, sequence, customer, period_end_us, currency, unnest(line)
         from (select *, unnest(lines) as line from documents)
     """)
-    ledger.sql.register("stored", _stored(layout.table("dead_letters"), DEAD_LETTERS))
-    ledger.sql.execute("create or replace temp table dead_letters as from stored where sealed_batch <= ?", [batch])
-    ledger.sql.unregister("stored")
+    ledger.sql.register("given", _read(layout.table("dead_letters"), DEAD_LETTERS))
+    ledger.sql.execute('create or replace temp table dead_letters as from given where "offset" < ?', [standing.offset])
+    ledger.sql.unregister("given")
 
 
-def _stored(path: Path, schema: pa.Schema) -> Any:
+def _check_settled(ledger: Ledger, layout: Layout, standing: Standing) -> None:
+    """No document of a closed period has events both before the offset and behind it.
+
+    A query that was never begun anew leaves none; one that says more than the journal has is left to the laws.
+    """
+    end = Journal(layout.journal).end()[PARTITION]
+    rows = ledger.rows(
+        """
+        with ahead as (from stored where period_end_us <= ? and sealed_position > ? and sealed_position <= ?),
+        named as (select number, sealed_position, customer, period_end_us, unnest(event_ids) as id from ahead)
+        select number, sealed_position from ahead where not names_events
+        union all
+        select number, sealed_position from named semi join seen using (id, customer, period_end_us)
+        order by sealed_position desc limit 1
+        """,
+        standing.watermark_us,
+        standing.offset,
+        end,
+    )
+    for number, position in rows:
+        raise NotFreshEnough(
+            f"The rows stand at offset {standing.offset:,}, inside of what {number} has, which an earlier query sealed "
+            f"up to offset {position:,}: the query was begun anew, and has not come as far again",
+            where=str(layout.table("documents")),
+            next_step=f"Audit again once the rows stand at offset {position:,} or later",
+        )
+
+
+def _read(path: Path, schema: pa.Schema) -> Any:
     """The rows of a Delta table; none if it was never made, which the laws judge."""
     if not DeltaTable.is_deltatable(str(path)):
         return schema.empty_table()

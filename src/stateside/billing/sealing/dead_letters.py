@@ -33,6 +33,7 @@ DEAD_LETTERS: Final = TableSpec(
             pa.field("detail", pa.string()),
         ]
     ),
+    sealed=False,
 )
 
 

@@ -8,6 +8,9 @@ where a customer changed to a plan with another cycle, and two periods end at on
 Numbers: invoices I-000000001 and on, notes N-000000001 and on, in the order in which batches are sealed and, in a
 batch, by period's end, customer and currency. The highest ones are counters of the table, and change with the rows in
 one step: so no number is given twice, and none left out, whatever crashes.
+
+All events of a document stand before its `sealed_position` in the journal: that of an invoice is the end of the batch
+that sealed it, that of a note or late invoice the offset behind its last event. Readers go by it, see `answers.gate`.
 """
 
 from __future__ import annotations
@@ -65,9 +68,11 @@ DOCUMENTS: Final = TableSpec(
             pa.field("corrects", pa.string()),
             pa.field("event_ids", pa.list_(pa.string()), nullable=False),
             pa.field("late", pa.bool_(), nullable=False),
+            pa.field("sealed_position", pa.int64(), nullable=False),
         ]
     ),
     partition_by=("period",),
+    sealed=False,
 )
 _NUMBERS: Final = ("number", "sequence")
 DRAFT: Final = pa.schema([field for field in DOCUMENTS.schema if field.name not in _NUMBERS])  # before it is numbered
@@ -84,14 +89,17 @@ def late_duplicates(layout: Layout) -> int:
     return documents_table(layout).opened().counter(LATE_DUPLICATES) or 0
 
 
-def invoices(rows: pa.Table, amounts: Amounts) -> pa.Table:
-    """Closed rows, one for each customer, period's end, type and plan, as drafts in the order of their numbers."""
+def invoices(rows: pa.Table, amounts: Amounts, position: int) -> pa.Table:
+    """Closed rows, one for each customer, period's end, type and plan, as drafts in the order of their numbers.
+
+    The batch that closed them ends at this position.
+    """
     micros = amounts.amounts(rows, longs(rows["quantity"]))
     lines = with_longs(rows, amount_micros=micros, charged_micros=amounts.charged(rows, micros))
-    return assemble(amounts.with_currency(lines), amounts)
+    return assemble(amounts.with_currency(lines), amounts, position)
 
 
-def assemble(lines: pa.Table, amounts: Amounts) -> pa.Table:
+def assemble(lines: pa.Table, amounts: Amounts, position: int) -> pa.Table:
     """Lines, with their customer, period's end and currency, as drafts of invoices in the order of their numbers."""
     if not lines.num_rows:
         return DRAFT.empty_table()
@@ -109,6 +117,7 @@ def assemble(lines: pa.Table, amounts: Amounts) -> pa.Table:
         "corrects": pa.nulls(len(firsts), pa.string()),
         "event_ids": pa.ListArray.from_arrays(np.zeros(len(firsts) + 1, np.int32), pa.array([], pa.string())),
         "late": pa.repeat(False, len(firsts)),
+        "sealed_position": pa.repeat(position, len(firsts)),
     }
     return pa.table({name: columns[name] for name in DRAFT.names}).cast(DRAFT)
 

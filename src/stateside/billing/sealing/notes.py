@@ -59,9 +59,10 @@ _LINES = """
 """
 _HEADS = """
     with new as (
-        select period_end, customer, currency, list(id order by "offset") as event_ids from counted group by all
+        select period_end, customer, currency, list(id order by "offset") as event_ids, max("offset") as last_offset
+        from counted group by all
     )
-    select new.event_ids, number as corrects, period, period_start
+    select new.event_ids, last_offset, number as corrects, period, period_start
     from new left join (select * from before where kind = 'invoice') using (period_end, customer, currency)
     order by period_end, customer, currency
 """
@@ -81,7 +82,7 @@ def corrections(late: pa.Table, before: pa.Table, amounts: Amounts) -> Correctio
     if not late.num_rows:
         return Corrections(DRAFT.empty_table(), DRAFT.empty_table(), 0)
     lines, heads, counted = _joined(amounts.with_currency(late), before)
-    drafts = _headed(assemble(_differences(lines, amounts), amounts), heads)
+    drafts = _headed(assemble(_differences(lines, amounts), amounts, 0), heads)
     is_note = pc.is_valid(drafts["corrects"])
     return Corrections(drafts.filter(is_note), drafts.filter(pc.invert(is_note)), late.num_rows - counted)
 
@@ -117,5 +118,6 @@ def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:
         "period_start": pc.coalesce(heads["period_start"].cast(TIME), drafts["period_start"]),
         "event_ids": heads["event_ids"],
         "late": pc.is_null(corrects),
+        "sealed_position": pc.add(heads["last_offset"], 1),
     }
     return pa.table({name: columns.get(name, drafts[name]) for name in DRAFT.names}).cast(DRAFT)

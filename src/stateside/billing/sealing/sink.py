@@ -19,7 +19,7 @@ What a batch stores depends on the journal up to its end, its watermarks and the
 first attempt: that is stored whole or not at all, and then covered. Nothing depends on the batch's number. So it holds
 as well for a query that begins anew, or an older checkpoint that is brought back, with other batches over the same
 journal: no event is in two documents, none is left out, no document is changed, and numbers go on where they were.
-`sealed_batch` is then the number that the batch had in its own query.
+How readers tell which documents count at their position is said in `answers.gate`.
 
 Query and batch stand in each commit too, for people who look into the table's log.
 """
@@ -189,7 +189,7 @@ def _sealing(
 ) -> _Sealing:
     """Step 3: what a batch makes of its rows and of its late events."""
     closed_us = max(planned.watermark_before_us, frontier.closed_us)
-    drafts = invoices(rows.filter(pa.array(longs(rows["period_end"]) > closed_us)), amounts)
+    drafts = invoices(rows.filter(pa.array(longs(rows["period_end"]) > closed_us)), amounts, planned.stop)
     _check_absent(drafts, documents)
     found = _corrections(swept.late, documents, amounts)
     # Late invoices are of periods that were closed before those of the rows: this is the order of their numbers.
