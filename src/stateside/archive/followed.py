@@ -78,6 +78,7 @@ class _Kept:
     """The small files of a version, in memory, as one table; the files that are not in it are to be read from disk."""
 
     def __init__(self) -> None:
+        self._files: Sequence[DataFile] = ()
         self._tables: dict[Path, pa.Table] = {}
         self.table: pa.Table | None = None
 
@@ -87,6 +88,8 @@ class _Kept:
 
     def move_on(self, files: Sequence[DataFile]) -> None:
         """Keep the small ones of these, as many as there is room for."""
+        if files is self._files:
+            return
         tables: dict[Path, pa.Table] = {}
         left = KEPT_BYTES_MAX
         for file in files:
@@ -94,7 +97,8 @@ class _Kept:
                 known = self._tables.get(file.path)
                 tables[file.path] = file.read_all() if known is None else known
                 left -= tables[file.path].nbytes
-        self._tables, self.table = tables, pa.concat_tables(tables.values()) if tables else None
+        self._files, self._tables = files, tables
+        self.table = pa.concat_tables(tables.values()) if tables else None
 
 
 class FollowedTable:
@@ -128,6 +132,7 @@ class FollowedTable:
         wanted, limits = dict(equal or {}), dict(below or {})
         with self._lock:
             self._move_on()
+            self._kept.move_on(self._files)
             files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
         files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
         files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
@@ -147,9 +152,8 @@ class FollowedTable:
         self._table.update_incremental()
         version = self._table.version()
         if version != self._version:
-            files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
-            self._kept.move_on(files)  # first: it may fail, and is then done again
-            self._files, self._version = files, version
+            self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
+            self._version = version
 
     def _open(self, expected: str) -> None:
         try:
