@@ -3,7 +3,8 @@
 Which tests with Spark run in the second one, to make both equally long, `tests/conftest.py` says. Options are pytest's,
 for both. What the second one says is shown when it has ended, after the first. `make test-full`
 also writes what came out, file by file and with the date, into docs/test-full.md, to be committed. Files that were not
-run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`.
+run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`. A choice by name, `-k`, has
+lines of its own, below the whole file's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> int:
         codes = run(arguments, reports)
         if "STATESIDE_TEST_FULL" in os.environ:
             found = [outcome for path in reports if path.exists() for outcome in outcomes(path)]
-            TABLE.write_text(table(lines(found), TABLE.read_text() if TABLE.exists() else ""))
+            TABLE.write_text(table(lines(found, _choice(arguments)), TABLE.read_text() if TABLE.exists() else ""))
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     for name, code in zip(HALVES, codes, strict=True):
         print(f"tests, {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
@@ -92,20 +94,26 @@ Written by the run itself (`tools/test.py`). A file's line has the date and the 
 """
 
 
-def lines(found: list[Outcome]) -> dict[str, str]:
-    """A line of the table for each file."""
+def lines(found: list[Outcome], choice: str = "") -> dict[str, str]:
+    """A line of the table for each file, or for what was chosen of it."""
     files: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in found:
         files[outcome.file].append(outcome)
     when = f"{datetime.now(UTC):%Y-%m-%d} | {_commit()}"
-    return {file: f"{_counted(file, files[file])} | {when} |" for file in files}
+    return {file + choice: f"{_counted(file + choice, files[file])} | {when} |" for file in files}
 
 
 def table(new: dict[str, str], before: str) -> str:
     """The page with these lines, and with the older ones of files that are still there."""
-    older = {line.split(" ")[1]: line for line in before.splitlines() if line.startswith("| tests/")}
-    kept = {file: line for file, line in older.items() if Path(file).exists()}
+    older = {line.split(" | ")[0][2:]: line for line in before.splitlines() if line.startswith("| tests/")}
+    kept = {name: line for name, line in older.items() if Path(name.split(" ")[0]).exists()}
     return HEAD + "".join(f"{line}\n" for _, line in sorted((kept | new).items()))
+
+
+def _choice(arguments: list[str]) -> str:
+    """What `-k` chose, as it stands behind a file's name."""
+    words = dict(pairwise(arguments))
+    return f" -k '{words['-k']}'" if "-k" in words else ""
 
 
 def _counted(name: str, found: list[Outcome]) -> str:
