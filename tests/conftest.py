@@ -30,7 +30,7 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
-SECOND_HALF = ("billing", "oracle", "replica", "serving")  # rooms whose tests with Spark run in the second process
+SECOND_HALF = ("billing", "replica", "serving")  # rooms whose tests with Spark run in the second process
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

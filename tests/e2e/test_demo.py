@@ -122,6 +122,7 @@ def test_spark_killed_at_six_random_moments_changes_nothing_of_what_comes_out(
     assert report["requests"]["failed"] == 0
 
 
+@in_full("it takes over a minute; that Spark may be killed is shown by the first test")
 def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:

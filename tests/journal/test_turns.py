@@ -93,12 +93,12 @@ def killed_at(name: str, call: int = 1) -> Iterator[None]:
     """Let the process 'die' at the nth call of this function of `os` from now on."""
     real, calls = getattr(os, name), 0
 
-    def count(*arguments: Any) -> Any:
+    def count(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call:
             raise Killed
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with patch.object(os, name, count):
         yield
