@@ -89,13 +89,13 @@ def rate_one(book: SimpleBook, offset: int, event: Event) -> tuple[str | None, s
     if event.type not in QUANTITY_MAX:
         return "unknown-type", event.type, None
     quantity, name, currency = (event.payload.get(field) for field in ("quantity", "name", "currency"))
-    typed = type(quantity) is int and -(2**63) <= quantity < 2**63
-    typed = typed and all(text is None or isinstance(text, str) for text in (name, currency))
+    typed = quantity is None or (type(quantity) is int and -(2**63) <= quantity < 2**63)
+    if not typed or not all(text is None or isinstance(text, str) for text in (name, currency)):
+        return "malformed", event.type, None  # of a payload with a wrong type nothing is read, its name neither
     named = event.type in ("package", "fee")
-    if not typed or (named and not name):
-        return "malformed", event.type, None
-    bill_type = f"{event.type}:{name}" if named else event.type
-    assert isinstance(quantity, int)
+    bill_type = f"{event.type}:{name}" if named and name else event.type
+    if quantity is None or (named and not name):
+        return "malformed", bill_type, None
     if future:
         return "future-dated", bill_type, None
     if quantity < 0:
