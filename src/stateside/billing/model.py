@@ -17,6 +17,9 @@ from stateside.billing.money import minor_digits
 from stateside.errors import EventRefused
 from stateside.journal import Event
 
+APPLICATION: Final = "billing"
+VIEW: Final = "bill"  # the one view, with all running bills
+
 PLAN: Final = "plan"
 ASSIGN: Final = "assign"
 CLOCK: Final = "clock"

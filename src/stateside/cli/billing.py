@@ -287,7 +287,8 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     header Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While it is away
     delivery holds, and goes on where it stood; also after a restart. Secrets: --header Authorization=env:MY_SECRET.
     """
-    from stateside.billing.answers.issued import VIEW, Issued
+    from stateside.billing.answers.issued import Issued
+    from stateside.billing.model import VIEW
     from stateside.billing.upkeep.delivery import Delivery, only_one
     from stateside.layout import Layout
     from stateside.pipeline.sinks.http import open_endpoint

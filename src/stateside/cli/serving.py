@@ -50,34 +50,64 @@ def serve(
     from stateside.layout import Layout
     from stateside.processes import free_port
     from stateside.replica.share import Share
-    from stateside.serving.server import serve as serve_folder
 
     own = None if share is None else Share.parse(share)
-    if checkpoint is None and folder is None:
+    where: dict[str, Any] = {"port": port or free_port(), "address": address, "workers": workers}
+    location = checkpoint or (None if folder is None else Layout(folder).pointed())
+    if location is not None:
+        _serve_checkpoint(location, folder, declare, wait, own, **where)
+    elif folder is None:
         raise RequestInvalid(
             "There is nothing to serve", next_step="Name a query's CHECKPOINT, or an application's --dir"
         )
-    pointed = None if folder is None else Layout(folder).pointed()
-    port = port or free_port()
-    if checkpoint is not None or pointed is not None:
-        _serve_checkpoint(
-            checkpoint or str(pointed), folder, declare, wait, own, port=port, address=address, workers=workers
-        )
-        return
-    assert folder is not None, "or there is a checkpoint"
-    if declare is not None or wait:
+    elif declare is not None or wait:
         flag = "--wait" if wait else "--declare"
         raise RequestInvalid(
             f"{flag} is for a CHECKPOINT, and none is named", next_step=f"Name it, or leave {flag} out"
         )
+    else:
+        _serve_application(folder, own, **where)
+
+
+def _serve_application(folder: Path, share: Share | None, *, port: int, address: str, workers: int) -> None:
+    from stateside.layout import Layout
+    from stateside.serving.server import serve as serve_folder
+
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
     told = [f"Serving {folder} at http://{_host(address)}:{port}/v1/views"]
     if not Layout(folder).views():
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
-    with _tailing(own, told) as tailing:
+    with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
         serve_folder(folder.absolute(), port=port, address=address, workers=workers, routes=routes, **tailing)
+
+
+def _serve_checkpoint(
+    checkpoint: str,
+    folder: Path | None,
+    declare: Path | None,
+    wait: bool,
+    share: Share | None,
+    *,
+    port: int,
+    address: str,
+    workers: int,
+) -> None:
+    from stateside.checkpoint.declared import Declarations
+    from stateside.serving.foreign import open_foreign
+    from stateside.serving.server import serve as serve_folder
+    from stateside.serving.told import Told
+
+    declarations = None if declare is None else Declarations.parse(declare.read_bytes(), str(declare))
+    foreign = open_foreign(checkpoint, folder, declarations)
+    foreign.start(wait=wait)
+    root = foreign.layout.root
+    told = Told.load(foreign.layout)
+    lines = [f"Serving {foreign.location} at http://{_host(address)}:{port}/v1/views, replicas in {root}"]
+    lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
+    with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
+        serve_folder(root, port=port, address=address, workers=workers, foreign=foreign, **tailing)
 
 
 def _host(address: str) -> str:
@@ -106,30 +136,3 @@ def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any
         yield tailing | {"watch": bars}
     finally:
         bars.close()
-
-
-def _serve_checkpoint(
-    checkpoint: str,
-    folder: Path | None,
-    declare: Path | None,
-    wait: bool,
-    share: Share | None,
-    *,
-    port: int,
-    address: str,
-    workers: int,
-) -> None:
-    from stateside.checkpoint.declared import Declarations
-    from stateside.serving.foreign import open_foreign
-    from stateside.serving.server import serve as serve_folder
-    from stateside.serving.told import Told
-
-    declarations = None if declare is None else Declarations.parse(declare.read_bytes(), str(declare))
-    foreign = open_foreign(checkpoint, folder, declarations)
-    foreign.start(wait=wait)
-    root = foreign.layout.root
-    told = Told.load(foreign.layout)
-    lines = [f"Serving {foreign.location} at http://{_host(address)}:{port}/v1/views, replicas in {root}"]
-    lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
-    with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
-        serve_folder(root, port=port, address=address, workers=workers, foreign=foreign, **tailing)

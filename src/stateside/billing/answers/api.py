@@ -23,7 +23,7 @@ import asyncio
 from typing import Any, Final
 
 from stateside.billing.answers import explain, pdf
-from stateside.billing.answers.bills import APPLICATION, VIEW, BillPeriod, bill, bill_periods
+from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
 from stateside.billing.answers.explain import Explainer
 from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Document, Issued, followed
@@ -32,6 +32,7 @@ from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.model import APPLICATION, VIEW
 from stateside.billing.sealing.plan_file import load_plans, plan_file
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from stateside.billing.answers.issued import Document, Line
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.calendar import Period
 from stateside.billing.money import checked, round_micros
 from stateside.serving.stamp import iso_time, parse_time
-
-APPLICATION: Final = "billing"
-VIEW: Final = "bill"
 
 State = Literal["draft", "sealed", "corrected"]
 Account = tuple[int, str]  # the period's end in microseconds, the currency

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -47,8 +47,8 @@ Kind = tuple[str, str]  # type, plan: a line
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """An event behind a balance, with what it added to its line, and the document that it came too late for another."""
+class Counted:
+    """A rated event of the period, before it is known what it added."""
 
     offset: int
     id: str
@@ -56,6 +56,12 @@ class Behind:
     plan: str
     time_us: int
     quantity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind(Counted):
+    """An event behind a balance, with what it added to its line, and the document that it came too late for another."""
+
     amount_micros: int
     document: str | None = None
 
@@ -72,18 +78,6 @@ class Behind:
             "late": self.document is not None,
             "document": self.document,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A rated event of the period, before it is known what it added."""
-
-    offset: int
-    id: str
-    type: str
-    plan: str
-    time_us: int
-    quantity: int
 
 
 Chosen = list[tuple[Counted, str | None]]
@@ -233,8 +227,7 @@ def _priced(chosen: Chosen, book: Book) -> list[Behind]:
         before = quantities[kind]
         quantities[kind] = before + event.quantity
         added = plan.amount_micros(event.type, quantities[kind]) - plan.amount_micros(event.type, before)
-        values = (event.offset, event.id, event.type, event.plan, event.time_us, event.quantity)
-        found.append(Behind(*values, added, document))
+        found.append(Behind(**asdict(event), amount_micros=added, document=document))
     return sorted(found, key=lambda event: event.offset)
 
 

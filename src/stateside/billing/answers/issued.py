@@ -15,12 +15,10 @@ import pyarrow.compute as pc
 
 from stateside.archive.followed import DataFile, FollowedTable
 from stateside.billing.answers.gate import ON_TIME, Gate
+from stateside.billing.model import VIEW
+from stateside.billing.sealing.documents import DOCUMENTS, INVOICE
 from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
-
-VIEW: Final = "bill"
-TABLE: Final = "documents"
-INVOICE: Final = "invoice"
 
 Kind = Literal["invoice", "credit-note", "debit-note"]
 
@@ -150,7 +148,7 @@ class Issued:
 
 def followed(layout: Layout) -> FollowedTable:
     """The table of documents, as readers follow it."""
-    return FollowedTable(layout.table(TABLE), layout.view(VIEW).mark(TABLE))
+    return FollowedTable(layout.table(DOCUMENTS.name), layout.view(VIEW).mark(DOCUMENTS.name))
 
 
 def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:

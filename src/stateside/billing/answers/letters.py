@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive.followed import FollowedTable
+from stateside.billing.model import VIEW
 from stateside.billing.sealing.dead_letters import DEAD_LETTERS
-from stateside.billing.sealing.documents import VIEW
 from stateside.errors import DocumentUnknown, RequestInvalid
 from stateside.layout import Layout
 from stateside.serving.stamp import iso_time

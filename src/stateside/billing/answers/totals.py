@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 
 from stateside.archive.followed import DataFile, FollowedTable
 from stateside.billing.answers.gate import ON_TIME, Gate
-from stateside.billing.answers.issued import INVOICE
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.money import checked
+from stateside.billing.sealing.documents import INVOICE
 from stateside.serving.stamp import parse_time
 
 ROLLUP: Final = ("period_end", "plan", "type")

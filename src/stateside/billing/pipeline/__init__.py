@@ -13,8 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stateside.billing.answers.bills import APPLICATION, VIEW
-from stateside.billing.model import CLOCK, FIELDS, GRACE_US
+from stateside.billing.model import APPLICATION, CLOCK, FIELDS, GRACE_US, VIEW
 from stateside.billing.pipeline.periods import period_end
 from stateside.billing.pipeline.rater import IN, OUT, Rater
 from stateside.billing.sealing.sink import BillingSink

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.billing.sealing.documents import TIME, VIEW
+from stateside.billing.model import VIEW
+from stateside.billing.sealing.documents import TIME
 from stateside.layout import Layout
 
 POSITION: Final = "position"

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, TableSpec
+from stateside.billing.model import VIEW
 from stateside.billing.money import checked
 from stateside.billing.sealing.amounts import Amounts
 from stateside.billing.sealing.columns import Longs, groups, longs, ranks, with_longs
 from stateside.layout import Layout
 
-VIEW: Final = "bill"
 INVOICE: Final = "invoice"
 CREDIT_NOTE: Final = "credit-note"
 DEBIT_NOTE: Final = "debit-note"

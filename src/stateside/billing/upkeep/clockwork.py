@@ -30,10 +30,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stateside.billing.answers.bills import VIEW
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.book.texts import Longs
-from stateside.billing.model import GRACE_US, HOUR_US, clock_tick
+from stateside.billing.model import GRACE_US, HOUR_US, VIEW, clock_tick
 from stateside.billing.upkeep.recurring import due_fees
 from stateside.clock import Clock
 from stateside.errors import PositionInvalid

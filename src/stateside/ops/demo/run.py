@@ -11,10 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from stateside.billing.answers.bills import VIEW
 from stateside.billing.audit import audit, live_rows
 from stateside.billing.generator import Generator, Shares
-from stateside.billing.model import GRACE_US
+from stateside.billing.model import GRACE_US, VIEW
 from stateside.billing.sealing.dead_letters import dead_letters_table
 from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.heartbeat import Heartbeat
