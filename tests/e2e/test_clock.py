@@ -53,15 +53,23 @@ def fees(layout: Layout) -> Counter[str]:
     return Counter(event.id for event in Journal(layout.journal).events() if event.type == "fee")
 
 
+def started(command: list[str]) -> subprocess.Popen[str]:
+    """A process that says that it runs: from then on it hears SIGTERM."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "runs" in process.stderr.readline()
+    return process
+
+
 def test_killed_at_random_moments_it_appends_every_fee_once_and_stops_on_sigterm(layout: Layout, begun_us: int) -> None:
     chance = random.Random(4)
     command = [sys.executable, "-m", "stateside", "billing", "clock", "--dir", str(layout.root)]
     for _ in range(KILLS):
-        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-            assert process.stderr is not None and process.stderr.readline()  # it runs
-            time.sleep(chance.uniform(0.5, 4))
-            process.kill()
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        process = started(command)
+        time.sleep(chance.uniform(0.5, 4))
+        process.kill()
+        process.communicate()
+    process = started(command)  # the processes before it may have appended all fees: it is not there because they are
     try:
         deadline = time.monotonic() + WAIT_S_MAX
         while sum(fees(layout).values()) < (DAYS + 1) * CUSTOMERS:
@@ -71,7 +79,7 @@ def test_killed_at_random_moments_it_appends_every_fee_once_and_stops_on_sigterm
         assert process.wait(WAIT_S_MAX) == 0
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     found = fees(layout)
     assert set(found.values()) == {1}
     assert len(found) in ((DAYS + 1) * CUSTOMERS, (DAYS + 2) * CUSTOMERS)  # the day may have changed meanwhile
