@@ -16,6 +16,7 @@
     │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
+    │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
@@ -181,6 +182,13 @@ class AccessDenied(InputError):
 
     code = "access-denied"
     status = 403
+
+
+class BodyTooLarge(InputError):
+    """A request's body that is longer than it may be. It was not read to its end."""
+
+    code = "body-too-large"
+    status = 413
 
 
 class MethodInvalid(InputError):

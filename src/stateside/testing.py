@@ -34,7 +34,7 @@ from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
 from stateside.positions import Position
 from stateside.replica.tail import Tail
-from stateside.serving.views import Answer, Floor, ViewReader
+from stateside.serving.reading.views import Answer, Floor, ViewReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,8 +27,8 @@ from stateside.errors import CheckpointInvalid, EventRefused, RequestInvalid, St
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.positions import Position
+from stateside.serving.reading.views import Floor, ViewReader
 from stateside.serving.stamp import Stamp
-from stateside.serving.views import Floor, ViewReader
 from stateside.storage import Storage
 
 from .written_bills import SWISS, WrittenBills, plan, step

@@ -23,7 +23,7 @@ from stateside.billing.calendar import Cycle
 from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.processes import Child
-from stateside.serving.views import Floor, ViewReader
+from stateside.serving.reading.views import Floor, ViewReader
 
 from .written_bills import SWISS, WrittenBills, plan, step
 

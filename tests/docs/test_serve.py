@@ -19,7 +19,7 @@ from stateside.pipeline.java import java_environment
 from stateside.processes import Child, free_port
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import open_foreign
-from stateside.serving.views import Floor, ViewReader
+from stateside.serving.reading.views import Floor, ViewReader
 from tests.written import Written, WrittenOperator
 
 SERVE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()

@@ -15,8 +15,8 @@ from examples.impressions import app
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.journal import Event
 from stateside.layout import Layout
-from stateside.serving.sums import Span
-from stateside.serving.views import ViewReader
+from stateside.serving.reading.sums import Span
+from stateside.serving.reading.views import ViewReader
 from stateside.testing import answer, append, run_to
 
 pytestmark = pytest.mark.spark

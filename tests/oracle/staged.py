@@ -17,7 +17,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import open_foreign
-from stateside.serving.views import Floor, ViewReader
+from stateside.serving.reading.views import Floor, ViewReader
 from stateside.storage import Storage
 
 Row = tuple[Any, ...]

@@ -21,8 +21,8 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline.app import View
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
-from stateside.serving.sums import Span
-from stateside.serving.views import Floor, ViewReader
+from stateside.serving.reading.sums import Span
+from stateside.serving.reading.views import Floor, ViewReader
 from stateside.testing import append, rollup, rows, run_to
 
 HOUR_US = 3_600_000_000

@@ -18,9 +18,9 @@ from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.replica.tail import Tail
+from stateside.serving.reading.sums import Span
+from stateside.serving.reading.views import Floor, SumAnswer, ViewReader
 from stateside.serving.stamp import iso_time
-from stateside.serving.sums import Span
-from stateside.serving.views import Floor, SumAnswer, ViewReader
 from stateside.testing import answer, append, rows, run_to
 
 pytestmark = pytest.mark.spark

@@ -16,8 +16,8 @@ from stateside.billing.money import format_micros
 from stateside.errors import AccessDenied, DocumentUnknown, RequestInvalid, TokenInvalid
 from stateside.journal import Journal
 from stateside.layout import Layout
+from stateside.serving.access.tokens import TokenFile
 from stateside.serving.client import Client
-from stateside.serving.tokens import TokenFile
 
 from .conftest import GENERATOR
 

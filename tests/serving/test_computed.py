@@ -19,7 +19,7 @@ from stateside.checkpoint.steps import Step, Steps, extend_steps
 from stateside.errors import CheckpointInvalid, NotFreshEnough, ValueOverflow
 from stateside.layout import Layout, ViewLayout
 from stateside.replica.tail import Tail
-from stateside.serving.views import Floor, ViewReader
+from stateside.serving.reading.views import Floor, ViewReader
 from stateside.storage import write_atomically
 from tests.replica import spark_job
 from tests.replica.spark_job import Job

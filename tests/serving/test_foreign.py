@@ -31,8 +31,8 @@ from stateside.processes import Child, free_port
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign, default_folder, open_foreign
-from stateside.serving.told import Told
-from stateside.serving.views import Answer, Floor, ViewReader, Views
+from stateside.serving.reading.told import Told
+from stateside.serving.reading.views import Answer, Floor, ViewReader, Views
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 
 pytestmark = pytest.mark.e2e

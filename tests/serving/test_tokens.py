@@ -15,9 +15,10 @@ import pytest
 from stateside.errors import AccessDenied, RequestInvalid, SetupError, TokenInvalid
 from stateside.layout import Layout
 from stateside.processes import Child, free_port
+from stateside.serving.access.holder import OPERATOR, customer
+from stateside.serving.access.tokens import TokenFile, check_address
 from stateside.serving.client import Client
-from stateside.serving.http import Route
-from stateside.serving.tokens import OPERATOR, Holder, TokenFile, check_address
+from stateside.serving.web.route import Route
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_without_a_file_everybody_is_an_operator(tokens: TokenFile) -> None:
 def test_a_token_is_its_holder_s_and_any_other_text_nobody_s(tokens: TokenFile) -> None:
     ours, emmas = tokens.add("ours"), tokens.add("emma's page", "emma")
     assert tokens.holder(f"Bearer {ours}") == OPERATOR
-    assert tokens.holder(f"bearer  {emmas}") == Holder("emma")
+    assert tokens.holder(f"bearer  {emmas}") == customer("emma's page", "emma")
     for header in (
         None,
         "",
@@ -113,14 +114,14 @@ async def _nothing(request: object) -> object:
     [("operator", []), ("customer", ["emma"]), ("own", ["emma", "ben"]), ("anyone", ["emma", "ben"])],
 )
 def test_a_customer_reaches_what_the_route_says(reach: str, allowed: list[str]) -> None:
-    route = Route("/v1/customers/*/bill", _nothing, reach)  # type: ignore[arg-type]
+    route = Route("/v1/customers/{customer}/bill", _nothing, reach=reach)  # type: ignore[arg-type]
     route.check(OPERATOR, ("emma",))
-    for customer in ("emma", "ben", "Emma", ""):
-        if customer in allowed or (reach in ("own", "anyone")):
-            route.check(Holder(customer), ("emma",))
+    for name in ("emma", "ben", "Emma", ""):
+        if name in allowed or (reach in ("own", "anyone")):
+            route.check(customer("a page", name), ("emma",))
         else:
             with pytest.raises(AccessDenied):
-                route.check(Holder(customer), ("emma",))
+                route.check(customer("a page", name), ("emma",))
 
 
 def stateside(*arguments: str) -> subprocess.CompletedProcess[str]:

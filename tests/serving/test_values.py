@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateside.checkpoint.types import parse_type
-from stateside.serving.values import renderer
+from stateside.serving.reading.values import renderer
 
 
 def type_of(kind: str, **parts: Any) -> str:

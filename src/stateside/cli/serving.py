@@ -96,8 +96,8 @@ def _serve_checkpoint(
 ) -> None:
     from stateside.checkpoint.declared import Declarations
     from stateside.serving.foreign import open_foreign
+    from stateside.serving.reading.told import Told
     from stateside.serving.server import serve as serve_folder
-    from stateside.serving.told import Told
 
     declarations = None if declare is None else Declarations.parse(declare.read_bytes(), str(declare))
     foreign = open_foreign(checkpoint, folder, declarations)

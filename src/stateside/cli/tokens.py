@@ -33,7 +33,7 @@ def add(name: str, folder: Path, customer: str | None) -> None:
     It is shown this once. The folder keeps its SHA-256 only, in tokens.json, which others than its owner cannot read.
     """
     from stateside.layout import Layout
-    from stateside.serving.tokens import TokenFile
+    from stateside.serving.access.tokens import TokenFile
 
     text = TokenFile(Layout(folder).tokens).add(name, customer)
     reach = "everything" if customer is None else f"the bills and invoices of {customer} only"
@@ -47,7 +47,7 @@ def add(name: str, folder: Path, customer: str | None) -> None:
 def list_(folder: Path, as_json: bool) -> None:
     """List the tokens by name, with whom they belong to and when they were made."""
     from stateside.layout import Layout
-    from stateside.serving.tokens import TokenFile
+    from stateside.serving.access.tokens import TokenFile
 
     tokens = TokenFile(Layout(folder).tokens).tokens()
     if as_json:
@@ -67,7 +67,7 @@ def list_(folder: Path, as_json: bool) -> None:
 def remove(name: str, folder: Path) -> None:
     """Let the token called NAME be valid no longer. A running server refuses it from its next request on."""
     from stateside.layout import Layout
-    from stateside.serving.tokens import TokenFile
+    from stateside.serving.access.tokens import TokenFile
 
     TokenFile(Layout(folder).tokens).remove(name)
     click.echo(f"The token {name!r} is removed.", err=True)

@@ -22,9 +22,9 @@ from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.variable_catalogue import completed
 from stateside.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
 from stateside.layout import Layout, ViewLayout
-from stateside.serving.shape import Shape
-from stateside.serving.told import Told
-from stateside.serving.values import described, type_name
+from stateside.serving.reading.shape import Shape
+from stateside.serving.reading.told import Told
+from stateside.serving.reading.values import described, type_name
 from stateside.storage import Storage, try_lock, write_atomically
 
 _HASH_CHARS = 8

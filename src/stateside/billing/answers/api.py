@@ -1,26 +1,13 @@
-"""Billing's HTTP routes. All answers are stamped, and take the same floor as `rows`: min_position, max_age_ms, wait_ms.
+"""Billing's HTTP routes: bills, what is behind them, invoices, totals and dead letters.
 
-    GET /v1/customers/{customer}/bill              every period with its state: draft, sealed, corrected
-    GET /v1/customers/{customer}/bill/explain      the very events behind one period's balance, adding up to it
-        ?period=2026-01                            which one; the newest by default
-        ?currency=EUR                              which one, where the period has several
-        ?type=call                                 only events of this type on the bill
-        ?limit=100&after=OFFSET                    a page; `cursor` is the next page's `after`
-    GET /v1/customers/{customer}/invoices          the customer's invoices and notes
-    GET /v1/invoices/{number}                      one invoice or note
-    GET /v1/invoices/{number}.pdf                  the same for people
-    GET /v1/periods/{period}/totals                all customers' totals, by currency and type: live and sealed
-    GET /v1/dead-letters                           events that break a rule: counted by reason, and a page of them
-        ?reason=unknown-customer&limit=100&after=OFFSET
-    GET /v1/dead-letters/{offset}                  one of them
-
-A customer's token reaches that customer's own bill and documents, and nothing else.
+All answers are stamped, and take the same floor as `rows`. A customer's token reaches that customer's own bill and
+documents, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 from stateside.billing.answers import explain, pdf
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
@@ -38,9 +25,11 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.journal import Journal
 from stateside.layout import Layout
-from stateside.serving.http import File, Request, Response, Route
+from stateside.serving.reading.views import Answer, ViewReader
 from stateside.serving.stamp import Stamp
-from stateside.serving.views import Answer, ViewReader
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import File, Response, stamped
+from stateside.serving.web.route import FLOOR, Parameter, Route, whole
 from stateside.storage import Storage
 
 PAGE_MAX: Final = 1_000
@@ -48,17 +37,29 @@ PAGE_DEFAULT: Final = 100
 OFFSET_MAX: Final = 2**63 - 1
 
 
+_PAGE = (whole("limit", "so many at most", least=1), whole("after", "a page's `cursor` is the next page's `after`"))
+_PERIOD = (
+    Parameter("period", "which one, like 2026-01; the newest by default"),
+    Parameter("currency", "which one, where the period has several"),
+    Parameter("type", "only events of this type on the bill"),
+)
+_REASON = Parameter("reason", "only those with this reason, like unknown-customer")
+
+
 def routes(layout: Layout) -> list[Route]:
     """Billing's routes for a folder; what they have read of it they keep."""
     api = Api(layout)
+    bill = "every period of a customer with its state: draft, sealed, corrected"
+    behind = "the very events behind one period's balance, adding up to it"
+    letters = "events that break a rule: counted by reason, and a page of them"
     return [
-        Route("/v1/customers/*/bill", api.bill, "customer"),
-        Route("/v1/customers/*/bill/explain", api.explain, "customer"),
-        Route("/v1/customers/*/invoices", api.invoices, "customer"),
-        Route("/v1/invoices/*", api.invoice, "own"),
-        Route("/v1/periods/*/totals", api.totals),
-        Route("/v1/dead-letters", api.dead_letters),
-        Route("/v1/dead-letters/*", api.dead_letter),
+        Route("/v1/customers/{customer}/bill", api.bill, bill, "customer", FLOOR),
+        Route("/v1/customers/{customer}/bill/explain", api.explain, behind, "customer", (*_PERIOD, *_PAGE, *FLOOR)),
+        Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
+        Route("/v1/invoices/{number}", api.invoice, "one invoice or note; NUMBER.pdf is for people", "own", FLOOR),
+        Route("/v1/periods/{period}/totals", api.totals, "all customers' totals: live and sealed", parameters=FLOOR),
+        Route("/v1/dead-letters", api.dead_letters, letters, parameters=(_REASON, *_PAGE, *FLOOR)),
+        Route("/v1/dead-letters/{offset}", api.dead_letter, "one of them", parameters=FLOOR),
     ]
 
 
@@ -78,26 +79,26 @@ class Api:
         """The customer's bill."""
         (customer,) = request.parts
         answer, documents = await self._of_customer(request, customer)
-        return _stamped(answer.stamp, bill(customer, answer.rows, documents, self._plans))
+        return stamped(answer.stamp, bill(customer, answer.rows, documents, self._plans))
 
     async def explain(self, request: Request) -> Response:
         """The events behind a period of the customer's bill."""
         (customer,) = request.parts
         parameters = request.parameters
-        answer, documents = await self._of_customer(request, customer, {"period", "currency", "type", "limit", "after"})
+        answer, documents = await self._of_customer(request, customer)
         after, limit = _page(request)
         periods = bill_periods(answer.rows, documents, self._plans)
         period = chosen(periods, customer, parameters.get("period"), parameters.get("currency"))
         found = await asyncio.to_thread(self._explainer.behind, customer, period, answer.stamp.position)
         shown, more = explain.page(found, after, limit, parameters.get("type"))
-        return _stamped(answer.stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
+        return stamped(answer.stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
 
     async def invoices(self, request: Request) -> Response:
         """The customer's documents."""
         (customer,) = request.parts
         answer, documents = await self._of_customer(request, customer)
         shown = [document.as_dict() for document in documents]
-        return _stamped(answer.stamp, {"customer": customer, "documents": shown})
+        return stamped(answer.stamp, {"customer": customer, "documents": shown})
 
     async def invoice(self, request: Request) -> Response:
         """One document, as JSON or as a PDF."""
@@ -110,7 +111,7 @@ class Api:
                 f"There is no document {number[:80]!r}", next_step="They are numbered like I-000000001"
             )
         if request.parts[0] == number:
-            return _stamped(stamp, {"document": document.as_dict()})
+            return stamped(stamp, {"document": document.as_dict()})
         content = await asyncio.to_thread(pdf.render, document, self._time_zone(document))
         return Response({}, [stamp], file=File("application/pdf", content, f"{number}.pdf"))
 
@@ -122,11 +123,11 @@ class Api:
         ends = Ends.of(label, {name: plan.cycle for name, plan in self._plans.all().items()})
         live = await reader.rollup(ROLLUP, [], floor)
         sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, Gate.of(live.stamp))
-        return _stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
+        return stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
 
     async def dead_letters(self, request: Request) -> Response:
         """How many there are, by reason, and a page of them."""
-        stamp = await self._stamp(request, {"reason", "limit", "after"})
+        stamp = await self._stamp(request)
         after, limit = _page(request)
         reason, before = request.parameters.get("reason"), Gate.of(stamp).position
         counts = await asyncio.to_thread(self._letters.counts, before)
@@ -136,7 +137,7 @@ class Api:
         shown = [letter.as_dict() for letter in letters[:limit]]
         more = shown[-1]["offset"] if len(letters) > limit else None
         document = {"count": sum(counts.values()), "reasons": counts, "dead_letters": shown, "cursor": more}
-        return _stamped(stamp, document)
+        return stamped(stamp, document)
 
     async def dead_letter(self, request: Request) -> Response:
         """One dead letter, by its offset."""
@@ -146,25 +147,23 @@ class Api:
         letter = await asyncio.to_thread(self._letters.get, offset, Gate.of(stamp).position)
         if letter is None:
             raise DocumentUnknown(f"There is no dead letter at offset {text[:80]!r}")
-        return _stamped(stamp, {"dead_letter": letter.as_dict()})
+        return stamped(stamp, {"dead_letter": letter.as_dict()})
 
-    async def _of_customer(
-        self, request: Request, customer: str, others: set[str] | frozenset[str] = frozenset()
-    ) -> tuple[Answer, list[Document]]:
+    async def _of_customer(self, request: Request, customer: str) -> tuple[Answer, list[Document]]:
         """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""
-        floor = request.floor(others)
+        floor = request.floor()
         reader = await self._reader(request)
         answer = await reader.rows([customer], floor)
         return answer, await asyncio.to_thread(self._issued.of_customer, customer, Gate.of(answer.stamp))
 
-    async def _stamp(self, request: Request, others: set[str] | frozenset[str] = frozenset()) -> Stamp:
+    async def _stamp(self, request: Request) -> Stamp:
         """The stamp of an answer that is made of documents alone: its gate says which of them count."""
-        floor = request.floor(others)
+        floor = request.floor()
         reader = await self._reader(request)
         return await reader.stamp(floor)
 
     async def _reader(self, request: Request) -> ViewReader:
-        reader = await request.views.ready(VIEW, request.floor(set(request.parameters)))
+        reader = await request.views.ready(VIEW, request.floor())
         if reader.shape.catalogue.application != APPLICATION:
             raise RouteUnknown(f"The application {reader.shape.catalogue.application!r} has no bills")
         return reader
@@ -198,7 +197,3 @@ def _page(request: Request) -> tuple[int, int]:
     if limit == 0:
         raise RequestInvalid(f"The parameter limit is 0, not a whole number from 1 to {PAGE_MAX}")
     return -1 if after is None else after, PAGE_DEFAULT if limit is None else limit
-
-
-def _stamped(stamp: Stamp, document: dict[str, Any]) -> Response:
-    return Response({"stamp": stamp.as_dict(), **document}, [stamp])

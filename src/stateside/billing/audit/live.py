@@ -12,7 +12,7 @@ from stateside.errors import NotFreshEnough, RequestInvalid
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
 from stateside.replica.store import ReplicaReader
-from stateside.serving.shape import Shape
+from stateside.serving.reading.shape import Shape
 from stateside.storage import Storage
 
 VIEW = "bill"

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import AccessDenied, RequestInvalid, SetupError, TokenInvalid
+from stateside.errors import RequestInvalid, SetupError, TokenInvalid
+from stateside.serving.access.holder import OPERATOR, Holder, customer
 from stateside.serving.stamp import iso_time
 from stateside.storage import try_lock, write_atomically
 
@@ -34,32 +35,6 @@ TOKEN_BYTES: Final = 32
 PREFIX: Final = "stateside_"  # so that scanners for leaked secrets can know one
 NAME_CHARS_MAX: Final = 200
 _SCHEME: Final = "bearer "
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who asks: an operator, or one customer."""
-
-    customer: str | None = None
-
-    def require_operator(self) -> None:
-        """AccessDenied for a customer."""
-        if self.customer is not None:
-            raise AccessDenied(
-                "This token is a customer's, and reaches that customer's own data only",
-                next_step="Ask for /v1/customers/ID/bill with your own id, or with an operator's token",
-            )
-
-    def require_customer(self, customer: str | None) -> None:
-        """AccessDenied for another customer than this one; None stands for nobody's data."""
-        if self.customer is not None and self.customer != customer:
-            raise AccessDenied(
-                "This token is a customer's, and this is not that customer's own data",
-                next_step="Ask for your own, or with an operator's token",
-            )
-
-
-OPERATOR: Final = Holder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +74,7 @@ class TokenFile:
                 found = token
         if found is None:
             raise TokenInvalid("This token is not known here", next_step="Ask who runs this server for a new one")
-        return Holder(found.customer)
+        return OPERATOR if found.customer is None else customer(found.name, found.customer)
 
     def tokens(self) -> tuple[Token, ...]:
         """All of them, in the order in which they were made; SetupError for a file that is not safe or not whole."""

@@ -12,9 +12,9 @@ from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
 from stateside.replica.keys import KeyCodec
-from stateside.serving.rollups import RollupReader
-from stateside.serving.sums import Sums
-from stateside.serving.values import parse_key, renderer
+from stateside.serving.reading.rollups import RollupReader
+from stateside.serving.reading.sums import Sums
+from stateside.serving.reading.values import parse_key, renderer
 from stateside.storage import Storage
 
 

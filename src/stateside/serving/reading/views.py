@@ -20,10 +20,10 @@ from stateside.errors import KeyInvalid, NotFreshEnough, StatesideError, ViewInv
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.store import ReplicaReader, Snapshot
-from stateside.serving.shape import Shape
+from stateside.serving.reading.shape import Shape
+from stateside.serving.reading.sums import Span
+from stateside.serving.reading.told import Told
 from stateside.serving.stamp import Stamp, iso_time
-from stateside.serving.sums import Span
-from stateside.serving.told import Told
 from stateside.storage import Storage
 
 WAIT_MS_DEFAULT = 5_000
@@ -88,27 +88,27 @@ class ViewReader:
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
         prefix = self.shape.codec.encode(key)
-        return await self._wait(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
+        return await self.read(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
 
     async def stamp(self, floor: Floor | None = None) -> Stamp:
         """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
-        return await self._wait(floor or Floor(), lambda snapshot, stamp: stamp)
+        return await self.read(floor or Floor(), lambda snapshot, stamp: stamp)
 
     async def sum(self, key: Sequence[Value], span: Span, floor: Floor | None = None) -> SumAnswer:
         """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
         self.shape.sums.window(key)
-        return await self._wait(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
+        return await self.read(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
 
     async def rollup(self, columns: Sequence[str], parts: Sequence[str], floor: Floor | None = None) -> Answer:
         """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
         rollups = self.shape.rollups
         key = rollups.parse_key(columns, parts)
-        return await self._wait(
+        return await self.read(
             floor or Floor(),
             lambda snapshot, stamp: Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX)),
         )
 
-    async def _wait(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
+    async def read(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
         """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes."""
         deadline = time.monotonic() + floor.wait_ms / 1_000
         while True:

@@ -15,7 +15,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.store import Snapshot
-from stateside.serving.values import Leaf, parse_key, renderer
+from stateside.serving.reading.values import Leaf, parse_key, renderer
 
 
 class RollupReader:

@@ -34,7 +34,6 @@ from stateside.replica.store import Snapshot
 from stateside.serving.stamp import Stamp, iso_time, parse_time
 
 BUCKETS_MAX = 10_000
-PARAMETERS = {"from", "to", "last"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
 _UNITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 

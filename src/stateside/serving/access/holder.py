@@ -1,0 +1,66 @@
+"""The holder of a token: who asks, and how far that reaches.
+
+A holder has *roles*, which open routes, and a *scope*, which says which rows there are for it: those of some views, and
+in every view those whose columns have certain values. Whoever reads rows asks `rows_of` which of them the holder may
+have; a view that does not have such a column has none for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from stateside.errors import AccessDenied
+
+Role = Literal["operator", "read", "sql", "append"]
+ROLES: Final[tuple[Role, ...]] = ("operator", "read", "sql", "append")
+CUSTOMER: Final = "customer"  # the column by which billing tells whose data it is
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who asks. `views`: None for all; `where`: columns with the values that rows must have, none for all rows."""
+
+    name: str
+    roles: frozenset[Role]
+    views: frozenset[str] | None = None
+    where: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self, role: Role) -> None:
+        """AccessDenied without this role."""
+        if role not in self.roles:
+            raise AccessDenied(
+                f"This token has not the role {role!r} that is needed here",
+                next_step="Ask who runs this server for a token with that role",
+            )
+
+    def rows_of(self, view: str, columns: Collection[str]) -> Mapping[str, str]:
+        """The values, as texts, that rows of a view with these columns must have; AccessDenied if there are none."""
+        if self.views is not None and view not in self.views:
+            raise AccessDenied(
+                f"This token does not reach the view {view[:80]!r}", next_step=f"It reaches: {', '.join(self.views)}"
+            )
+        missing = sorted(set(self.where) - set(columns))
+        if missing:
+            raise AccessDenied(
+                f"This token reaches rows by their column {missing[0]!r}, which the view {view[:80]!r} does not have",
+                next_step="Ask a view that has it, or with another token",
+            )
+        return self.where
+
+    def require_customer(self, customer: str | None) -> None:
+        """AccessDenied for another customer's data than this one may have; None stands for nobody's data."""
+        if self.where and self.where.get(CUSTOMER) != customer:
+            raise AccessDenied(
+                "This token is a customer's, and this is not that customer's own data",
+                next_step="Ask for your own, or with an operator's token",
+            )
+
+
+def customer(name: str, id_: str) -> Holder:
+    """The holder of a customer's token."""
+    return Holder(name, frozenset({"read"}), where={CUSTOMER: id_})
+
+
+OPERATOR: Final = Holder("operator", frozenset(ROLES))

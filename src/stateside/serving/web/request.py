@@ -1,0 +1,67 @@
+"""What a handler is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from stateside.errors import RequestInvalid
+from stateside.positions import Position
+from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.reading.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
+
+_AGE_MS_MAX = 10**12
+
+
+async def _stays() -> None:
+    """Somebody who never leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The path's parts that the route left open, the key's parts, the parameters, the body, and who asks.
+
+    `parameters` has only names that the route declares. `left` ends when the client goes away before the answer: what
+    takes long waits for it beside its work.
+    """
+
+    parts: tuple[str, ...]
+    keys: tuple[str, ...]
+    parameters: Mapping[str, str]
+    views: Views
+    holder: Holder = OPERATOR
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    left: Callable[[], Awaitable[None]] = _stays
+
+    def floor(self) -> Floor:
+        """The floor that the parameters ask for."""
+        position = self.parameters.get("min_position")
+        wait_ms = self.number("wait_ms", WAIT_MS_MAX)
+        return Floor(
+            min_position=None if position is None else Position.parse(position),
+            max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
+            wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
+        )
+
+    def number(self, name: str, largest: int) -> int | None:
+        """A parameter that is a whole number; None if it is not given, RequestInvalid if it is none."""
+        text = self.parameters.get(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= largest):
+            raise RequestInvalid(f"The parameter {name} is {text[:80]!r}, not a whole number from 0 to {largest}")
+        return int(text)
+
+    def document(self) -> dict[str, Any]:
+        """The body, which must be a JSON object; RequestInvalid if it is none."""
+        try:
+            found = orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise RequestInvalid(f"The body is no JSON: {error}", next_step="Send a JSON object") from None
+        if not isinstance(found, dict):
+            raise RequestInvalid("The body is no JSON object", next_step='Send one, like {"name": "value"}')
+        return found

@@ -1,0 +1,105 @@
+"""Routes: which addresses there are, what they take, whom they let in, and who answers.
+
+A pattern has fixed parts and names: `{view}` stands for one part of the path, a last `{key...}` for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stateside.errors import RequestInvalid
+from stateside.serving.access.holder import Holder, Role
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import Response
+
+Handler = Callable[[Request], Awaitable[Response]]
+Reach = Role | Literal["customer", "own", "anyone"]
+Schema = Mapping[str, Any]  # JSON Schema, as OpenAPI 3.1 has it
+
+BODY_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in the address, behind the question mark."""
+
+    name: str
+    text: str
+    schema: Schema = field(default_factory=lambda: {"type": "string"}, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a route takes as its body: its schema, for the document of this interface, and how large it may be."""
+
+    schema: Schema = field(compare=False)
+    bytes_max: int = BODY_BYTES_MAX
+    kind: str = "application/json"
+
+
+def whole(name: str, text: str, least: int = 0) -> Parameter:
+    """A parameter that is a whole number."""
+    return Parameter(name, text, {"type": "integer", "minimum": least})
+
+
+FLOOR = (
+    Parameter("min_position", "only if the answer covers this position, an append's receipt: read your own event"),
+    whole("max_age_ms", "only if it is no older than this"),
+    whole("wait_ms", "for how long to wait until it is so"),
+)
+KEY = Parameter("key", 'a part of the key, for those that cannot stand in a path ("a/b", "..", ""); once for each part')
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One address. `text` says in a line what there is.
+
+    `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
+    customers' data; `own`: anybody with a token, the handler looks whose data it is; `anyone`: also without a token.
+    With `read` the handler gives only rows that the holder may have (`Holder.rows_of`).
+    """
+
+    pattern: str
+    handler: Handler = field(compare=False)
+    text: str = ""
+    reach: Reach = "operator"
+    parameters: Sequence[Parameter] = ()
+    method: str = "GET"
+    body: Body | None = None
+    answer: Schema = field(default_factory=lambda: {"type": "object"}, compare=False)
+
+    def check(self, holder: Holder, taken: Sequence[str]) -> None:
+        """AccessDenied if this holder may not ask for this."""
+        match self.reach:
+            case "customer":
+                holder.require("read")
+                holder.require_customer(taken[0])
+            case "own" | "anyone":
+                pass
+            case role:
+                holder.require(role)
+
+    def check_parameters(self, given: Mapping[str, str]) -> None:
+        """RequestInvalid for a parameter that this route does not have."""
+        known = {parameter.name for parameter in self.parameters}
+        unknown = set(given) - known
+        if unknown:
+            has = f"There are: {', '.join(sorted(known))}" if known else "This address takes none"
+            raise RequestInvalid(f"There is no parameter {min(unknown)[:80]!r}", next_step=has)
+
+    def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
+        """The parts that the names stand for, if the route fits."""
+        fixed = self.pattern.removeprefix("/").split("/")
+        taken: list[str] = []
+        for index, name in enumerate(fixed):
+            if name.endswith("...}"):
+                return (*taken, *parts[index:]) if len(parts) > index else None
+            if index >= len(parts):
+                return None
+            if name.startswith("{"):
+                taken.append(parts[index])
+            elif name != parts[index]:
+                return None
+        return tuple(taken) if len(parts) == len(fixed) else None
