@@ -25,7 +25,7 @@ import stateside
 from benchmarks.compare import Figure, Result
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.model import ASSIGN, DAY_US, FIELDS, GRACE_US, HOUR_US, USAGE_TYPES, clock_tick, usage
+from stateside.billing.model import ASSIGN, DAY_US, GRACE_US, HOUR_US, USAGE_TYPES, clock_tick, usage
 from stateside.billing.pipeline import app, app_without_deduplication
 from stateside.billing.pipeline.periods import EVENT_TIME
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
@@ -78,7 +78,7 @@ def _discard(context: SinkContext) -> Discard:
     return Discard()
 
 
-bare = stateside.App("bare", fields=FIELDS)
+bare = stateside.App("bare", fields="quantity long, name string, currency string")
 
 
 @bare.view(key=["customer", "period_end", "type"], sink=_discard)
