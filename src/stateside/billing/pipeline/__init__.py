@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stateside.billing.model import APPLICATION, CLOCK, GRACE_US, VIEW
-from stateside.billing.pipeline.periods import period_end
+from stateside.billing.pipeline.periods import with_period_end
 from stateside.billing.pipeline.source import RatedEvents
 from stateside.billing.sealing.sink import BillingSink
 from stateside.checkpoint.catalogue import Computed
@@ -53,7 +53,7 @@ def application(function: Function, sink: SinkFactory = BillingSink.of, *, with_
 def _with_periods(rated: DataFrame, *more: str) -> DataFrame:
     """The rated events that count, with the end of their period as the only event-time column."""
     counted = rated.withWatermark("time", f"{GRACE_US // 1_000} milliseconds").where(_NO_CLOCK)
-    return counted.select(*more, "customer", period_end(), "type", "plan", "quantity")
+    return with_period_end(counted).select(*more, "customer", "period_end", "type", "plan", "quantity")
 
 
 def _summed(usage: DataFrame) -> DataFrame:
