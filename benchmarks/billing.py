@@ -153,11 +153,11 @@ class Prepared:
             for numbers in _parts(np.arange(CUSTOMERS)):
                 writer.append_batch(_assignments(numbers))
             for numbers in _parts(np.arange(CUSTOMERS)):
-                writer.append_batch(self._usage("f", numbers, numbers))
+                writer.append_batch(self._usage(numbers, numbers))
             # The plan is an event too: with the last of these, and one less of those to come, batches are all full.
             self.begin = int(writer.end["0"]) - 1
             for numbers in _parts(np.arange(EVENTS - 1)):
-                writer.append_batch(self._usage("e", numbers, self._random.integers(0, CUSTOMERS, len(numbers))))
+                writer.append_batch(self._usage(numbers, self._random.integers(0, CUSTOMERS, len(numbers))))
         keeper = BookKeeper(Journal(self.layout.journal), folder / "book")
         keeper.at(self.begin)
         keeper.save(now=True)
@@ -180,12 +180,16 @@ class Prepared:
         shutil.rmtree(layout.root)
         return measured
 
-    def _usage(self, prefix: str, numbers: np.ndarray, customers: np.ndarray) -> pa.RecordBatch:
+    def _usage(self, numbers: np.ndarray, customers: np.ndarray) -> pa.RecordBatch:
         times_us = MONTH.start_us + (MONTH.end_us - MONTH.start_us - DAY_US) // EVENTS * (numbers % EVENTS)
         quantities = self._random.integers(1, 600, len(numbers)).astype(str)
         payloads = np.char.add(np.char.add('{"quantity":', quantities), "}")
         types = TYPES[self._random.integers(0, len(TYPES), len(numbers))]
-        return _batch(np.char.add(prefix, numbers.astype(str)), customers, types, times_us, times_us, payloads)
+        return _batch(self._ids(len(numbers)), customers, types, times_us, times_us, payloads)
+
+    def _ids(self, count: int) -> np.ndarray:
+        """Random ones, of a UUID's 32 digits: ids that count up would cost de-duplication too little."""
+        return np.frombuffer(self._random.bytes(16 * count).hex().encode(), "S32").astype("U32")
 
 
 def sealing(spark: SparkSession, prepared: Prepared, folder: Path) -> Iterator[Figure]:
