@@ -92,7 +92,7 @@ def test_a_filter_of_clock_rows_below_the_removal_keeps_their_effect_on_both_ope
 
 
 def test_a_python_function_over_arrow_below_the_watermark_changes_none_of_this(lab: Lab, feed: Feed) -> None:
-    """Rating is such a function (`mapInArrow`): rows that it marks as bad are filtered before the watermark."""
+    """A view may have such a function (`mapInArrow`): rows that it marks as bad are filtered before the watermark."""
     schema = "id string, customer string, kind string, amount long, at timestamp, reason string"
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
