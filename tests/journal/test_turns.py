@@ -386,4 +386,4 @@ class Writers(RuleBasedStateMachine):
 
 
 TestWriters = Writers.TestCase
-TestWriters.settings = settings(max_examples=sized(15, 60), stateful_step_count=30, deadline=None)
+TestWriters.settings = settings(max_examples=sized(8, 60), stateful_step_count=30, deadline=None)

@@ -31,6 +31,7 @@ from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.share import Share
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
 from stateside.replica.tail import Tail
+from tests.sizes import sized
 
 from . import spark_job
 from .rollup_rows import ALL_KEPT, CODEC, COLUMNS, KEY, Key, Row, rollups
@@ -188,7 +189,7 @@ class Replica(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-Replica.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)
 TestReplica = Replica.TestCase
 
 
