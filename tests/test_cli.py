@@ -18,7 +18,7 @@ from stateside.processes import EXIT_FINAL, Child, free_port
 
 pytestmark = pytest.mark.e2e
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 NO_FOLDER = "/proc/nope"  # nobody can make it, not even root
 
 

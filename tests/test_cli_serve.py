@@ -20,7 +20,7 @@ from tests.written import WORDS, Written, WrittenOperator, words
 pytestmark = pytest.mark.e2e
 
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 
 
 def serve(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

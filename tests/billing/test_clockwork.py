@@ -335,11 +335,11 @@ def test_it_runs_until_it_is_told_to_stop(world: World) -> None:
     thread.start()
     try:
         deadline = threading.Event()
-        for _ in range(1_000):
+        for _ in range(6_000):
             if len(world.fees()) == 2 or deadline.wait(0.01):
                 break
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
     assert len(world.fees()) == 2

@@ -146,7 +146,7 @@ def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool)
             return exact
         query = query.run(min(query.position + lengths[number % len(lengths)], end))
         exact.append(check(query, readers, usage))
-        if audits and exact[-1]:
+        if audits and exact[-1] and number % sized(2, 1) == 0:
             try:
                 assert audited(query).differences() == []
             except NotFreshEnough:  # a document reaches further, with no event behind this offset
@@ -168,7 +168,7 @@ def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp
 lengths = st.lists(st.sampled_from([0, 3, 7, 12, 40, 1_000]), min_size=1, max_size=5).filter(any)
 
 
-@settings(max_examples=sized(3, 200), deadline=None)
+@settings(max_examples=sized(2, 200), deadline=None)
 @given(st.integers(0, 10**6), lengths, lengths, st.integers(1, 60), lengths)
 def test_rollbacks_and_new_queries_with_any_batches_count_every_event_once(
     tmp_path_factory: pytest.TempPathFactory,

@@ -115,6 +115,7 @@ def test_the_older_past_is_looked_at_bit_by_bit(books: Books, monkeypatch: pytes
         books.audit()
 
 
+@pytest.mark.e2e
 def test_two_audits_do_not_run_at_once(books: Books, tmp_path: Path) -> None:
     import subprocess
     import sys
