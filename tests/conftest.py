@@ -36,7 +36,8 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
-SECOND_HALF = ("billing", "replica", "serving")  # rooms whose tests with Spark run in the second process
+# Rooms whose tests with Spark run in the second process.
+SECOND_HALF = ("billing", "examples", "replica", "serving", "setup")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

@@ -262,7 +262,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=sized(8, 150))
+@settings(max_examples=sized(5, 150))
 @given(arrivals, moves, st.sampled_from([1, 3, 50]))
 def test_crashes_rollbacks_and_new_queries_in_any_order_bill_each_event_once(
     arrivals: list[tuple[int, int, str, str, int]], moves: list[tuple[int, int, int, int]], length: int

@@ -270,7 +270,7 @@ with JournalWriter(Path(sys.argv[1]), segment_bytes_max=segment_bytes) as writer
 """
 
 
-@pytest.mark.parametrize("producers", [2, 3])
+@pytest.mark.parametrize("producers", sized([3], [2, 3]))
 @pytest.mark.e2e
 def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_and_keep_their_order(
     tmp_path: Path, producers: int
