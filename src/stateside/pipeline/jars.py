@@ -108,12 +108,14 @@ def _has(folder: Path, jar: Jar) -> bool:
 
 
 def _bring(jars: Sequence[Jar], folder: Path) -> SetupError | None:
-    """Keep all that can be had, so that the next try has less to do; why the first one cannot that is not."""
+    """Put these into the cache; or why one is not there. Ivy brings all or nothing: then it is asked for each."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         output = _ivy(jars, folder, Path(scratch))
-        failures = [_kept(jar, Path(scratch) / jar.name, folder, output) for jar in jars]
-    return next(filter(None, failures), None)
+        if len(jars) == 1 or all((Path(scratch) / jar.name).is_file() for jar in jars):
+            failures = [_kept(jar, Path(scratch) / jar.name, folder, output) for jar in jars]
+            return next(filter(None, failures), None)
+    return next(filter(None, (_bring([jar], folder) for jar in jars)), None)
 
 
 def _kept(jar: Jar, fetched: Path, folder: Path, output: str) -> SetupError | None:
