@@ -33,7 +33,7 @@ from stateside.testing import append, crash_marker
 pytestmark = pytest.mark.spark
 
 WAIT_S_MAX = 60
-INTERVAL_MS = 4_000
+INTERVAL_MS = 3_000
 
 
 def totals(sink: SinkFactory | None = None) -> stateside.App:

@@ -55,15 +55,14 @@ def totals(layout: Layout) -> dict[str, int]:
 
 def test_a_checkpoint_that_is_replaced_while_it_is_followed_is_read_anew(spark: SparkSession, layout: Layout) -> None:
     """A new query on the same journal, some batches further than the replica: none of the old rows may stay."""
-    for amount in (1, 2):
-        run(layout, spark, emma=amount, oliver=amount)
+    run(layout, spark, emma=1, oliver=1)
     with following(layout) as tail:
         shutil.rmtree(layout.view("spending").root / "checkpoint")
         shutil.rmtree(layout.journal)
-        for amount in (10, 20, 30):
+        for amount in (10, 20):
             run(layout, spark, emma=amount)
         tail.step()
-    assert totals(layout) == {"emma": 60}
+    assert totals(layout) == {"emma": 30}
 
 
 def test_a_checkpoint_that_was_rolled_back_and_went_on_is_read_anew(
