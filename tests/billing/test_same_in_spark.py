@@ -42,7 +42,7 @@ Row = tuple[str, int, str, str]  # customer, period_end_us, type, plan
 Sums = dict[Row, tuple[int, int]]  # quantity, events
 
 
-@pytest.mark.parametrize("seed", sized((3,), tuple(range(1, 13))))
+@pytest.mark.parametrize("seed", sized((5,), tuple(range(1, 13))))
 def test_random_plans_and_events_give_the_same_rows_in_spark_and_in_plain_python(
     spark: SparkSession, layout: Layout, seed: int
 ) -> None:
