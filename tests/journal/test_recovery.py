@@ -193,8 +193,8 @@ def test_any_byte_flipped_in_an_acknowledged_frame_is_found_and_named(damageable
 
 def test_events_behind_a_damaged_frame_are_read_as_they_were_or_not_at_all(damageable: Any) -> None:
     frame, last = damageable.frames[1], damageable.frames[3]
-    refused = 0
-    for at_byte in range(frame.begin_byte, frame.end_byte):
+    refused, places = 0, thinned(range(frame.begin_byte, frame.end_byte), 3)
+    for at_byte in places:
         damageable.put(_flipped(damageable.content, at_byte), damageable.end)
         try:
             events = list(Journal(damageable.folder).events(Position.of({"0": last.first_offset})))
@@ -203,12 +203,12 @@ def test_events_behind_a_damaged_frame_are_read_as_they_were_or_not_at_all(damag
             refused += 1
         else:
             assert events == damageable.events[last.first_offset :]
-    assert 0 < refused < frame.end_byte - frame.begin_byte
+    assert 0 < refused < len(places)
 
 
 @pytest.mark.parametrize("bits", [0x01, 0xFF])
 def test_any_byte_flipped_in_a_segments_header_is_found_and_named(damageable: Any, bits: int) -> None:
-    for at_byte in range(damageable.frames[0].begin_byte):
+    for at_byte in thinned(range(damageable.frames[0].begin_byte), 3):
         damageable.put(_flipped(damageable.content, at_byte, bits), damageable.end)
         for use in (lambda: list(Journal(damageable.folder).events()), lambda: JournalWriter(damageable.folder)):
             with pytest.raises(JournalCorrupt) as corrupt:
