@@ -38,7 +38,7 @@ def demos() -> Iterator[list[subprocess.Popen[str]]]:
     for demo in started:
         if demo.poll() is None:
             demo.send_signal(signal.SIGTERM)
-            demo.wait(30)
+            demo.wait(90)
 
 
 def start(seconds: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
@@ -137,7 +137,7 @@ def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
     wait_for_batch(layout, 4)
     for pid in (driver_pids(layout)[1], first.pid):
         os.kill(pid, signal.SIGKILL)
-    first.wait(10)
+    first.wait(60)
     second = start(8, "--dir", str(layout.root), "--json", str(report_file))
     demos.append(second)
     report = finish(second, report_file)
@@ -158,7 +158,7 @@ def test_ctrl_c_thrice_stops_everything_and_leaves_nothing_behind(
     for _ in range(3):
         demo.send_signal(signal.SIGINT)
         time.sleep(0.3)
-    output, _ = demo.communicate(timeout=60)
+    output, _ = demo.communicate(timeout=120)
     assert demo.returncode == 130
     assert output.splitlines()[0].endswith(f"Everything is in {folder} until the end.")
     assert output.count("Stopping, a moment …") == 1
@@ -185,7 +185,7 @@ def test_ctrl_c_after_the_report_of_a_kept_demo_is_its_normal_end(
     url = lines[-1].split()[1]
     assert httpx.get(url).status_code == 200
     demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=60)
+    output, _ = demo.communicate(timeout=120)
     assert demo.returncode == 0, output
     assert list(tmp_path.glob("stateside-demo-*")) == []
 
@@ -193,7 +193,7 @@ def test_ctrl_c_after_the_report_of_a_kept_demo_is_its_normal_end(
 def test_a_folder_of_another_demo_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text('{"customers": 7}')
     demo = start(10, "--dir", str(tmp_path))
-    output, _ = demo.communicate(timeout=60)
+    output, _ = demo.communicate(timeout=120)
     assert demo.returncode == 1
     assert output.startswith("Error: This folder has a demo with")
     assert "Traceback" not in output

@@ -140,7 +140,7 @@ def guarded(layout: Layout) -> Iterator[tuple[str, str, str, Path]]:
     child = Child([*command, "--address", "0.0.0.0"], log)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             try:
                 assert httpx.get(f"{url}/healthz").status_code == 200, "it needs no token"
