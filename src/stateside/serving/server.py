@@ -30,6 +30,7 @@ from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
+from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.route import Route
 
 LISTENING_POLL_S = 0.02
@@ -105,7 +106,8 @@ def load_application(folder: Path, routes: Sequence[str], parent_pid: int, guard
     die_with_parent(parent_pid)
     layout = Layout(folder)
     tokens = TokenFile(layout.tokens, guarded=guarded)
-    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], tokens)
+    added = [route for name in routes for route in _load_routes(name, layout)]
+    return Application(Views(layout), [*event_routes(layout), *added], tokens)
 
 
 def _load_routes(name: str, layout: Layout) -> Sequence[Route]:

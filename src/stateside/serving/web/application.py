@@ -25,6 +25,7 @@ from stateside.errors import (
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.tokens import TokenFile
 from stateside.serving.reading.views import Views
+from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import Route
@@ -48,7 +49,8 @@ class Application:
 
     def __init__(self, views: Views, routes: Sequence[Route] = (), tokens: TokenFile | None = None) -> None:
         self._views, self._tokens = views, tokens
-        self._routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self.routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self.routes.append(openapi_route(self.routes))
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
@@ -97,7 +99,7 @@ class Application:
     def _found(self, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
         """The route that fits, what its names stand for, and who asks, if they may."""
         parts = scope.path.removeprefix("/").split("/")  # Granian has decoded it already
-        fitting = [(route, taken) for route in self._routes if (taken := route.match(parts)) is not None]
+        fitting = [(route, taken) for route in self.routes if (taken := route.match(parts)) is not None]
         holder = OPERATOR if fitting and fitting[0][0].reach == "anyone" else self._holder(scope)
         if not fitting:
             holder.require("operator")
