@@ -9,6 +9,7 @@
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
+    │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another question
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
@@ -135,6 +136,12 @@ class RequestInvalid(InputError):
     """A request parameter that is unknown, malformed or out of range."""
 
     code = "request-invalid"
+
+
+class CursorInvalid(InputError):
+    """A cursor that was damaged, or that belongs to another view or another question."""
+
+    code = "cursor-invalid"
 
 
 class HistoryGone(InputError):

@@ -5,8 +5,9 @@ Which rollups there are the replica says, snapshot by snapshot: they may be decl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.types import parse_type
@@ -16,6 +17,8 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.values import Leaf, parse_key, renderer
+
+NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
 class RollupReader:
@@ -33,9 +36,16 @@ class RollupReader:
         return parse_key(f"the rollup by {_named(columns)}", self._leaves(columns), parts)
 
     def rows(
-        self, snapshot: Snapshot, columns: Sequence[str], key: Sequence[Value], rows_max: int
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        key: Sequence[Value],
+        rows_max: int,
+        wanted: Mapping[str, Value] = NOTHING,
     ) -> list[dict[str, Any]]:
         """The rows of the rollup by these columns whose coarser key begins with these values.
+
+        Of these only the ones that have the `wanted` values in their key's columns.
 
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
@@ -47,10 +57,14 @@ class RollupReader:
         codec = KeyCodec([self._types[name] for name in columns])
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
         rows: list[dict[str, Any]] = []
+        places = [(place, wanted[name]) for place, name in enumerate(columns) if name in wanted]
         for coarser, row in snapshot.rollup(kept.index(tuple(columns)), codec.encode(key)):
+            decoded = codec.decode(coarser)
+            if any(decoded[place] != value for place, value in places):
+                continue
             if len(rows) == rows_max:
                 raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
-            values = (*codec.decode(coarser), *self._rows.values(row))
+            values = (*decoded, *self._rows.values(row))
             rows.append({name: show(value) for (name, show), value in zip(render, values, strict=True)})
         return rows
 

@@ -25,12 +25,14 @@ from stateside.errors import (
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.tokens import TokenFile
 from stateside.serving.reading.views import Views
+from stateside.serving.web.etag import NOT_MODIFIED, validated
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import Route
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 PATH_CHARS_MAX = 4_096
+_REPEATED = ("key", "where")  # parameters that may come several times
 _SECURITY_HEADERS = [("x-content-type-options", "nosniff"), ("cache-control", "no-store")]
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,9 @@ class Application:
         headers += _SECURITY_HEADERS
         if response.stream is not None:
             await _send(protocol, response.status, headers, response.stream)
+            return
+        if response.status == NOT_MODIFIED:
+            protocol.response_empty(response.status, headers)
             return
         if response.file is None:
             kind = "application/problem+json" if problem else "application/json"
@@ -87,12 +92,14 @@ class Application:
             raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
         route, taken, holder = self._found(scope)
         pairs = parse_qsl(query, keep_blank_values=True)
-        keys = tuple(value for name, value in pairs if name == "key")
+        keys, wheres = (tuple(value for name, value in pairs if name == each) for each in _REPEATED)
         route.check_parameters(dict(pairs))
-        parameters = {name: value for name, value in pairs if name != "key"}
+        parameters = {name: value for name, value in pairs if name not in _REPEATED}
         body = await _body(protocol, route.body.bytes_max) if route.body is not None else b""
-        request = Request(taken, keys, parameters, self._views, holder, scope.headers, body, protocol.client_disconnect)
-        return await route.handler(request)
+        left = protocol.client_disconnect
+        request = Request(taken, keys, parameters, self._views, holder, scope.headers, body, left, wheres)
+        response = await route.handler(request)
+        return validated(response, scope, holder) if route.method == "GET" else response
 
     def _found(self, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
         """The route that fits, what its names stand for, and who asks, if they may."""
