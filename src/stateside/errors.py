@@ -18,6 +18,7 @@
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
+    │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
@@ -36,6 +37,7 @@
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
+        ├── TooManyRequests         too-many-requests       429    more than there is room for; again after a while
         └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
 An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
@@ -43,6 +45,7 @@ An error's `code` is stable: clients and scripts may rely on it. Programmer erro
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -51,6 +54,7 @@ class StatesideError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+    retry_after_s: int | None = None  # of an answer over HTTP: after how long the same request may do better
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
@@ -198,6 +202,13 @@ class BodyTooLarge(InputError):
     status = 413
 
 
+class BodyTooSlow(InputError):
+    """A request's body that was not there within the time that it may take."""
+
+    code = "body-too-slow"
+    status = 408
+
+
 class MethodInvalid(InputError):
     """An HTTP method that this address does not take."""
 
@@ -309,6 +320,28 @@ class SinkRefused(OperatingError):
 
     code = "sink-refused"
     status = 502
+
+
+class TooManyRequests(OperatingError):
+    """More requests, in a second or at a time, than there is room for. Nothing was done; `retry_after_s` says when."""
+
+    code = "too-many-requests"
+    status = 429
+    retry_after_s: int
+
+    def __init__(
+        self, what: str, *, where: str | None = None, next_step: str | None = None, retry_after_s: int = 1
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.retry_after_s = retry_after_s
+
+    def problem(self) -> dict[str, Any]:
+        """With the time after which to try again, which is in the header Retry-After as well."""
+        return {**super().problem(), "retry_after_s": self.retry_after_s}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(type(self), where=self.where, next_step=self.next_step, retry_after_s=self.retry_after_s)
+        return again, (self.what,)
 
 
 class NotFreshEnough(OperatingError):
