@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; others need tokens.")
+@click.option("--announce", type=FOLDER, help="The folder where the servers of all shares announce themselves.")
+@click.option("--name", help="What this server is called there; by default its address and port.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
 def serve(
     checkpoint: str | None,
@@ -33,6 +35,8 @@ def serve(
     share: str | None,
     port: int,
     address: str,
+    announce: Path | None,
+    name: str | None,
     workers: int,
 ) -> None:
     """Serve views over HTTP, until Ctrl-C or SIGTERM.
@@ -42,7 +46,8 @@ def serve(
     written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
-    it holds one of four shares of the keys, by their first column; all four together hold every row once.
+    it holds one of four shares of the keys, by their first column; all four together hold every row once. Give these
+    servers one --announce folder: clients then find which of them has a key.
 
     On this machine alone access is open, unless the folder has tokens (`stateside token`). On any other --address, such
     as 0.0.0.0, it must have some.
@@ -53,6 +58,7 @@ def serve(
 
     own = None if share is None else Share.parse(share)
     where: dict[str, Any] = {"port": port or free_port(), "address": address, "workers": workers}
+    where |= {"announce": announce.absolute() if announce else None, "name": name}
     location = checkpoint or (None if folder is None else Layout(folder).pointed())
     if location is not None:
         _serve_checkpoint(location, folder, declare, wait, own, **where)
@@ -69,7 +75,7 @@ def serve(
         _serve_application(folder, own, **where)
 
 
-def _serve_application(folder: Path, share: Share | None, *, port: int, address: str, workers: int) -> None:
+def _serve_application(folder: Path, share: Share | None, *, port: int, address: str, **where: Any) -> None:
     from stateside.layout import Layout
     from stateside.serving.server import serve as serve_folder
 
@@ -80,7 +86,7 @@ def _serve_application(folder: Path, share: Share | None, *, port: int, address:
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
-        serve_folder(folder.absolute(), port=port, address=address, workers=workers, routes=routes, **tailing)
+        serve_folder(folder.absolute(), port=port, address=address, routes=routes, **where, **tailing)
 
 
 def _serve_checkpoint(
@@ -92,7 +98,7 @@ def _serve_checkpoint(
     *,
     port: int,
     address: str,
-    workers: int,
+    **where: Any,
 ) -> None:
     from stateside.checkpoint.declared import Declarations
     from stateside.serving.foreign import open_foreign
@@ -107,7 +113,7 @@ def _serve_checkpoint(
     lines = [f"Serving {foreign.location} at http://{_host(address)}:{port}/v1/views, replicas in {root}"]
     lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
     with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
-        serve_folder(root, port=port, address=address, workers=workers, foreign=foreign, **tailing)
+        serve_folder(root, port=port, address=address, foreign=foreign, **where, **tailing)
 
 
 def _host(address: str) -> str:

@@ -28,6 +28,7 @@ from stateside.processes import die_with_parent
 from stateside.serving.access.tokens import TokenFile, check_address
 from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
+from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from stateside.serving.web.route import Route
@@ -46,6 +47,8 @@ def serve(
     workers: int = 1,
     routes: Sequence[str] = (),
     foreign: Foreign | None = None,
+    announce: Path | None = None,
+    name: str | None = None,
     listening: Callable[[], None] = lambda: None,
     **tailing: Any,
 ) -> None:
@@ -53,8 +56,9 @@ def serve(
 
     Where the folder has tokens each request needs one; without, an address that others can reach is refused.
     `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
-    checkpoint that is not ours. `listening` is called, in a thread of its own, as soon as requests are answered.
-    `tailing` goes to each view's `Tail`.
+    checkpoint that is not ours. The server announces itself in the folder `announce`, by default the one that it
+    serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
+    requests are answered. `tailing` goes to each view's `Tail`.
     """
     tokens = TokenFile(Layout(folder).tokens)
     check_address(address, tokens)
@@ -73,10 +77,16 @@ def serve(
         workers_kill_timeout=WORKER_STOP_S,
     )
     _check_free(address, port)
+    own_name = name or f"{address.replace(':', '.')}-{port}".lstrip(".")
+    identity = Identity(announce or folder, own_name, reached_at("http", address, port))
+    identity.check()
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists())
-        server.serve(target_loader=loader, wrap_loader=False)
+        loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists(), identity)
+        try:
+            server.serve(target_loader=loader, wrap_loader=False)
+        finally:
+            identity.withdraw()
 
 
 def _check_free(address: str, port: int) -> None:
@@ -100,12 +110,19 @@ def _tell_once_listening(address: str, port: int, listening: Callable[[], None])
     listening()
 
 
-def load_application(folder: Path, routes: Sequence[str], parent_pid: int, guarded: bool = False) -> Any:
+def load_application(
+    folder: Path,
+    routes: Sequence[str],
+    parent_pid: int,
+    guarded: bool = False,
+    identity: Identity | None = None,
+) -> Any:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
     layout = Layout(folder)
     tokens = TokenFile(layout.tokens, guarded=guarded)
-    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], tokens)
+    loaded = [route for name in routes for route in _load_routes(name, layout)]
+    return Application(Views(layout), loaded, tokens, identity)
 
 
 def _load_routes(name: str, layout: Layout) -> Sequence[Route]:

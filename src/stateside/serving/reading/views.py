@@ -20,6 +20,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, StatesideError, ViewInv
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.store import ReplicaReader, Snapshot
+from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.shape import Shape
 from stateside.serving.reading.sums import Span
 from stateside.serving.reading.told import Told
@@ -88,7 +89,12 @@ class ViewReader:
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
         prefix = self.shape.codec.encode(key)
-        return await self.read(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
+
+        def rows(snapshot: Snapshot, stamp: Stamp) -> Answer:
+            check_held(stamp, self.shape.codec, prefix)
+            return Answer(stamp, self._rows(snapshot, prefix))
+
+        return await self.read(floor or Floor(), rows)
 
     async def stamp(self, floor: Floor | None = None) -> Stamp:
         """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
@@ -99,13 +105,15 @@ class ViewReader:
         self.shape.sums.window(key)
         return await self.read(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span))
 
-    async def rollup(self, columns: Sequence[str], parts: Sequence[str], floor: Floor | None = None) -> Answer:
+    async def rollup(
+        self, columns: Sequence[str], parts: Sequence[str], floor: Floor | None = None, *, tallies: bool = False
+    ) -> Answer:
         """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
         rollups = self.shape.rollups
         key = rollups.parse_key(columns, parts)
         return await self.read(
             floor or Floor(),
-            lambda snapshot, stamp: Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX)),
+            lambda snapshot, stamp: Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX, tallies=tallies)),
         )
 
     async def read(self, floor: Floor, read: Callable[[Snapshot, Stamp], T]) -> T:
@@ -135,6 +143,7 @@ class ViewReader:
         return rows
 
     def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: Span) -> SumAnswer:
+        check_held(stamp, self.shape.codec, self.shape.codec.encode(key), scattered=False)
         found = self.shape.sums.read(snapshot, stamp, key, span)
         if found is None:
             return SumAnswer(stamp, [], None, 0)
@@ -161,6 +170,7 @@ class ViewReader:
             age_ms=max(0, (self._clock.now_us() - since_us) // 1_000),
             age_basis="commit" if fresh_us is None else "heartbeat",
             replica=snapshot.replica(),
+            share=snapshot.share_text(),
         )
 
 

@@ -7,7 +7,7 @@ from stateside.serving.reading.sums import Span
 from stateside.serving.reading.values import described
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, stamped
-from stateside.serving.web.route import FLOOR, KEY, Parameter, Route
+from stateside.serving.web.route import FLOOR, KEY, Parameter, Route, whole
 
 
 async def _views(request: Request) -> Response:
@@ -40,8 +40,10 @@ async def _rollup(request: Request) -> Response:
     columns, *parts = in_path or [""]
     floor = request.floor()
     reader = await request.views.ready(view, floor)
-    answer = await reader.rollup(columns.split(",") if columns else [], [*parts, *request.keys], floor)
-    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
+    tallies = request.number("tallies", 1) == 1
+    answer = await reader.rollup(columns.split(",") if columns else [], [*parts, *request.keys], floor, tallies=tallies)
+    made_of = reader.shape.rollups.columns() if tallies else {}
+    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **made_of})
 
 
 _SPAN = (
@@ -49,6 +51,7 @@ _SPAN = (
     Parameter("to", "up to this time; the newest bucket's end if it is not given"),
     Parameter("last", "over the last so long, up to `to`: 90s, 15m, 24h, 7d"),
 )
+_TALLIES = whole("tallies", "1: the whole numbers that values are made of, to add up those of several shares")
 _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
     "or unknown; of a job that is not ours also those that are refused (why), and a note if it waits"
@@ -65,6 +68,6 @@ VIEW_ROUTES = [
     Route("/v1/views/{view}/rows/{key...}", _rows, _ROWS, parameters=(KEY, *FLOOR)),
     Route("/v1/views/{view}/sum", _sum, _SUM, parameters=(KEY, *_SPAN, *FLOOR)),
     Route("/v1/views/{view}/sum/{key...}", _sum, _SUM, parameters=(KEY, *_SPAN, *FLOOR)),
-    Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, parameters=(KEY, *FLOOR)),
-    Route("/v1/views/{view}/rollup/{by_and_key...}", _rollup, _ROLLUP, parameters=(KEY, *FLOOR)),
+    Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, parameters=(KEY, _TALLIES, *FLOOR)),
+    Route("/v1/views/{view}/rollup/{by_and_key...}", _rollup, _ROLLUP, parameters=(KEY, _TALLIES, *FLOOR)),
 ]
