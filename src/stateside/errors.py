@@ -17,6 +17,7 @@
     │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
+    │   ├── Misdirected             misdirected             421    a key that another server holds: says which
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
     │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
@@ -193,6 +194,33 @@ class AccessDenied(InputError):
 
     code = "access-denied"
     status = 403
+
+
+class Misdirected(InputError):
+    """A server that holds a share of the keys was asked for others. `location` says who has them, once it is known.
+
+    `view` and `leading` say which keys are meant: by the leading column's bytes, or all of the view's if it is None.
+    """
+
+    code = "misdirected"
+    status = 421
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next_step: str | None = None,
+        view: str = "",
+        leading: bytes | None = None,
+        location: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.view, self.leading, self.location = view, leading, location
+
+    def problem(self) -> dict[str, Any]:
+        """With the location."""
+        return super().problem() | ({} if self.location is None else {"location": self.location})
 
 
 class BodyTooLarge(InputError):

@@ -22,6 +22,7 @@ FOLDER/
   tables/NAME/                Delta tables: the archive
   files/PATH/                 what sinks write as files, one a batch
   audit/                      the auditor's ledger; it may be deleted, and is then made anew
+  servers/NAME.json           what each server that serves this folder announces of itself, every second
   spark/                      Spark's scratch files
 
 A folder that serves the checkpoint of a job which is not ours has views with catalogue and replica only, and these two:

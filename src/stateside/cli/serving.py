@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; others need tokens and TLS.")
+@click.option("--announce", type=FOLDER, help="The folder where the servers of all shares announce themselves.")
+@click.option("--name", help="What this server is called there; by default its address and port.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
 @click.option("--certificate", type=FILE, help="For TLS: the certificate and those up to its authority, in PEM.")
 @click.option("--key", type=FILE, help="For TLS: the certificate's private key, in PEM.")
@@ -38,6 +40,8 @@ def serve(
     share: str | None,
     port: int,
     address: str,
+    announce: Path | None,
+    name: str | None,
     workers: int,
     certificate: Path | None,
     key: Path | None,
@@ -52,7 +56,8 @@ def serve(
     written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
-    it holds one of four shares of the keys, by their first column; all four together hold every row once.
+    it holds one of four shares of the keys, by their first column; all four together hold every row once. Give these
+    servers one --announce folder: clients then find which of them has a key.
 
     On this machine alone access is open, unless the folder has tokens (`stateside token`). On any other --address, such
     as 0.0.0.0, it must have some, and --certificate with --key. --rate and --running are for each holder of a token, or
@@ -67,6 +72,7 @@ def serve(
     own = None if share is None else Share.parse(share)
     where: dict[str, Any] = {"port": port or free_port(), "address": address, "workers": workers}
     where |= {"certificate": Certificate.of(certificate, key), "insecure": insecure, "limits": Limits(rate, running)}
+    where |= {"announce": announce.absolute() if announce else None, "name": name}
     location = checkpoint or (None if folder is None else Layout(folder).pointed())
     if location is not None:
         _serve_checkpoint(location, folder, declare, wait, own, **where)

@@ -68,8 +68,13 @@ class Snapshot:
 
     def share(self) -> Share | None:
         """The share of the view's keys that the replica holds; None if it holds them all."""
+        text = self.share_text()
+        return None if text is None else Share.parse(text)
+
+    def share_text(self) -> str | None:
+        """The same as a text."""
         content = self._meta(b"share")
-        return Share.parse(content.decode()) if content is not None else None
+        return None if content is None else content.decode()
 
     def rollups(self) -> Kept:
         """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""

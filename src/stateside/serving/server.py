@@ -33,6 +33,7 @@ from stateside.serving.access.limits import NO_RATE, Limits
 from stateside.serving.access.verifier import Verifier
 from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
+from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from stateside.serving.web.route import Route
@@ -57,6 +58,8 @@ def serve(
     limits: Limits = NO_RATE,
     routes: Sequence[str] = (),
     foreign: Foreign | None = None,
+    announce: Path | None = None,
+    name: str | None = None,
     listening: Callable[[], None] = lambda: None,
     **tailing: Any,
 ) -> None:
@@ -66,8 +69,9 @@ def serve(
     without TLS (a `certificate`), unless it is to be `insecure`. `limits` are for each holder and each address; a rate
     that they do not have is limited by default, except where only this machine asks, without tokens.
     `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
-    checkpoint that is not ours. `listening` is called, in a thread of its own, as soon as requests are answered.
-    `tailing` goes to each view's `Tail`.
+    checkpoint that is not ours. The server announces itself in the folder `announce`, by default the one that it
+    serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
+    requests are answered. `tailing` goes to each view's `Tail`.
     """
     verifier = Verifier(Layout(folder))
     guarded = verifier.is_needed()
@@ -94,10 +98,18 @@ def serve(
         ssl_key=certificate.key if certificate else None,
     )
     _check_free(address, port)
+    own_name = name or f"{address.replace(':', '.')}-{port}".lstrip(".")
+    identity = Identity(
+        announce or folder, own_name, reached_at("http" if certificate is None else "https", address, port)
+    )
+    identity.check()
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, tuple(routes), os.getpid(), limits, guarded)
-        server.serve(target_loader=loader, wrap_loader=False)
+        loader = partial(load_application, folder, tuple(routes), os.getpid(), limits, guarded, identity)
+        try:
+            server.serve(target_loader=loader, wrap_loader=False)
+        finally:
+            identity.withdraw()
 
 
 def _check_free(address: str, port: int) -> None:
@@ -122,13 +134,19 @@ def _tell_once_listening(address: str, port: int, listening: Callable[[], None])
 
 
 def load_application(
-    folder: Path, routes: Sequence[str], parent_pid: int, limits: Limits = NO_RATE, guarded: bool = False
+    folder: Path,
+    routes: Sequence[str],
+    parent_pid: int,
+    limits: Limits = NO_RATE,
+    guarded: bool = False,
+    identity: Identity | None = None,
 ) -> Any:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
-    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], guard=guard)
+    loaded = [route for name in routes for route in _load_routes(name, layout)]
+    return Application(Views(layout), loaded, guard=guard, identity=identity)
 
 
 def _connections_max() -> int:

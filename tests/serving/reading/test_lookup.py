@@ -55,7 +55,7 @@ def test_many_keys_are_of_one_batch(shop: Shop) -> None:
 
 @pytest.mark.parametrize("keys", [None, [], {}, "emma", 5, [["emma", "de"]] * (KEYS_MAX + 1)])
 def test_what_is_no_list_of_keys_is_refused(shop: Shop, keys: Any) -> None:
-    with pytest.raises(RequestInvalid, match="no list of keys|more than 1,000"):
+    with pytest.raises(RequestInvalid, match=r"no list of keys|more than 1,000"):
         ask(shop, keys)
 
 
@@ -117,9 +117,9 @@ def test_a_struct_is_given_part_by_part_or_as_an_object() -> None:
     types = ["string", WINDOW, "long"]
     assert parsed(types, ["emma", start, end, 5]) == expected
     assert parsed(types, ["emma", {"end": end, "start": start}, 5]) == expected
-    for given in (["emma", {"start": start}, 5], ["emma", {"start": start, "end": end, "x": 1}, 5]):
+    for other in (["emma", {"start": start}, 5], ["emma", {"start": start, "end": end, "x": 1}, 5]):
         with pytest.raises(KeyInvalid, match="has not the fields start, end"):
-            parsed(types, given)
+            parsed(types, other)
     for short in (["emma", start, end], ["emma", start], ["emma", start, end, 5, 6]):
         with pytest.raises(KeyInvalid, match="parts, a whole key of 'view' has 4"):
             parsed(types, short)
@@ -136,8 +136,8 @@ json_values = st.recursive(
 
 
 @given(json_values, st.lists(st.sampled_from([*TYPES, WINDOW]), max_size=3))
-def test_whatever_is_sent_is_a_key_or_refused(given: Any, types: list[str]) -> None:
+def test_whatever_is_sent_is_a_key_or_refused(sent: Any, types: list[str]) -> None:
     try:
-        assert len(parsed(types, given)) == len(types)
+        assert len(parsed(types, sent)) == len(types)
     except KeyInvalid as refused:
         assert "\n" not in str(refused)

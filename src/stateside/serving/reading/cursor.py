@@ -60,7 +60,9 @@ class Cursor:
             after=bytes.fromhex(document["after"]),
             question=str(document["question"]),
         )
-        if cursor.batch < 0 or check != _check(content) or str(cursor) != text:  # so all of it is as `str` would write it
+        if (
+            cursor.batch < 0 or check != _check(content) or str(cursor) != text
+        ):  # so all of it is as `str` would write it
             raise ValueError(text)
         return cursor
 

@@ -12,6 +12,7 @@ from stateside.replica.keys import NO_KEY
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.columns import Show
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
+from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.json_key import parse_json_key
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scope import EVERYTHING, Scope
@@ -67,6 +68,8 @@ async def lookup(
         return shown(values) if scope.has(values) else None
 
     def read(snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
+        for key in encoded:
+            check_held(stamp, shape.codec, key)
         return LookupAnswer(stamp, [found(snapshot, key) for key in encoded])
 
     return await reader.read(floor, read, as_of, aside=len(encoded) > KEYS_AT_ONCE_MAX)

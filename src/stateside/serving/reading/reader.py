@@ -17,6 +17,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough
 from stateside.layout import ViewLayout
 from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
+from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.sealed import SealedRows
 from stateside.serving.reading.shape import Shape
@@ -79,7 +80,12 @@ class ViewReader:
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> Answer:
         """The live rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
         prefix = self.shape.codec.encode(key)
-        return await self.read(floor or Floor(), lambda snapshot, stamp: Answer(stamp, self._rows(snapshot, prefix)))
+
+        def rows(snapshot: Snapshot, stamp: Stamp) -> Answer:
+            check_held(stamp, self.shape.codec, prefix)
+            return Answer(stamp, self._rows(snapshot, prefix))
+
+        return await self.read(floor or Floor(), rows)
 
     async def stamp(self, floor: Floor | None = None) -> Stamp:
         """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
@@ -105,15 +111,17 @@ class ViewReader:
         floor: Floor | None = None,
         as_of: AsOf = NEWEST,
         scope: Scope = EVERYTHING,
+        *,
+        tallies: bool = False,
     ) -> Answer:
         """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
         rollups = self.shape.rollups
         key = scope.narrowed_coarser(columns, rollups.parse_key(columns, parts))
-        return await self.read(
-            floor or Floor(),
-            lambda snapshot, stamp: Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX, scope.wanted)),
-            as_of,
-        )
+
+        def rows(snapshot: Snapshot, stamp: Stamp) -> Answer:
+            return Answer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX, scope.wanted, tallies=tallies))
+
+        return await self.read(floor or Floor(), rows, as_of)
 
     async def read(
         self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf = NEWEST, *, aside: bool = False
@@ -167,6 +175,7 @@ class ViewReader:
         return rows
 
     def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: Span) -> SumAnswer:
+        check_held(stamp, self.shape.codec, self.shape.codec.encode(key), scattered=False)
         found = self.shape.sums.read(snapshot, stamp, key, span)
         if found is None:
             return SumAnswer(stamp, [], None, 0)
@@ -193,5 +202,6 @@ class ViewReader:
             age_ms=max(0, (self._clock.now_us() - since_us) // 1_000),
             age_basis="commit" if fresh_us is None else "heartbeat",
             replica=snapshot.replica(),
+            share=snapshot.share_text(),
             edition=f"{self._look} {batch.fingerprint}",
         )

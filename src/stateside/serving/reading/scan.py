@@ -19,6 +19,7 @@ from stateside.errors import CursorInvalid, RequestInvalid
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.cursor import Cursor
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
+from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.order import Found
 from stateside.serving.reading.question import Question
 from stateside.serving.reading.reader import ViewReader
@@ -83,6 +84,8 @@ class _Scan:
 
     def page(self, after: bytes | None) -> Page:
         """The page behind a key; the first one without."""
+        codec = self.reader.shape.codec
+        check_held(self.stamp, codec, codec.encode(self.key), scattered=self.question.source == "live")
         in_order = self._in_key_order if self.question.order is None else self._in_order
         rows, last = in_order(after)
         stamp = replace(self.stamp, source=self.question.source)

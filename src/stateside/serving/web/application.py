@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from asyncio import AbstractEventLoop
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,6 +22,7 @@ from stateside.errors import (
     BodyTooLarge,
     BodyTooSlow,
     MethodInvalid,
+    Misdirected,
     RequestInvalid,
     RouteUnknown,
     StatesideError,
@@ -28,8 +31,12 @@ from stateside.errors import (
 from stateside.serving.access.guard import Guard, Visit
 from stateside.serving.access.headers import security_headers
 from stateside.serving.access.holder import Holder
+from stateside.serving.place.announcer import Announcer, Identity
+from stateside.serving.place.location import location
+from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Views
 from stateside.serving.web.etag import NOT_MODIFIED, validated
+from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import Route
@@ -52,9 +59,20 @@ HEALTH = Route("/healthz", _health, "this process answers; the only one that nee
 class Application:
     """The RSGI application: one for each worker process."""
 
-    def __init__(self, views: Views, routes: Sequence[Route] = (), *, guard: Guard) -> None:
+    def __init__(
+        self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
+    ) -> None:
         self._views, self._guard = views, guard
         self._routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self._servers = None if identity is None else Servers(identity.folder)
+        self._announcer = None if identity is None else Announcer(identity, views)
+        if self._servers is not None and identity is not None:
+            self._routes += place_routes(self._servers, identity.name)
+
+    def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
+        """Called by Granian when the worker starts: from then on the server is announced."""
+        if self._announcer is not None:
+            self._announcing = loop.create_task(self._announcer.run())
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
@@ -64,6 +82,9 @@ class Application:
     async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
         try:
             return await self._handle(visit, scope, protocol), False
+        except Misdirected as error:
+            error.location = await self._location(error)
+            return Response(error.problem(), status=error.status), True
         except StatesideError as error:
             visit.refused(error)
             return Response(error.problem(), status=error.status, headers=_headers(error)), True
@@ -72,6 +93,13 @@ class Application:
             return Response(
                 StatesideError("This request failed; the server's log has the cause").problem(), status=500
             ), True
+
+    async def _location(self, error: Misdirected) -> dict[str, Any] | None:
+        """Who has what this server was asked for in vain."""
+        if self._servers is None:
+            return None
+        found = await asyncio.to_thread(self._servers.now)
+        return location(found, error.view, error.leading, time.time_ns() // 1_000)
 
     async def _handle(self, visit: Visit, scope: Any, protocol: Any) -> Response:
         path, query = scope.path, scope.query_string

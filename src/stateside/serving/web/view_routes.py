@@ -51,9 +51,11 @@ async def _sum(request: Request) -> Response:
 async def _rollup(request: Request) -> Response:
     asked = await Asked.of(request)
     columns, *parts = request.parts[1:] or [""]
-    by = columns.split(",") if columns else []
-    answer = await asked.reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope)
-    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
+    by, tallies = columns.split(",") if columns else [], request.number("tallies", 1) == 1
+    reader = asked.reader
+    answer = await reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope, tallies=tallies)
+    made_of = reader.shape.rollups.columns() if tallies else {}
+    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **made_of})
 
 
 _AS_OF = whole("as_of", "as of this batch, out of the replica's history")
@@ -79,6 +81,7 @@ _SPAN = (
     Parameter("to", "up to this time; the newest bucket's end if it is not given"),
     Parameter("last", "over the last so long, up to `to`: 90s, 15m, 24h, 7d"),
 )
+_TALLIES = whole("tallies", "1: the whole numbers that values are made of, to add up those of several shares")
 _ROW_PARAMETERS = (KEY, *_SCAN, _COLUMNS, _SOURCE, _AS_OF, *FLOOR)
 _KEYS: Schema = {
     "type": "object",
@@ -108,7 +111,7 @@ _ROLLUP = (
     "the rows added up by some of the key's columns, joined by commas: for one coarser key, or for all that begin with "
     "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are"
 )
-_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _AS_OF, *FLOOR)
+_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _TALLIES, _AS_OF, *FLOOR)
 VIEW_ROUTES = [
     Route("/v1/views", _views, _JOB_STATES, "read"),
     Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
