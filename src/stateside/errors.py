@@ -9,6 +9,7 @@
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
+    │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another question
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
@@ -16,7 +17,9 @@
     │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
+    │   ├── Misdirected             misdirected             421    a key that another server holds: says which
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
+    │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
@@ -52,6 +55,7 @@ class StatesideError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+    retry_after_s: int | None = None  # of an answer over HTTP: after how long the same request may do better
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
@@ -139,6 +143,12 @@ class RequestInvalid(InputError):
     code = "request-invalid"
 
 
+class CursorInvalid(InputError):
+    """A cursor that was damaged, or that belongs to another view or another question."""
+
+    code = "cursor-invalid"
+
+
 class HistoryGone(InputError):
     """A replica was asked for its rows as of a batch that is older than its history, or of another run."""
 
@@ -186,11 +196,45 @@ class AccessDenied(InputError):
     status = 403
 
 
+class Misdirected(InputError):
+    """A server that holds a share of the keys was asked for others. `location` says who has them, once it is known.
+
+    `view` and `leading` say which keys are meant: by the leading column's bytes, or all of the view's if it is None.
+    """
+
+    code = "misdirected"
+    status = 421
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next_step: str | None = None,
+        view: str = "",
+        leading: bytes | None = None,
+        location: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.view, self.leading, self.location = view, leading, location
+
+    def problem(self) -> dict[str, Any]:
+        """With the location."""
+        return super().problem() | ({} if self.location is None else {"location": self.location})
+
+
 class BodyTooLarge(InputError):
     """A request's body that is longer than it may be. It was not read to its end."""
 
     code = "body-too-large"
     status = 413
+
+
+class BodyTooSlow(InputError):
+    """A request's body that was not there within the time that it may take."""
+
+    code = "body-too-slow"
+    status = 408
 
 
 class MethodInvalid(InputError):
@@ -311,6 +355,7 @@ class TooManyRequests(OperatingError):
 
     code = "too-many-requests"
     status = 429
+    retry_after_s: int
 
     def __init__(
         self, what: str, *, where: str | None = None, next_step: str | None = None, retry_after_s: int = 1
