@@ -50,6 +50,8 @@ def routes(layout: Layout) -> Sequence[Route]:
     return [
         Route("/v1/slow", slow, reach="read", parameters=(Parameter("s", "seconds"),)),
         Route("/v1/echo", echo, reach="append", method="POST", body=Body({}, BODY_BYTES_MAX)),
+        Route("/v1/echo", slow, reach="sql"),
+        Route("/v1/echo", echo, reach="anyone", method="PUT"),
         Route("/v1/stream", stream, reach="read"),
         Route("/v1/paper", paper, reach="read"),
         Route("/v1/broken", broken, reach="read"),

@@ -203,6 +203,29 @@ def test_a_role_or_scope_that_does_not_reach_is_403(
             assert (line["path"], line["address"], line["trace"]) == ("/v1/nothing", "127.0.0.1", "ab" * 16)
 
 
+def test_the_methods_of_one_address_let_in_each_their_own(served: Served) -> None:
+    token, _ = served.issuer.create("appender", ("append",))
+    with served.client(token) as client, served.client() as nobody:
+        assert client.post("/v1/echo", content=b"x").status_code == 200, "whoever may not GET it may POST it"
+        assert client.get("/v1/echo").status_code == 403
+        assert [nobody.request(method, "/v1/echo").status_code for method in ("PUT", "POST", "GET")] == [200, 401, 401]
+        assert client.delete("/v1/echo").status_code == 405
+        assert nobody.delete("/v1/echo").status_code == 401
+
+
+@pytest.mark.timeout(30)
+def test_a_stream_ends_soon_after_its_token_is_revoked(served: Served) -> None:
+    token, _ = served.issuer.create("watcher")
+    with served.client(token) as client, client.stream("GET", "/v1/stream") as stream:
+        parts = stream.iter_raw()
+        next(parts)
+        served.issuer.revoke("watcher")
+        start = time.monotonic()
+        for _ in parts:
+            assert time.monotonic() - start < 10
+    assert served.refusals()[-1]["who"] == "watcher"
+
+
 def test_every_answer_has_the_security_headers(served: Served) -> None:
     token, _ = served.issuer.create("headers", ("operator",))
     with served.client(token) as client, served.client() as nobody:
