@@ -19,7 +19,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ValueOv
 from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from stateside.positions import Position
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from stateside.testing import append, run_to
 
 from .conftest import serving

@@ -17,7 +17,7 @@ from stateside.layout import Layout
 from stateside.processes import Child, free_port
 from stateside.serving.access.holder import OPERATOR, customer
 from stateside.serving.access.tokens import TokenFile, check_address
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from stateside.serving.web.route import Route
 
 

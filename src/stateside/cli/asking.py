@@ -12,7 +12,7 @@ import click
 from stateside.cli.group import PORT
 
 if TYPE_CHECKING:
-    from stateside.serving.client import Client
+    from stateside.serving.clients import Client
 
 TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
 
@@ -31,7 +31,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 def client_of(url: str) -> Client:
     """A client of this server, with the token that the environment has for it."""
-    from stateside.serving.client import Client
+    from stateside.serving.clients import Client
 
     return Client(url, token=os.environ.get(TOKEN_VARIABLE))
 
