@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from stateside.errors import HistoryGone, KeyInvalid, NotFreshEnough, OperatingError, RequestInvalid
+from stateside.errors import (
+    HistoryGone,
+    KeyInvalid,
+    Misdirected,
+    NotFreshEnough,
+    OperatingError,
+    RequestInvalid,
+    StatesideError,
+)
 from stateside.journal.event import Event
 from stateside.positions import Position
 from stateside.serving.clients import questions
@@ -21,15 +29,28 @@ from stateside.serving.clients.steps import Ask, Reply, Steps, Together
 KEYS_MAX = 1_000  # of one request; more of them are sent in several
 SQL_MS = 30_000  # for so long a statement may take if nothing else is said
 
+R = TypeVar("R")
 T = TypeVar("T", bound=Stamped)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who has a part of a view's keys, and which share that is, if it is one of several."""
+
+    whom: Whom
+    share: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """A question to one of several places: whom, and how it is asked with a floor, or as of a batch."""
+    """A question to one of several places: whom, and how it is asked with a floor, or as of a batch.
+
+    `share` is the one that the answer must be of.
+    """
 
     whom: Whom
     ask: Callable[[Floor], Ask]
+    share: str | None = None
 
 
 class SharesChanged(OperatingError):
@@ -50,33 +71,16 @@ class Asking:
     def rows(self, view: str, key: Sequence[Part], floor: Floor) -> Steps[Answer]:
         """The rows of a key, or of all that begin with these parts."""
         parts = texts(key)
-        ask, deadline_s = partial(of_view, view, "rows", parts), self.core.deadline(of_view(view, "rows", parts, floor))
-        yield from self.core.look(deadline_s)
-        places = self.places(view, parts)
-        if len(places) == 1:
-            return (yield from self.core.read(ask(floor), self._answer(view), places[0], deadline_s))
-        asked = [Asked(whom, ask) for whom in places]
-        answers = yield from self.at_one_batch(asked, self._answer(view), floor, deadline_s)
-        return self.put_together(view, answers)
+        deadline_s = self.core.deadline(of_view(view, "rows", parts, floor))
+        return (yield from self.anew(lambda: self._rows(view, parts, floor, deadline_s), SharesChanged, deadline_s))
 
     def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: Floor) -> Steps[Lookup]:
         """The rows of many whole keys, each at its key's place in the answer."""
         whole = [[key] if isinstance(key, str) else texts(key) for key in keys]
         if not whole:
             raise RequestInvalid("There is no key to look up", next_step="Give one at least")
-        deadline_s = self.core.deadline(of_view(view, "rows", (), floor))
-        yield from self.core.look(deadline_s)
-        groups = self._by_place(view, whole)
-        asked = [
-            Asked(self.whom(view, whole[group[0]]), partial(self._lookup_ask, view, [whole[index] for index in group]))
-            for group in groups
-        ]
-        answers = yield from self.at_one_batch(asked, Lookup.of, floor, deadline_s)
-        found: list[Row | None] = [None] * len(whole)
-        for group, answer in zip(groups, answers, strict=True):
-            for index, row in zip(group, answer.found, strict=True):
-                found[index] = row
-        return Lookup.together_found(found, [answer.stamp for answer in answers], self.types(view))
+        deadline_s = self.core.deadline(of_view(view, "lookup", (), floor))
+        return (yield from self.anew(lambda: self._lookup(view, whole, floor, deadline_s), Misdirected, deadline_s))
 
     def sum(self, view: str, key: Sequence[Part], span: questions.Parameters, floor: Floor) -> Steps[Answer]:
         """A range of one key's buckets, combined."""
@@ -94,21 +98,10 @@ class Asking:
 
     def rollup(self, view: str, columns: Sequence[str], key: Sequence[Part], floor: Floor) -> Steps[Answer]:
         """Rows added up by a coarser key; those of several shares are added up here."""
-        path, parts = questions.rollup_path(columns), texts(key)
-        ask = partial(of_view, view, path, parts)
+        ask = partial(of_view, view, questions.rollup_path(columns), texts(key))
         deadline_s = self.core.deadline(ask(floor))
-        yield from self.core.look(deadline_s)
-        while True:
-            shares = self.shares(view)
-            if len(shares) == 1:
-                return (yield from self.core.read(ask(floor), self._answer(view), shares[0], deadline_s))
-            asked = [Asked(whom, partial(ask, more=(("tallies", "1"),))) for whom in shares]
-            try:
-                answers = yield from self.at_one_batch(asked, Answer.of, floor, deadline_s)
-            except SharesChanged:
-                continue
-            rows = added_up([answer.document for answer in answers], columns, self.key(view))
-            return Answer.together(rows, [answer.stamp for answer in answers], self.types(view))
+        course = partial(self._rollup, view, columns, ask, floor, deadline_s)
+        return (yield from self.anew(course, SharesChanged, deadline_s))
 
     # Questions to anybody
 
@@ -155,19 +148,43 @@ class Asking:
 
     # Where things are
 
-    def shares(self, view: str) -> list[Whom]:
-        """For each share of a view, whom to ask; one for all if somebody has all keys, or if nothing is known."""
+    def anew(self, course: Callable[[], Steps[R]], when: type[StatesideError], deadline_s: float) -> Steps[R]:
+        """Look up who has what, and go a course of steps; begin anew when things turn out to be elsewhere."""
+        rounds = 0
+        yield from self.core.look(deadline_s)
+        while True:
+            rounds += 1
+            try:
+                return (yield from course())
+            except when as error:
+                yield from self.core.pause(rounds, deadline_s, error)
+
+    def shares(self, view: str) -> list[Place]:
+        """The shares of a view, each with whom to ask; one for all if somebody has all keys, or if nothing is known."""
         locations = self.core.locations
 
         def copies(index: int, now_s: float) -> Sequence[str]:
             found = locations.shares(view, now_s)
             if found is not None and len(found) != count:
                 raise SharesChanged(view)
-            return () if found is None else found[index]
+            return () if found is None else found[index][1]
 
-        known = locations.shares(view, self.core.clock())
-        count = 1 if known is None else len(known)
-        return [Whom(partial(copies, index), partial(locations.unfound, view)) for index in range(count)]
+        nothing: list[str] = []
+        known = locations.shares(view, self.core.clock()) or [(None, nothing)]
+        count, nobody = len(known), partial(locations.unfound, view)
+        return [
+            Place(Whom(partial(copies, index), nobody, follow=count == 1), share)
+            for index, (share, _) in enumerate(known)
+        ]
+
+    def asked_of(self, places: Sequence[Place], ask: Callable[[Floor], Ask]) -> list[Asked]:
+        """The same question to several places."""
+        return [Asked(place.whom, ask, place.share) for place in places]
+
+    def named_by(self, error: Misdirected) -> Whom:
+        """Those whom a server has named instead of itself."""
+        urls = self.core.locations.named_by(error)
+        return Whom(lambda now_s: urls)
 
     def types(self, view: str) -> Mapping[str, str]:
         """The types of a view's columns, as far as they are known."""
@@ -194,14 +211,46 @@ class Asking:
                 f"Each server has a share of the view {view!r}, and this is asked of several shares together",
                 next_step="Give the first part of a key, or start a server without --share",
             )
-        return places[0]
+        return places[0].whom
 
-    def places(self, view: str, parts: Sequence[str]) -> list[Whom]:
+    def places(self, view: str, parts: Sequence[str]) -> list[Place]:
         """Whom to ask for keys that begin so: all shares, if they may be anywhere."""
         locations = self.core.locations
         held = locations.held(view)
         scattered = held is not None and bool(held.key) and locations.share_of(view, parts) is None
-        return self.shares(view) if scattered else [self.whom(view, parts)]
+        return self.shares(view) if scattered else [Place(self.whom(view, parts))]
+
+    def _rows(self, view: str, parts: Sequence[str], floor: Floor, deadline_s: float) -> Steps[Answer]:
+        ask, make = partial(of_view, view, "rows", parts), self._answer(view)
+        places = self.places(view, parts)
+        if len(places) == 1:
+            return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))
+        try:
+            answers = yield from self.at_one_batch(self.asked_of(places, ask), make, floor, deadline_s)
+        except Misdirected as error:  # what the token reaches is all in one place
+            return (yield from self.core.read(ask(floor), make, self.named_by(error), deadline_s))
+        return self.put_together(view, answers)
+
+    def _lookup(self, view: str, keys: Sequence[Sequence[str]], floor: Floor, deadline_s: float) -> Steps[Lookup]:
+        groups = self._by_place(view, keys)
+        asked = [self._lookup_asked(view, [keys[index] for index in group]) for group in groups]
+        answers = yield from self.at_one_batch(asked, Lookup.of, floor, deadline_s)
+        found: list[Row | None] = [None] * len(keys)
+        for group, answer in zip(groups, answers, strict=True):
+            for index, row in zip(group, answer.found, strict=True):
+                found[index] = row
+        return Lookup.together_found(found, [answer.stamp for answer in answers], self.types(view))
+
+    def _rollup(
+        self, view: str, columns: Sequence[str], ask: Callable[..., Ask], floor: Floor, deadline_s: float
+    ) -> Steps[Answer]:
+        shares = self.shares(view)
+        if len(shares) == 1:
+            return (yield from self.core.read(ask(floor), self._answer(view), shares[0].whom, deadline_s))
+        asked = self.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
+        answers = yield from self.at_one_batch(asked, Answer.of, floor, deadline_s)
+        rows = added_up([answer.document for answer in answers], columns, self.key(view))
+        return Answer.together(rows, [answer.stamp for answer in answers], self.types(view))
 
     def _by_place(self, view: str, keys: Sequence[Sequence[str]]) -> list[list[int]]:
         """The keys' places in the question, those that the same servers have together, and not too many."""
@@ -210,9 +259,9 @@ class Asking:
             groups[tuple(self.core.locations.of_key(view, parts, self.core.clock()))].append(index)
         return [group[at : at + KEYS_MAX] for group in groups.values() for at in range(0, len(group), KEYS_MAX)]
 
-    def _lookup_ask(self, view: str, keys: Sequence[Sequence[str]], floor: Floor) -> Ask:
-        path = of_view(view, "lookup", (), floor).path
-        return questions.posted(path, {"keys": keys}, floor)
+    def _lookup_asked(self, view: str, keys: Sequence[Sequence[str]]) -> Asked:
+        path, whom = of_view(view, "lookup", (), Floor()).path, self.whom(view, keys[0])
+        return Asked(replace(whom, follow=False), partial(questions.posted, path, {"keys": keys}))
 
     def key(self, view: str) -> Sequence[tuple[str, str]]:
         """The columns of a view's key, with their types, as far as they are known."""
@@ -242,4 +291,8 @@ class Asking:
         return [redone.get(index, answer) for index, answer in enumerate(answers)]
 
     def _read(self, asked: Asked, make: Callable[[Mapping[str, Any]], T], floor: Floor, deadline_s: float) -> Steps[T]:
-        return self.core.read(asked.ask(floor), make, asked.whom, deadline_s)
+        answer = yield from self.core.read(asked.ask(floor), make, asked.whom, deadline_s)
+        if asked.share is not None and answer.stamp.share != asked.share:
+            self.core.locations.forget()
+            raise SharesChanged(answer.stamp.view)
+        return answer

@@ -29,10 +29,14 @@ _LOOK: Final = Ask("GET", "/v1/servers")
 
 @dataclass(frozen=True, slots=True)
 class Whom:
-    """Whom to ask: at a time, in order, as far as is known then; and what to say if there is nobody."""
+    """Whom to ask: at a time, in order, as far as is known then; and what to say if there is nobody.
+
+    `follow`: where a server says that somebody else has it, that one is asked; otherwise Misdirected is raised.
+    """
 
     urls: Callable[[float], Sequence[str]]
     nobody: Callable[[], StatesideError] | None = None
+    follow: bool = True
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Core:
         self._chance = chance or random.Random()
         seed = self._chance.randbytes(16) if chance else secrets.token_bytes(16)
         self.locations = Locations(urls, seed)
+        self._unheard: StatesideError | None = None  # why nobody said who serves, when it was last asked
 
     def deadline(self, ask: Ask) -> float:
         """Until when a question that is begun now must be answered: waiting that is asked for comes on top."""
@@ -118,6 +123,14 @@ class Core:
             if self._judge(ask, url, got, course) is Verdict.DONE:
                 return url, got
 
+    def pause(self, rounds: int, deadline_s: float, error: StatesideError) -> Steps[None]:
+        """Wait a little before a question is begun anew, and look who there is; raise the error if it is too late."""
+        wait_s = pause_s(rounds, self._chance)
+        if self.clock() + wait_s >= deadline_s:
+            raise error
+        yield Pause(wait_s)
+        yield from self.look(deadline_s, again=True)
+
     def look(self, deadline_s: float, *, again: bool = False) -> Steps[None]:
         """Look up who serves, if it is time. If nobody tells, what was known before holds on."""
         if self.direct or not (again or self.locations.due(self.clock())):
@@ -126,8 +139,9 @@ class Core:
             left_s = deadline_s - self.clock()
             if left_s <= 0:
                 return
-            got = yield Send(url, _LOOK, min(left_s, LOOK_S_MAX))
+            got = yield Send(url, _LOOK, min(left_s / 2, LOOK_S_MAX))  # the question itself has to be sent as well
             if isinstance(got, Silence):
+                self._unheard = error_of(got, url)
                 self.locations.note_silence(url, self.clock())
                 continue
             self.locations.note_reply(url)
@@ -183,15 +197,20 @@ class Core:
             course.given_up.add(url)
         if isinstance(course.error, Misdirected):
             self.locations.forget()
-            servers = (course.error.location or {}).get("servers", ())
-            course.sent_to = [each["url"] for each in servers if self.locations.may_ask(each["url"])]
+            if not course.whom.follow:
+                raise course.error
+            course.sent_to = self.locations.named_by(course.error)
         return said
 
     def _too_late(self, course: Course) -> StatesideError:
-        if course.error is None and course.whom.nobody is not None:
+        if course.error is None and self.locations.known and course.whom.nobody is not None:
             return course.whom.nobody()
-        return course.error or OperatingError(
-            f"There was no answer within {self.deadline_s:g} s",
-            where=", ".join(self.locations.given),
-            next_step="Ask again, or give a later deadline",
+        return (
+            course.error
+            or self._unheard
+            or OperatingError(
+                f"There was no answer within {self.deadline_s:g} s",
+                where=", ".join(self.locations.given),
+                next_step="Ask again, or give a later deadline",
+            )
         )

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -29,8 +30,9 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
     given = [urls] if isinstance(urls, str) else list(urls)
     for url in given:
         try:
+            urlsplit(url)  # it knows some that httpx does not
             parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
+        except (ValueError, httpx.InvalidURL) as error:
             raise _no_address(url, str(error)) from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise _no_address(url, "it does not begin with http:// or https:// and a host")

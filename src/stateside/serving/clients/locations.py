@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
-from stateside.errors import OperatingError, RequestInvalid, StatesideError
+from stateside.errors import Misdirected, OperatingError, RequestInvalid, StatesideError
 from stateside.serving.place.announcement import Announcement, Held, leading_or_none
 from stateside.serving.place.location import Holding, cover, holdings, missing
 
@@ -31,6 +31,11 @@ class Locations:
         self._looked_s = float("-inf")
         self._away: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether any server has told of itself and others."""
+        return bool(self._servers)
 
     def due(self, now_s: float) -> bool:
         """Whether it is time to look the servers up."""
@@ -56,6 +61,11 @@ class Locations:
     def may_ask(self, url: str) -> bool:
         """Whether a server that others told of is asked."""
         return url.startswith("https:") or any(given.startswith("http:") for given in self.given)
+
+    def named_by(self, error: Misdirected) -> list[str]:
+        """The servers that have what another one was asked for in vain, as that one says."""
+        servers = (error.location or {}).get("servers", ())
+        return [each["url"] for each in servers if self.may_ask(each["url"])]
 
     def nothing_told(self, now_s: float) -> None:
         """These servers tell nothing of others: those that were given are asked."""
@@ -92,12 +102,12 @@ class Locations:
         """Those that have all keys of a view."""
         return self._urls(holdings(self._servers, view), now_s)
 
-    def shares(self, view: str, now_s: float) -> list[list[str]] | None:
-        """Servers that together have all keys of a view: the copies of each share. None if a share is missing."""
+    def shares(self, view: str, now_s: float) -> list[tuple[str | None, list[str]]] | None:
+        """Servers that together have all keys of a view: each share with its copies. None if a share is missing."""
         if self.held(view) is None:
-            return [self.anybody(now_s)]
+            return [(None, self.anybody(now_s))]
         found = cover(self._servers, view)
-        return None if found is None else [self._urls(copies, now_s) for copies in found]
+        return None if found is None else [(copies[0].share, self._urls(copies, now_s)) for copies in found]
 
     def with_all_keys(self, now_s: float) -> list[str]:
         """Those that have all keys of every view; if nothing is known, those that were given."""

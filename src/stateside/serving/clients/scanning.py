@@ -6,11 +6,12 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from stateside.errors import RequestInvalid
+from stateside.errors import Misdirected, RequestInvalid
 from stateside.serving.clients.answers import Answer, Row
-from stateside.serving.clients.asking import Asked, Asking
+from stateside.serving.clients.asking import Asking, Place, SharesChanged
 from stateside.serving.clients.core import Whom
 from stateside.serving.clients.merging import Rank, by_column, by_key
 from stateside.serving.clients.questions import Floor, Parameters, of_view
@@ -68,10 +69,22 @@ class Scan:
 
     def pages(self) -> Steps[None]:
         """Deliver all pages."""
-        core, question = self._asking.core, self._question
-        yield from core.look(core.deadline(question.ask(question.floor)))
-        places = self._asking.places(question.view, question.key)
-        yield from self._of_one(places[0]) if len(places) == 1 else self._of_shares(places)
+        deadline_s = self._asking.core.deadline(self._question.ask(self._question.floor))
+        begin = partial(self._begin, deadline_s)
+        places, first = yield from self._asking.anew(begin, SharesChanged, deadline_s)
+        yield from self._of_one(places[0].whom) if len(places) == 1 else self._of_shares(places, first)
+
+    def _begin(self, deadline_s: float) -> Steps[tuple[Sequence[Place], Sequence[Answer]]]:
+        """Who has the rows; if several have, also their first pages, of one batch where that can be."""
+        places = self._asking.places(self._question.view, self._question.key)
+        if len(places) == 1:
+            return places, []
+        asked = self._asking.asked_of(places, self._first_page)
+        try:
+            first = yield from self._asking.at_one_batch(asked, self._made, self._question.floor, deadline_s)
+        except Misdirected as error:  # a filter, or what the token reaches, leaves keys of one place only
+            return [Place(self._asking.named_by(error))], []
+        return places, first
 
     def _of_one(self, whom: Whom) -> Steps[None]:
         """Pages as one server has them."""
@@ -85,11 +98,10 @@ class Scan:
             if cursor is None:
                 return
 
-    def _of_shares(self, places: Sequence[Whom]) -> Steps[None]:
+    def _of_shares(self, places: Sequence[Place], first: Sequence[Answer]) -> Steps[None]:
         """Pages of all shares, merged: a row is handed on when no share can have one before it."""
-        shares = [_Share(whom) for whom in places]
-        first, delivered = (yield from self._first_pages(shares)), False
-        stamps = [page.stamp for page in first]
+        shares = [_Share(place.whom) for place in places]
+        stamps, delivered = [page.stamp for page in first], False
         for share, page in zip(shares, first, strict=True):
             self._take(share, page)
         while True:
@@ -109,11 +121,6 @@ class Scan:
 
     def _page(self, rows: list[Row], stamps: Sequence[Stamp]) -> Answer:
         return Answer.together(rows, stamps, self._asking.types(self._question.view))
-
-    def _first_pages(self, shares: Sequence[_Share]) -> Steps[list[Answer]]:
-        deadline_s = self._asking.core.deadline(self._question.ask(self._question.floor))
-        asked = [Asked(share.whom, self._first_page) for share in shares]
-        return (yield from self._asking.at_one_batch(asked, self._made, self._question.floor, deadline_s))
 
     def _first_page(self, floor: Floor) -> Ask:
         return self._question.ask(floor, None, self._fetched())

@@ -5,9 +5,10 @@ Which rollups there are the replica says, snapshot by snapshot: they may be decl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.tallies import tallied
@@ -18,6 +19,8 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows, unpack
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.values import Leaf, parse_key, renderer
+
+NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
 class RollupReader:
@@ -41,11 +44,13 @@ class RollupReader:
         columns: Sequence[str],
         key: Sequence[Value],
         rows_max: int,
+        wanted: Mapping[str, Value] = NOTHING,
         *,
         tallies: bool = False,
     ) -> list[dict[str, Any]]:
         """The rows of the rollup by these columns whose coarser key begins with these values.
 
+        Of these only the ones that have the `wanted` values in their key's columns.
         With `tallies` each has the numbers that its values are made of in their place: those of several shares can be
         added up, which averages and rounded sums cannot.
         NotFreshEnough while the rollups have other computed columns than the catalogue.
@@ -58,10 +63,14 @@ class RollupReader:
         codec = KeyCodec([self._types[name] for name in columns])
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)]
         rows: list[dict[str, Any]] = []
+        places = [(place, wanted[name]) for place, name in enumerate(columns) if name in wanted]
         for coarser, row in snapshot.rollup(kept.index(tuple(columns)), codec.encode(key)):
+            decoded = codec.decode(coarser)
+            if any(decoded[place] != value for place, value in places):
+                continue
             if len(rows) == rows_max:
                 raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
-            shown = {name: show(value) for (name, show), value in zip(render, codec.decode(coarser), strict=True)}
+            shown = {name: show(value) for (name, show), value in zip(render, decoded, strict=True)}
             rows.append(shown | (_tallies(row) if tallies else self._values(row)))
         return rows
 
