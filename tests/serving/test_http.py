@@ -146,7 +146,7 @@ def test_a_second_server_on_the_same_folder_answers_too(server: str, billing_fol
 
 def test_get_on_the_command_line_prints_the_answer_or_one_sentence(server: str) -> None:
     command = [sys.executable, "-m", "stateside", "get", "--url", server]
-    found = subprocess.run([*command, "bill/c1"], capture_output=True, text=True, check=True)
+    found = subprocess.run([*command, "--json", "bill/c1"], capture_output=True, text=True, check=True)
     assert json.loads(found.stdout)["stamp"]["view"] == "bill"
     failed = subprocess.run([*command, "bill/c1/today"], capture_output=True, text=True, check=False)
     assert failed.returncode == 1

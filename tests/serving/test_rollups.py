@@ -169,7 +169,7 @@ def visits_by_country(client: Client, receipt: Position) -> dict[str, int]:
 
 def test_the_command_line_asks_for_rollups(shop: str) -> None:
     command = [sys.executable, "-m", "stateside", "rollup", "spending", "country", "de", "--url", shop]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)["rows"] == [GERMANY]
     total = subprocess.run([*command[:5], "--url", shop], capture_output=True, text=True, check=False)
     assert total.returncode == 1

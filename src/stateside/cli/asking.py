@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stateside.serving.clients import Client
 
 TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
+UNREACHED_S: Final = 0.5  # people want to know soon that nobody is there
 ROWS_SHOWN: Final = 100  # of a scan, unless more are asked for
 
 
@@ -50,7 +51,7 @@ def client_of(url: str | Sequence[str]) -> Client:
     """A client of these servers, with the token that the environment has for them."""
     from stateside.serving.clients import Client
 
-    return Client(url, token=os.environ.get(TOKEN_VARIABLE))
+    return Client(url, token=os.environ.get(TOKEN_VARIABLE), unreached_s=UNREACHED_S)
 
 
 def floor_of(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:

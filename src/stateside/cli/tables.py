@@ -92,7 +92,9 @@ def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_CHARS, no_color=True)
-    console.print(table)
+    with console.capture() as shown:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
 
 
 def _plain(text: str) -> Any:

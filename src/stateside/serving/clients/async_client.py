@@ -31,7 +31,9 @@ class AsyncClient:
     """Asks servers, and takes each question to one that has the keys. For one event loop.
 
     `urls` are the servers to begin with; the others that they tell of are found by themselves. Every call ends within
-    `deadline_s`, and what may be repeated is, until then. With `direct` only the given servers are asked, once each.
+    `deadline_s`, and what may be repeated is, until then; if nobody can be reached at all, within `unreached_s`.
+    `certificate` is a file with those to trust beside the usual ones. With `direct` only the given servers are asked,
+    once each.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class AsyncClient:
         deadline_s: float = DEADLINE_S,
         certificate: str | Path | None = None,
         direct: bool = False,
+        unreached_s: float | None = None,
     ) -> None:
-        self._asking = Asking(Core(http.addresses(urls), deadline_s=deadline_s, direct=direct))
+        core = Core(http.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
+        self._asking = Asking(core)
         self._http = httpx.AsyncClient(**http.settings(token, certificate))
 
     async def rows(

@@ -34,7 +34,9 @@ class Client:
     """Asks servers, and takes each question to one that has the keys. May be used by several threads.
 
     `urls` are the servers to begin with; the others that they tell of are found by themselves. Every call ends within
-    `deadline_s`, and what may be repeated is, until then. With `direct` only the given servers are asked, once each.
+    `deadline_s`, and what may be repeated is, until then; if nobody can be reached at all, within `unreached_s`.
+    `certificate` is a file with those to trust beside the usual ones. With `direct` only the given servers are asked,
+    once each.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Client:
         deadline_s: float = DEADLINE_S,
         certificate: str | Path | None = None,
         direct: bool = False,
+        unreached_s: float | None = None,
     ) -> None:
-        self._asking = Asking(Core(http.addresses(urls), deadline_s=deadline_s, direct=direct))
+        core = Core(http.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
+        self._asking = Asking(core)
         self._http = httpx.Client(**http.settings(token, certificate))
 
     def rows(

@@ -43,8 +43,10 @@ class Whom:
 class Course:
     """How far the attempts to have one question answered have come. `sent_to`: where a server said that it is."""
 
+    began_s: float
     deadline_s: float
     whom: Whom
+    reached: bool = False
     sent_to: list[str] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
@@ -55,7 +57,8 @@ class Course:
 class Core:
     """What a client knows, and how it goes about a question.
 
-    `direct`: the servers that were given are asked, in their order, once each; nothing is looked up.
+    `direct`: the servers that were given are asked, in their order, once each; nothing is looked up. `unreached_s`: for
+    so long at most nobody at all may be reached; by default until the deadline.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class Core:
         *,
         deadline_s: float = DEADLINE_S,
         direct: bool = False,
+        unreached_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
         if deadline_s <= 0:
             raise RequestInvalid(f"A deadline of {deadline_s} s leaves no time", next_step="Give some seconds")
         self.deadline_s, self.direct, self.clock = deadline_s, direct, clock
+        self._unreached_s = deadline_s if unreached_s is None else unreached_s
         self._chance = chance or random.Random()
         seed = self._chance.randbytes(16) if chance else secrets.token_bytes(16)
         self.locations = Locations(urls, seed)
@@ -100,12 +105,12 @@ class Core:
     def reply(self, ask: Ask, whom: Whom | None = None, deadline_s: float | None = None) -> Steps[tuple[str, Reply]]:
         """Who replied, and what; by default anybody is asked."""
         deadline_s = self.deadline(ask) if deadline_s is None else deadline_s
-        course = Course(deadline_s, whom or Whom(self.locations.anybody))
+        course = Course(self.clock(), deadline_s, whom or Whom(self.locations.anybody))
         return (yield from self._attempts(ask, course, lambda url, left_s: Send(url, ask, left_s)))
 
     def open(self, ask: Ask, whom: Whom, silence_s: float) -> Steps[str]:
         """Open a stream, whose lines come next; gives back who streams."""
-        course = Course(self.deadline(ask), whom)
+        course = Course(self.clock(), self.deadline(ask), whom)
         url, _ = yield from self._attempts(ask, course, lambda url, left_s: Open(url, ask, silence_s))
         return url
 
@@ -174,7 +179,8 @@ class Core:
             course.rounds += 1
             free_s = min((self.locations.not_before_s(url) for url in known), default=now_s)
             wait_s = max(pause_s(course.rounds, self._chance), free_s - now_s)
-            if now_s + wait_s >= course.deadline_s:
+            unreached = not course.reached and now_s - course.began_s >= self._unreached_s
+            if unreached or now_s + wait_s >= course.deadline_s:
                 raise self._too_late(course)
             yield Pause(wait_s)
             yield from self.look(course.deadline_s, again=True)
@@ -183,6 +189,7 @@ class Core:
     def _judge(self, ask: Ask, url: str, got: Reply | Silence, course: Course) -> Verdict:
         """Draw the lesson of what came back; raise what is final."""
         said, now_s = verdict(ask, got), self.clock()
+        course.reached = course.reached or not isinstance(got, Silence) or got.sent
         if said is Verdict.DONE:
             self.locations.note_reply(url)
             return said
