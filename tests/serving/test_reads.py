@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from stateside.serving.access.issuer import Issuer
+from stateside.serving.reading import filters, lookup, question, reader, scan, sealed
 from tests.replica.spark_job import Changes, Row
 from tests.sizes import sized
 
@@ -32,6 +33,7 @@ ROWS: Changes = {
 }
 SPENDING = "/v1/views/spending"
 LOOKUP = f"{SPENDING}/lookup"
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
 @contextmanager
@@ -119,6 +121,21 @@ def test_an_answer_that_the_client_has_already_is_not_sent_again(client: httpx.C
         assert response.headers["etag"] != tag
     assert "etag" not in client.post(LOOKUP, json={"keys": [["emma", "de"]]}).headers
     assert "etag" not in client.get(f"{SPENDING}/rows/emma?limit=0").headers, "a problem is no answer"
+
+
+def test_every_question_of_the_page_is_answered(client: httpx.Client) -> None:
+    block = DOCS.read_text().split("<!-- test: questions -->\n```http\n")[1].split("```")[0]
+    for line in block.splitlines():
+        method, path, *body = line.split(" ", 2)
+        response = client.request(method, path, content=body[0] if body else None)
+        assert response.status_code == 200, f"{line}: {response.text}"
+
+
+def test_the_page_s_table_of_limits_has_what_the_code_has() -> None:
+    assert (lookup.KEYS_MAX, lookup.KEYS_AT_ONCE_MAX) == (1_000, 100)
+    assert (question.LIMIT_MAX, question.LIMIT_DEFAULT, question.ORDERED_LIMIT_MAX) == (10_000, 100, 1_000)
+    assert (scan.ROWS_LOOKED_AT_MAX, scan.ORDERED_ROWS_MAX, sealed.SEALED_ROWS_MAX) == (20_000, 500_000, 20_000)
+    assert (filters.CONDITIONS_MAX, reader.ROWS_MAX) == (16, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -314,9 +331,9 @@ def test_concurrent_readers_of_200_batches_never_see_a_torn_one(tmp_path: Path) 
     bank.batch()
     for url in serving(shop.layout, tmp_path / "server.log", f"{SPENDING}/rows/bank"):
         clients = [httpx.Client(base_url=url, timeout=30) for _ in range(3)]
-        readers = [threading.Thread(target=read_on, args=(client, stop, seen, wrong)) for client in clients]
-        for reader in readers:
-            reader.start()
+        threads = [threading.Thread(target=read_on, args=(client, stop, seen, wrong)) for client in clients]
+        for thread in threads:
+            thread.start()
         for _ in range(BATCHES):
             bank.batch()
             time.sleep(0.02)
@@ -324,8 +341,8 @@ def test_concurrent_readers_of_200_batches_never_see_a_torn_one(tmp_path: Path) 
         while max(seen, default=0) < BATCHES and not wrong and time.monotonic() < deadline:
             time.sleep(0.1)
         stop.set()
-        for reader, client in zip(readers, clients, strict=True):
-            reader.join()
+        for thread, client in zip(threads, clients, strict=True):
+            thread.join()
             client.close()
     if wrong:
         raise wrong[0]
