@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from stateside.cli import main
 from stateside.processes import Child, free_port
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from tests.written import WORDS, Written, WrittenOperator, words
 
 pytestmark = pytest.mark.e2e

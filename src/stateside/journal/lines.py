@@ -33,7 +33,7 @@ from stateside.journal.writer import JournalWriter
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
 CHUNK_BYTES = 1024 * 1024  # what comes in at once is appended at once
 
-_FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "tags")
+FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "tags")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -113,29 +113,29 @@ def parse(number: int, line: bytes, now_us: int) -> Event | BadLine:
     try:
         if len(line) > LINE_BYTES_MAX:
             raise ValueError(f"it is longer than {LINE_BYTES_MAX} bytes")
-        event = _event(_fields(line), now_us)
+        event = event_of(_fields(line), now_us)
         reason = fault(event)
     except (ValueError, RecursionError) as error:
         reason = str(error)
     return event if reason is None else BadLine(number, line.decode(errors="backslashreplace"), reason)
 
 
-def _fields(line: bytes) -> dict[str, Any]:
+def _fields(line: bytes) -> Any:
     try:
-        fields = json.loads(line.decode())
+        return json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8, at byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error.msg} at character {error.pos + 1}") from error
+
+
+def event_of(fields: Any, now_us: int) -> Event:
+    """The event that these fields tell of; ValueError if they are none. Whether the journal takes it `fault` says."""
     if not isinstance(fields, dict):
         raise ValueError(f"it is a JSON {type(fields).__name__}, not an object")
-    unknown = [name for name in fields if name not in _FIELDS]
+    unknown = [name for name in fields if name not in FIELDS]
     if unknown:
-        raise ValueError(f"it has a field {unknown[0]!r}; an event has {', '.join(_FIELDS)}")
-    return fields
-
-
-def _event(fields: dict[str, Any], now_us: int) -> Event:
+        raise ValueError(f"it has a field {unknown[0]!r}; an event has {', '.join(FIELDS)}")
     for needed in ("entity", "type"):
         if needed not in fields:
             raise ValueError(f"it has no {needed}")

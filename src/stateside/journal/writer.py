@@ -18,6 +18,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import OperatingError
 from stateside.journal import segment
 from stateside.journal.event import SCHEMA, Event, encode
+from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
 from stateside.journal.segment import PARTITION as PARTITION
@@ -78,6 +79,7 @@ class JournalWriter:
         self._file = self._mark = _CLOSED
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
+        self._ids = Ids(Journal(directory))
         with _writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._turns = Turns(directory / "lock", wait_s_max)
@@ -114,6 +116,22 @@ class JournalWriter:
             unstored = {event.id for event in Journal(self._directory).unstored(events, since)}
             wanted = pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string()))
             return self._append(batch.filter(wanted)) if unstored else self.end
+
+    def append_once(self, events: Sequence[Event]) -> list[int]:
+        """Store those of the events whose ids the journal does not have yet, all or none; the offset of each event.
+
+        For an event whose id is there already that is the first one's, whatever else they say; so whoever repeats an
+        append gets the same answer again. A receipt for an event is the position just after its offset.
+        """
+        batch = encode(events, self._clock.now_us())
+        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
+        with self._turn():
+            there = dict(zip(rows, self._ids.offsets(list(rows), self._end), strict=True))
+            new = sorted(row for id_, row in rows.items() if there[id_] is None)
+            stored = {events[row].id: self._end.offset + number for number, row in enumerate(new)}
+            if new:
+                self._append(batch.take(pa.array(new)))
+        return [(there | stored)[event.id] or 0 for event in events]
 
     def close(self) -> None:
         """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can."""

@@ -23,10 +23,11 @@ BODY_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in the address, behind the question mark."""
+    """A parameter in the address, behind the question mark; `repeated`: it may be given several times."""
 
     name: str
     text: str
+    repeated: bool = field(default=False, kw_only=True)
     schema: Schema = field(default_factory=lambda: {"type": "string"}, compare=False)
 
 
@@ -49,7 +50,9 @@ FLOOR = (
     whole("max_age_ms", "only if it is no older than this"),
     whole("wait_ms", "for how long to wait until it is so"),
 )
-KEY = Parameter("key", 'a part of the key, for those that cannot stand in a path ("a/b", "..", ""); once for each part')
+KEY = Parameter(
+    "key", 'a part of the key, for those that cannot stand in a path ("a/b", "..", ""); once for each', repeated=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Route:
     """One address. `text` says in a line what there is.
 
     `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
-    customers' data; `own`: anybody with a token, the handler looks whose data it is; `anyone`: also without a token.
+    customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also without a token.
     With `read` the handler gives only rows that the holder may have (`Holder.rows_of`).
     """
 
@@ -76,7 +79,9 @@ class Route:
             case "customer":
                 holder.require("read")
                 holder.require_customer(taken[0])
-            case "own" | "anyone":
+            case "own":
+                holder.require("read")
+            case "anyone":
                 pass
             case role:
                 holder.require(role)

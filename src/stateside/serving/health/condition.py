@@ -1,0 +1,66 @@
+"""The condition of a view: where its replica stands, how old its answers would be, and how its job is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stateside.checkpoint.log import Checkpoint
+from stateside.errors import StatesideError
+from stateside.layout import ViewLayout
+from stateside.replica.store import Snapshot
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.views import Views
+from stateside.serving.stamp import Stamp
+from stateside.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`batch` is None, and so is what depends on it, while the view cannot be answered."""
+
+    view: str
+    job: str
+    batch: int | None = None
+    age_ms: int | None = None
+    lag_batches: int | None = None  # None as well if the checkpoint cannot be read
+    rows: int | None = None
+    bytes: int = 0
+    trouble: str | None = None
+
+
+async def conditions(views: Views) -> list[Condition]:
+    """Those of all views that there are now."""
+    jobs = {state["view"]: state["state"] for state in views.states()}
+    return [await _condition(views, layout, jobs.get(layout.name, "unknown")) for layout in views.layouts()]
+
+
+async def _condition(views: Views, layout: ViewLayout, job: str) -> Condition:
+    def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int, str | None]:
+        return stamp, snapshot.count(), snapshot.trouble()
+
+    try:
+        stamp, rows, trouble = await views.get(layout.name).read(Floor(wait_ms=0), look)
+    except StatesideError:
+        return Condition(layout.name, job)
+    lag, size = await asyncio.to_thread(_disk, layout, stamp.batch)
+    return Condition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble)
+
+
+def _disk(layout: ViewLayout, batch: int) -> tuple[int | None, int]:
+    """How many committed batches the replica does not have yet, and what it takes up."""
+    try:
+        newest = Checkpoint(Storage.at(layout.checkpoint_location)).commits()[-1:]
+        lag = max(0, newest[0] - batch) if newest else 0
+    except (OSError, StatesideError):
+        lag = None
+    return lag, sum(_sizes(layout))
+
+
+def _sizes(layout: ViewLayout) -> Iterable[int]:
+    for path in layout.replica.rglob("*.mdb"):
+        try:
+            yield path.stat().st_blocks * 512
+        except OSError:  # a generation that was let go just now
+            continue

@@ -1,0 +1,41 @@
+"""Traces: by which a request is known across the systems that it goes through (W3C Trace Context).
+
+A request that brings a `traceparent` belongs to that trace; one without begins a trace. The answer's `traceparent` has
+the trace and this server's own part of it, and so has every line that is logged meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace, this server's part of it, and whether it is recorded somewhere."""
+
+    trace: str
+    span: str
+    flags: str = "00"
+
+    @classmethod
+    def of(cls, traceparent: str | None) -> Trace:
+        """The trace that a request belongs to, or a new one."""
+        found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
+        if found is not None:
+            version, trace, span, flags, rest = found.groups()
+            if version != "ff" and not (version == "00" and rest) and trace != _NO_TRACE and span != _NO_SPAN:
+                return cls(trace, secrets.token_hex(8), flags)
+        return cls(secrets.token_hex(16), secrets.token_hex(8))
+
+    def header(self) -> tuple[str, str]:
+        """As it stands in the answer."""
+        return "traceparent", f"00-{self.trace}-{self.span}-{self.flags}"
+
+
+current: ContextVar[Trace | None] = ContextVar("trace", default=None)  # of the request that is being answered

@@ -1,0 +1,99 @@
+"""The route that takes events in: durable when it answers, and the same event id again is not stored twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import EventRefused, RouteUnknown
+from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, Event, fault
+from stateside.journal.lines import event_of
+from stateside.journal.segment import PARTITION
+from stateside.layout import Layout
+from stateside.positions import Position
+from stateside.serving.appender import Appender
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import Response
+from stateside.serving.web.route import Body, Route
+
+EVENTS_MAX = 1_000
+BODY_BYTES_MAX = 4 << 20
+
+_NAME = {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}
+_EVENT = {
+    "type": "object",
+    "required": ["id", "entity", "type"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {**_NAME, "description": "what the event is known by: the same one again is not stored twice"},
+        "entity": {**_NAME, "description": "who it is about"},
+        "type": {**_NAME, "description": "what happened"},
+        "time": {"type": "string", "format": "date-time", "description": "when; the present if it is not given"},
+        "time_us": {"type": "integer", "description": "the same in microseconds since 1970, instead of `time`"},
+        "payload": {"type": "object"},
+        "tags": {"type": "array", "items": _NAME, "maxItems": TAGS_MAX},
+    },
+}
+_BODY = Body(
+    {
+        "type": "object",
+        "required": ["events"],
+        "additionalProperties": False,
+        "properties": {"events": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": EVENTS_MAX}},
+    },
+    BODY_BYTES_MAX,
+)
+_RECEIPT = {"type": "string", "description": "a position: an answer that covers it has the event", "examples": ["0:42"]}
+_ANSWER = {
+    "type": "object",
+    "required": ["receipt", "receipts"],
+    "properties": {
+        "receipt": {**_RECEIPT, "description": "covers all of them"},
+        "receipts": {"type": "array", "items": _RECEIPT, "description": "one for each event, in order"},
+    },
+}
+_TEXT = (
+    "append events to the journal: durable when this answers. Each id is stored once: an event whose id is there "
+    "already is answered with the first one's receipt, so that a request may be repeated"
+)
+
+
+def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
+    """The route for a folder; where the folder serves a checkpoint that is not ours there is no journal."""
+    appender, clock = Appender(layout.journal), clock or SystemClock()
+
+    async def append(request: Request) -> Response:
+        if layout.pointed() is not None:
+            raise RouteUnknown("The views that are served here are another job's, which has no journal of ours")
+        events = _events(request.document(), clock.now_us())
+        offsets = await appender.append(events)
+        receipts = [str(Position.of({PARTITION: offset + 1})) for offset in offsets]
+        covering = Position.of({PARTITION: max(offsets) + 1})
+        return Response({"receipt": str(covering), "receipts": receipts})
+
+    return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
+
+
+def _events(document: dict[str, Any], now_us: int) -> list[Event]:
+    """The body's events; EventRefused, naming the first bad one, and nothing is stored."""
+    found = document.get("events")
+    if set(document) != {"events"} or not isinstance(found, list) or not 1 <= len(found) <= EVENTS_MAX:
+        raise EventRefused(
+            f'The body is not {{"events": […]}} with 1 to {EVENTS_MAX:,} events',
+            next_step="Send them so; more of them in several requests",
+        )
+    return [_event(number, fields, now_us) for number, fields in enumerate(found)]
+
+
+def _event(number: int, fields: Any, now_us: int) -> Event:
+    try:
+        event = event_of(fields, now_us)
+        reason = fault(event) if "id" in fields else "it has no id, by which it would be known if it came again"
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    if reason is None:
+        return event
+    raise EventRefused(
+        f"Event {number} of the request was refused: {reason}",
+        next_step="Nothing of the request was stored; mend the event and send all of them again",
+    )

@@ -1,0 +1,44 @@
+"""Routes for who looks after a server: is it alive, is it ready, what does it measure."""
+
+from __future__ import annotations
+
+from stateside.serving.health.condition import conditions
+from stateside.serving.health.metrics import KIND, Metrics
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import File, Response
+from stateside.serving.web.route import Route
+
+_ALIVE = "this process answers"
+_READY = (
+    "every view can be answered: 200, or else 503 with the reason. While a job is down its views are answered from "
+    "their replicas: that is ready"
+)
+_METRICS = "metrics in Prometheus' text format, of all of the server's processes"
+
+
+def health_routes(metrics: Metrics) -> list[Route]:
+    """Those of a worker process, which counts in these metrics."""
+
+    async def measured(request: Request) -> Response:
+        content = metrics.text(await conditions(request.views))
+        return Response({}, file=File(KIND, content, "metrics.txt"))
+
+    return [
+        Route("/healthz", _alive, _ALIVE, "anyone"),
+        Route("/readyz", _ready, _READY, "anyone"),
+        Route("/metrics", measured, _METRICS),
+    ]
+
+
+async def _alive(request: Request) -> Response:
+    return Response({"status": "ok"})
+
+
+async def _ready(request: Request) -> Response:
+    """Anyone may ask: so there is nothing here of paths and causes, which the log and /metrics tell."""
+    found = await conditions(request.views)
+    waiting = [each.view for each in found if each.batch is None]
+    reason = f"Not answered yet: {', '.join(waiting)}" if waiting else None if found else "There is no view here yet"
+    views = [{"view": each.view, "batch": each.batch, "age_ms": each.age_ms, "job": each.job} for each in found]
+    document = {"status": "not ready" if reason else "ready", "reason": reason, "views": views}
+    return Response(document, status=503 if reason else 200)

@@ -1,0 +1,141 @@
+"""How a real server is looked after: ready, measured, traced, restarted worker by worker, stopped in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.cluster import Cluster
+
+pytestmark = pytest.mark.e2e
+
+ROWS = "/v1/views/spending/rows/c001"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(Path(tmp_path_factory.mktemp("cluster")))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Cluster) -> str:
+    return cluster.start("whole", None, "--workers", "2", "--log-json")
+
+
+def test_it_is_ready_once_every_view_can_be_answered(url: str) -> None:
+    answer = httpx.get(f"{url}/readyz")
+    assert answer.status_code == 200
+    (view,) = answer.json()["views"]
+    assert (view["view"], view["batch"] >= 0, view["job"]) == ("spending", True, "unknown")
+    assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
+
+
+def test_the_answer_has_the_trace_of_the_request(url: str) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    for path, status in ((ROWS, 200), ("/v1/nothing", 404)):
+        answer = httpx.get(url + path, headers=headers)
+        assert (answer.status_code, answer.headers["traceparent"].split("-")[1]) == (status, trace)
+    assert len(httpx.get(url + ROWS).headers["traceparent"]) == 55
+
+
+def test_metrics_are_those_of_all_workers(url: str, cluster: Cluster) -> None:
+    def count() -> int:
+        text = httpx.get(f"{url}/metrics").text
+        found = re.search(r'stateside_answers_total\{.*route="/v1/views/\{view\}/rows/\{key\.\.\.\}".*\} (\S+)', text)
+        return int(float(found[1])) if found else 0
+
+    before = count()
+    for _ in range(40):  # over connections of their own: both workers get some
+        assert httpx.get(url + ROWS).status_code == 200
+    assert count() == before + 40
+    text = httpx.get(f"{url}/metrics").text
+    assert 'stateside_view_rows{view="spending"} 120.0' in text
+    assert 'stateside_view_lag_batches{view="spending"} 0.0' in text
+    assert 'stateside_job_state{state="unknown",view="spending"} 1.0' in text
+    assert "stateside_answer_seconds_bucket" in text
+
+
+class Load:
+    """Asks all the time, from several threads, over connections that are kept and over new ones."""
+
+    def __init__(self, url: str) -> None:
+        self.answers, self.failures = 0, list[str]()
+        self._url, self._stop = url, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(kept,)) for kept in (True, True, False, False)]
+
+    def _ask(self, kept: bool) -> None:
+        client = httpx.Client(timeout=30)
+        while not self._stop.is_set():
+            if not kept:
+                client.close()
+                client = httpx.Client(timeout=30)
+            try:
+                answer = client.get(self._url + ROWS)
+                if answer.status_code == 200:
+                    self.answers += 1
+                else:
+                    self.failures.append(answer.text)
+            except httpx.TransportError as error:
+                self.failures.append(repr(error))
+        client.close()
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def workers(pid: int) -> set[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in found}
+    return {child for child, line in lines.items() if b"spawn_main" in line}
+
+
+def test_workers_restarted_one_after_the_other_cost_no_request(url: str, cluster: Cluster) -> None:
+    """SIGHUP: what an operator sends after new certificates, or an upgrade of what the workers load."""
+    pid = cluster.servers["whole"][0].pid
+    before = workers(pid)
+    assert len(before) == 2
+    with Load(url) as load:
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while len(workers(pid) - before) < 2 or workers(pid) & before:
+            assert time.monotonic() < deadline, "the workers were not replaced"
+            time.sleep(0.1)
+        time.sleep(0.5)
+    assert load.failures == []
+    assert load.answers > 20
+
+
+def test_stopping_it_finishes_what_was_asked(cluster: Cluster) -> None:
+    """The answer waits for a batch that does not come; SIGTERM comes meanwhile, and the answer is given."""
+    url = cluster.start("stopping")
+    found: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: found.append(httpx.get(f"{url}{ROWS}?min_position=0:999999&wait_ms=2000", timeout=30))
+    )
+    asking.start()
+    time.sleep(0.7)
+    cluster.stop("stopping")
+    asking.join()
+    assert [answer.status_code for answer in found] == [503]
+    assert found[0].json()["type"].endswith("not-fresh-enough")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url)

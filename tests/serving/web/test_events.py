@@ -1,0 +1,157 @@
+"""Events over HTTP: durable when answered, each id once, bad ones refused whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stateside.errors import EventRefused, TooManyRequests
+from stateside.journal import Event, Journal
+from stateside.layout import Layout
+from stateside.serving import appender
+from stateside.serving.appender import Appender
+from stateside.serving.reading.views import Views
+from stateside.serving.web.event_routes import EVENTS_MAX, event_routes
+from stateside.serving.web.request import Request
+from tests.serving.conftest import serving
+
+
+def event(id_: str, **more: Any) -> dict[str, Any]:
+    return {"id": id_, "entity": "emma", "type": "call", "time": "2026-01-31T12:00:00Z", **more}
+
+
+def post(layout: Layout, document: bytes) -> dict[str, Any]:
+    """What the handler says to this body."""
+    (route,) = event_routes(layout)
+    request = Request((), (), {}, Views(layout), body=document)
+    return dict(asyncio.run(route.handler(request)).document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"events": []}', "1 to 1,000 events"),
+        (b'{"events": {}}', "1 to 1,000 events"),
+        (b'{"event": []}', "1 to 1,000 events"),
+        (b'{"events": [{"id": "a", "entity": "e", "type": "t"}], "more": 1}', "1 to 1,000 events"),
+        (b'{"events": [7]}', "Event 0 of the request was refused: it is a JSON int"),
+        (b'{"events": [{"entity": "e", "type": "t"}]}', "it has no id"),
+        (b'{"events": [{"id": "a", "entity": "e", "type": "t"}, {"id": "b", "type": "t"}]}', "Event 1 .* no entity"),
+        (b'{"events": [{"id": "a", "entity": "e", "type": "t", "tiem": 1}]}', "'tiem'"),
+        (b'{"events": [{"id": "", "entity": "e", "type": "t"}]}', "its id has 0 characters"),
+        (b'{"events": [{"id": "a", "entity": "e", "type": "t", "time": "yesterday"}]}', "yesterday"),
+    ],
+)
+def test_a_request_with_anything_bad_in_it_stores_nothing(layout: Layout, body: bytes, why: str) -> None:
+    with pytest.raises(EventRefused, match=why):
+        post(layout, body)
+    assert Journal(layout.journal).end()["0"] == 0
+
+
+def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appender, "WAITING_EVENTS_MAX", 3)
+    made = Appender(layout.journal)
+
+    async def go() -> None:
+        with pytest.raises(TooManyRequests) as refused:
+            await made.append([Event(str(number), "e", "t", 1, {}) for number in range(4)])
+        assert refused.value.retry_after_s >= 1
+        assert await made.append([Event("a", "e", "t", 1, {})]) == [0]
+
+    asyncio.run(go())
+    made.close()
+
+
+def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_answer(layout: Layout) -> None:
+    made = Appender(layout.journal)
+
+    async def go() -> list[list[int]]:
+        wanted = [[Event(f"{n}-{m}", "e", "t", 1, {}) for m in range(n % 3 + 1)] for n in range(50)]
+        return await asyncio.gather(*(made.append(events) for events in wanted))
+
+    answers = asyncio.run(go())
+    made.close()
+    ids = [each.id for each in Journal(layout.journal).events()]
+    assert [[ids[offset] for offset in answer] for answer in answers] == [
+        [f"{n}-{m}" for m in range(n % 3 + 1)] for n in range(50)
+    ]
+    assert len(list(Journal(layout.journal).batches(0, len(ids)))) < 50, "one sync for several requests"
+
+
+def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_anew(layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    layout.journal.write_text("a file where the folder should be")
+    made = Appender(layout.journal)
+
+    async def go() -> None:
+        one = Event("a", "e", "t", 1, {})
+        failed = await asyncio.gather(made.append([one]), made.append([one]), return_exceptions=True)
+        assert all("cannot be written" in str(error) for error in failed)
+        layout.journal.unlink()
+        assert await made.append([one]) == [0]
+
+    asyncio.run(go())
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    return Layout(tmp_path_factory.mktemp("application"))
+
+
+@pytest.fixture(scope="module")
+def url(folder: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from serving(folder, Path(tmp_path_factory.mktemp("logs")) / "server.log", "/healthz")
+
+
+@pytest.mark.e2e
+class TestOverHttp:
+    def test_what_is_answered_is_durable_and_may_be_sent_again(self, url: str, folder: Layout) -> None:
+        body = {"events": [event("a", payload={"seconds": 61}), event("b", tags=["night"])]}
+        first = httpx.post(f"{url}/v1/events", json=body)
+        assert first.status_code == 200, first.text
+        receipts = first.json()["receipts"]
+        assert first.json()["receipt"] == receipts[1]
+        assert httpx.post(f"{url}/v1/events", json=body).json() == first.json()
+        found = [each for each in Journal(folder.journal).events() if each.id in ("a", "b")]
+        assert [(each.payload, each.tags) for each in found] == [({"seconds": 61}, ()), ({}, ("night",))]
+
+    def test_many_clients_that_repeat_themselves_store_each_event_once(self, url: str, folder: Layout) -> None:
+        def send(number: int) -> str:
+            events = [event(f"many-{number % 10}-{part}") for part in range(20)]
+            answer = httpx.post(f"{url}/v1/events", json={"events": events}, timeout=60)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json())
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(send, range(40)))
+        assert len(set(answers)) == 10
+        ids = [each.id for each in Journal(folder.journal).events() if each.id.startswith("many-")]
+        assert len(ids) == len(set(ids)) == 200
+
+    @pytest.mark.parametrize(
+        ("content", "status", "code"),
+        [
+            (b"", 400, "request-invalid"),
+            (b"[]", 400, "request-invalid"),
+            (b'{"events": [', 400, "request-invalid"),
+            (b'{"events": [{}]}', 400, "event-refused"),
+            (b"x" * (5 << 20), 413, "body-too-large"),
+        ],
+    )
+    def test_a_bad_body_is_a_problem_document(self, url: str, content: bytes, status: int, code: str) -> None:
+        answer = httpx.post(f"{url}/v1/events", content=content, timeout=60)
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["type"] == f"urn:stateside:problem:{code}"
+
+    def test_other_methods_and_more_events_than_allowed_are_refused(self, url: str) -> None:
+        assert httpx.get(f"{url}/v1/events").status_code == 405
+        events = [event(str(number)) for number in range(EVENTS_MAX + 1)]
+        assert httpx.post(f"{url}/v1/events", json={"events": events}).status_code == 400
