@@ -34,6 +34,7 @@ from stateside.serving.web.route import Route
 
 LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
+CONNECTIONS_MAX = 10_000  # of one worker; the next ones wait. Granian's own limit, 1,024, watchers alone would reach
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def serve(
         workers=workers,
         websockets=False,
         log_enabled=False,
+        backpressure=CONNECTIONS_MAX,
         respawn_failed_workers=True,
         workers_kill_timeout=WORKER_STOP_S,
     )

@@ -5,7 +5,7 @@ Which rollups there are the replica says, snapshot by snapshot: they may be decl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
@@ -39,20 +39,40 @@ class RollupReader:
 
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
+        codec, number, shown = self.codec(columns), self.number(snapshot, columns), self.shown(columns)
+        rows: list[dict[str, Any]] = []
+        for coarser, row in snapshot.rollup(number, codec.encode(key)):
+            if len(rows) == rows_max:
+                raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
+            rows.append(shown(coarser, row))
+        return rows
+
+    def codec(self, columns: Sequence[str]) -> KeyCodec:
+        """What encodes the coarser keys of the rollup by these columns."""
+        return KeyCodec([self._types[name] for name in columns])
+
+    def number(self, snapshot: Snapshot, columns: Sequence[str]) -> int:
+        """The number of the rollup by these columns in a snapshot.
+
+        RequestInvalid if there is none; NotFreshEnough while they have other computed columns than the catalogue.
+        """
         kept = snapshot.rollups()
         if tuple(columns) not in kept:
             raise self._unknown(columns, kept)
         if snapshot.computed() != self._computed:
             raise self._not_yet(snapshot)
-        codec = KeyCodec([self._types[name] for name in columns])
+        return kept.index(tuple(columns))
+
+    def shown(self, columns: Sequence[str]) -> Callable[[bytes, bytes], dict[str, Any]]:
+        """What makes of a coarser key and its row what stands in an answer."""
+        codec = self.codec(columns)
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
-        rows: list[dict[str, Any]] = []
-        for coarser, row in snapshot.rollup(kept.index(tuple(columns)), codec.encode(key)):
-            if len(rows) == rows_max:
-                raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
+
+        def show(coarser: bytes, row: bytes) -> dict[str, Any]:
             values = (*codec.decode(coarser), *self._rows.values(row))
-            rows.append({name: show(value) for (name, show), value in zip(render, values, strict=True)})
-        return rows
+            return {name: shown(value) for (name, shown), value in zip(render, values, strict=True)}
+
+        return show
 
     def _leaves(self, columns: Sequence[str]) -> list[Leaf]:
         for name in columns:

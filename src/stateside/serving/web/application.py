@@ -7,6 +7,7 @@ of them. Errors are RFC 9457 problem documents with the codes of `stateside.erro
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +25,15 @@ from stateside.errors import (
 )
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.tokens import TokenFile
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.reading.views import Views
+from stateside.serving.web.changes_routes import changes_routes
+from stateside.serving.web.connections import Connections
+from stateside.serving.web.outlet import send
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
+from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 PATH_CHARS_MAX = 4_096
@@ -48,7 +54,12 @@ class Application:
 
     def __init__(self, views: Views, routes: Sequence[Route] = (), tokens: TokenFile | None = None) -> None:
         self._views, self._tokens = views, tokens
-        self._routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self._feeds, self._connections = Feeds(views), Connections()
+        self._routes = [HEALTH, *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
+
+    def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called by Granian once, in the worker's main thread, before the first request."""
+        on_stop(loop, self._feeds.stop)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
@@ -57,7 +68,7 @@ class Application:
         headers += [("www-authenticate", "Bearer")] if response.status == TokenInvalid.status else []
         headers += _SECURITY_HEADERS
         if response.stream is not None:
-            await _send(protocol, response.status, headers, response.stream)
+            await send(protocol, scope.client, self._connections, response.status, headers, response.stream)
             return
         if response.file is None:
             kind = "application/problem+json" if problem else "application/json"
@@ -122,15 +133,3 @@ async def _body(protocol: Any, bytes_max: int) -> bytes:
             raise BodyTooLarge(f"The body has more than {bytes_max:,} bytes", next_step="Send it in several requests")
         parts.append(bytes(part))
     return b"".join(parts)
-
-
-async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
-    """Send a stream's parts, each at once, until it ends or the client goes away."""
-    transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
-    try:
-        async for part in stream.parts:
-            await transport.send_bytes(part)
-    finally:
-        close = getattr(stream.parts, "aclose", None)
-        if close is not None:
-            await close()
