@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import resource
 import socket
 import threading
 import time
@@ -75,6 +76,7 @@ def serve(
         workers_kill_timeout=WORKER_STOP_S,
     )
     _check_free(address, port)
+    _allow_connections()
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
         loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists())
@@ -92,6 +94,12 @@ def _check_free(address: str, port: int) -> None:
                 f"Cannot listen on {address}:{port}: {error.strerror}",
                 next_step="Choose another --port, or 0 for any free one",
             ) from error
+
+
+def _allow_connections() -> None:
+    """Let this process, and so its workers, have as many files open as they may: a connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tell_once_listening(address: str, port: int, listening: Callable[[], None]) -> None:
