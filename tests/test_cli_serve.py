@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stateside.processes import Child, free_port
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from tests.written import WORDS, Written, WrittenOperator, words
 
 pytestmark = pytest.mark.e2e

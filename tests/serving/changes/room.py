@@ -18,7 +18,9 @@ from stateside.serving.changes.event import EventId
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.question import Question
 from stateside.serving.changes.watch import Watch
-from stateside.serving.reading.views import Floor, Views
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.scope import Scope
+from stateside.serving.reading.views import Views
 from tests.serving.changes.watched import VIEW, Follower, Key, Mover, State, events, laid_out
 
 ROWS_KEY, WAIT_S = ("account", "kind"), 20.0
@@ -91,7 +93,7 @@ class Room:
             await asyncio.sleep(0.001)
 
     def _reading(self) -> bool:
-        return any(replica._snapshots for replica in self.views._replicas.values())
+        return any(replica._opened.snapshots for replica in self.views._replicas.values())
 
     def close(self) -> None:
         for replica in self.views._replicas.values():
@@ -105,7 +107,8 @@ class Room:
 
     def watch(self, asked: Asked = QUESTIONS[0]) -> Watch:
         reader = self.views.get(VIEW)
-        return Watch(self.feeds.of(reader), Question.ask(reader.shape, asked.key, asked.rollup, asked.holder))
+        scope = Scope.of(reader.shape, asked.holder.rows_of(VIEW, reader.shape.columns.types))
+        return Watch(self.feeds.of(reader), Question.ask(reader.shape, asked.key, asked.rollup, scope))
 
 
 @dataclass

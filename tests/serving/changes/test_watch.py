@@ -14,7 +14,7 @@ from stateside.serving.access.holder import Holder
 from stateside.serving.changes import feed, pages
 from stateside.serving.changes import watch as watch_module
 from stateside.serving.changes.event import EventId
-from stateside.serving.reading.views import Floor
+from stateside.serving.reading.floor import Floor
 from tests.serving.changes.room import (
     OF_A_KIND,
     OF_AN_ACCOUNT,

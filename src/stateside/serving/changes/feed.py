@@ -29,7 +29,8 @@ from stateside.serving.changes.event import EventId, changes_event, comment, tol
 from stateside.serving.changes.pages import GONE, paged, stamped
 from stateside.serving.changes.question import Looks, Question, ShownChange
 from stateside.serving.changes.watcher import BEHIND, Batch, Item, Watcher
-from stateside.serving.reading.views import ViewReader, Views
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.reading.views import Views
 from stateside.serving.stamp import Stamp
 
 POLL_S = 0.01
@@ -250,7 +251,7 @@ def _is_at(stand: AppliedBatch, told_: AppliedBatch) -> bool:
 def _events(stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Question) -> bytes | StatesideError | None:
     """What a question's watchers are told of a batch; None if nothing of it changed."""
     try:
-        shown = (each.to(question.where) for each in changes.of(batch.batch, question.prefix))
+        shown = (each.to(question.scope) for each in changes.of(batch.batch, question.prefix))
         those = [each for each in shown if each is not None]
     except StatesideError as error:  # a row that cannot be shown: those alone who ask for it are told
         return error

@@ -18,8 +18,8 @@ from stateside.replica.applied import AppliedBatch
 from stateside.replica.changes import Changed
 from stateside.replica.store import Snapshot
 from stateside.serving.changes.event import EventId, Json, changes_event, snapshot_event
-from stateside.serving.changes.question import Looks, Question, ShownChange, fits
-from stateside.serving.reading.views import ViewReader
+from stateside.serving.changes.question import Looks, Question, ShownChange
+from stateside.serving.reading.reader import ViewReader
 from stateside.serving.stamp import Stamp
 
 PAGE_ROWS_MAX = 1_000
@@ -77,22 +77,22 @@ class Pages:
     def find(self, id_: EventId) -> AppliedBatch:
         """The batch of an event's id; errors as for `EventId.find`."""
         with self._reader.replica.snapshot() as snapshot:
-            stamped(self._reader, snapshot)
+            self._stamped(snapshot)
             return id_.find(snapshot)
 
     def rows(self, before: RowsPage | None = None) -> RowsPage:
         """The first page of the newest batch, or the one that follows on another; HistoryGone if that is gone."""
         at = () if before is None else (before.batch.batch, before.batch.fingerprint)
         with self._reader.replica.snapshot(*at) as snapshot:
-            stamp, batch = stamped(self._reader, snapshot)
+            stamp, batch = self._stamped(snapshot)
             extent = self._question.extent(self._reader.shape, snapshot)
             page = _Page()
             for key, row in extent.rows(snapshot, before.beyond if before else None):
                 if not page.takes(key):
                     return RowsPage(stamp, batch, page.rows, page.last)
-                shown = self._looks.row(key, row)
-                if fits(shown, self._question.where):
-                    page.add(True, orjson.dumps(shown))
+                values = self._looks.values(key, row)
+                if self._looks.has(self._question.scope, values):
+                    page.add(True, orjson.dumps(self._looks.shown(values)))
             return RowsPage(stamp, batch, page.rows, None)
 
     def changes(self, stand: AppliedBatch, before: ChangesPage | None = None) -> ChangesPage:
@@ -110,7 +110,7 @@ class Pages:
             for each in extent.changed(now, stand.batch, batch.batch, beyond):
                 if not page.takes(each.key):
                     return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed, page.last)
-                told = ShownChange(each, self._looks).to(self._question.where)
+                told = ShownChange(each, self._looks).to(self._question.scope)
                 if told is not None:
                     page.add(*told)
             return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed)
@@ -128,13 +128,19 @@ class Pages:
                 return None
             return Steps(list(self._stepwise(snapshot, found)), now)
 
+    def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
+        """As `stamped`; Misdirected too if the replica does not hold what is asked for."""
+        stamp, batch = stamped(self._reader, snapshot)
+        self._question.check_held(self._reader.shape, stamp)
+        return stamp, batch
+
     def _stepwise(self, snapshot: Snapshot, found: Sequence[tuple[int, Changed]]) -> Iterator[ChangesPage]:
         by_batch: dict[int, list[Changed]] = defaultdict(list)
         for number, changed in found:
             by_batch[number].append(changed)
         for number in sorted(by_batch):
             shown = [ShownChange(each, self._looks) for each in by_batch[number]]
-            told = [each for each in (one.to(self._question.where) for one in shown) if each is not None]
+            told = [each for each in (one.to(self._question.scope) for one in shown) if each is not None]
             if told:
                 stamp, batch = stamped(self._reader, snapshot.as_of(number))
                 yield from paged(stamp, number - 1, batch, told)

@@ -7,73 +7,85 @@ of somebody else is refused, and so is a rollup that adds up rows of several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import orjson
 
-from stateside.errors import AccessDenied
+from stateside.checkpoint.unsafe_row import Value
 from stateside.replica.changes import Changed, Extent
 from stateside.replica.store import Snapshot
-from stateside.serving.access.holder import Holder
 from stateside.serving.changes.event import Json
+from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.shape import Shape
-from stateside.serving.reading.values import Leaf, leaves, parse
+from stateside.serving.stamp import Stamp
 
 Row = dict[str, Any]
-Where = tuple[tuple[str, str], ...]  # columns, with the texts that rows must have there
+Values = Sequence[Value]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All keys of the rows, or of a rollup by these columns, that begin with a prefix; of these the rows that fit.
+    """All keys of the rows, or of a rollup by these columns, that begin with a prefix; of these the scope's rows.
 
-    Two watchers with the same question are told the same.
+    Two watchers with the same question are told the same. `wanted` is what the scope wants, to be compared.
     """
 
     prefix: bytes
     rollup: tuple[str, ...] | None = None
-    where: Where = ()
+    wanted: tuple[tuple[str, Value], ...] = ()
+    scope: Scope = field(default=EVERYTHING, compare=False)
 
     @classmethod
-    def ask(cls, shape: Shape, key: Sequence[str], rollup: Sequence[str] | None, holder: Holder) -> Question:
-        """The question for a key's first parts, as far as the holder may ask it.
+    def ask(cls, shape: Shape, key: Sequence[str], rollup: Sequence[str] | None, scope: Scope) -> Question:
+        """The question for a key's first parts, as far as it may be asked.
 
         KeyInvalid or RequestInvalid if there are no such parts or columns, AccessDenied if that is somebody else's.
         """
-        scope = holder.rows_of(shape.catalogue.view, _columns(shape))
+        wanted = tuple(sorted(scope.wanted.items()))
         if rollup is None:
-            shape.parse_key(key)
-            parts, where = _scoped(key, list(leaves(shape.key_parts)), scope)
-            return cls(shape.codec.encode(shape.parse_key(parts)), None, where)
-        shape.rollups.parse_key(rollup, key)
-        _check_rollup(shape.catalogue.view, rollup, scope)
-        types = dict(shape.key_parts)
-        parts, where = _scoped(key, [(name, types[name]) for name in rollup], scope)
-        return cls(shape.rollups.codec(rollup).encode(shape.rollups.parse_key(rollup, parts)), tuple(rollup), where)
+            return cls(shape.codec.encode(scope.narrowed(shape.parse_key(key))), None, wanted, scope)
+        coarser = scope.narrowed_coarser(rollup, shape.rollups.parse_key(rollup, key))
+        return cls(shape.rollups.codec(rollup).encode(coarser), tuple(rollup), wanted, scope)
 
     def extent(self, shape: Shape, snapshot: Snapshot) -> Extent:
         """Where a snapshot has these keys; RequestInvalid if it does not keep the rollup."""
         number = None if self.rollup is None else shape.rollups.number(snapshot, self.rollup)
         return Extent(self.prefix, number)
 
+    def check_held(self, shape: Shape, stamp: Stamp) -> None:
+        """Misdirected if the rows are in another share than the replica's. Of a rollup it has its share's."""
+        if self.rollup is None:
+            check_held(stamp, shape.codec, self.prefix)
+
 
 class Looks:
-    """What rows of a view, or of a rollup, look like to watchers."""
+    """What rows of a view, or of one of its rollups, look like, and whose they are."""
 
     def __init__(self, shape: Shape, rollup: Sequence[str] | None) -> None:
-        self._show = shape.row if rollup is None else shape.rollups.shown(rollup)
-        self._key = [column.name for column in shape.catalogue.key] if rollup is None else list(rollup)
+        self._rollup = rollup
+        self.values: Callable[[bytes, bytes], Values]
+        self.shown: Callable[[Values], Row]
+        if rollup is None:
+            self.values, self.shown = shape.values, shape.columns.shown
+            self._key = [column.name for column in shape.catalogue.key]
+        else:
+            self.values, self.shown = shape.rollups.values(rollup), shape.rollups.shower(rollup)
+            self._key = list(rollup)
 
-    def row(self, key: bytes, row: bytes) -> Row:
-        """A row as it stands in an answer."""
-        return self._show(key, row)
-
-    def key(self, row: Row) -> Row:
-        """Of such a row the key's columns."""
+    def key(self, values: Values) -> Row:
+        """Of a row the key's columns, as they stand in an answer."""
+        row = self.shown(values)
         return {name: row[name] for name in self._key}
+
+    def has(self, scope: Scope, values: Values) -> bool:
+        """Whether a row belongs to a scope."""
+        if self._rollup is None:
+            return scope.has(values)
+        return all(values[self._key.index(name)] == value for name, value in scope.wanted.items())
 
 
 class ShownChange:
@@ -83,68 +95,30 @@ class ShownChange:
         self.key = changed.key
         self._changed, self._looks = changed, looks
 
-    def to(self, where: Where) -> tuple[bool, Json] | None:
-        """For who has rows with these values: True and the row, or False and a key that is gone; None if not theirs."""
-        if self._after is not None and fits(self._after, where):
+    def to(self, scope: Scope) -> tuple[bool, Json] | None:
+        """For who has this scope: True and the row, or False and a key that is gone; None if it is not theirs."""
+        if self._after is not None and self._looks.has(scope, self._after):
             return True, self._after_json
-        if self._before is not None and fits(self._before, where):
+        if self._before is not None and self._looks.has(scope, self._before):
             return False, self._removed_json
         return None
 
     @cached_property
-    def _after(self) -> Row | None:
+    def _after(self) -> Values | None:
         row = self._changed.after
-        return None if row is None else self._looks.row(self.key, row)
+        return None if row is None else self._looks.values(self.key, row)
 
     @cached_property
-    def _before(self) -> Row | None:
+    def _before(self) -> Values | None:
         row = self._changed.before
-        return None if row is None else self._looks.row(self.key, row)
+        return None if row is None else self._looks.values(self.key, row)
 
     @cached_property
     def _after_json(self) -> Json:
-        return orjson.dumps(self._after)
+        assert self._after is not None, "what is told as changed is there"
+        return orjson.dumps(self._looks.shown(self._after))
 
     @cached_property
     def _removed_json(self) -> Json:
         assert self._before is not None, "what is removed was there"
         return orjson.dumps(self._looks.key(self._before))
-
-
-def fits(row: Row, where: Where) -> bool:
-    """Whether a row has these values."""
-    return all(_text(row[column]) == text for column, text in where)
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, str | int | float) else None
-
-
-def _columns(shape: Shape) -> list[str]:
-    catalogue = shape.catalogue
-    named = [each.name for each in catalogue.key] + [each.name for each in catalogue.columns]
-    return named + [each.name for each in catalogue.computed]
-
-
-def _scoped(key: Sequence[str], parts: Sequence[Leaf], scope: Mapping[str, str]) -> tuple[list[str], Where]:
-    """The key's parts, with those of the scope that follow on them, and what is left of the scope."""
-    given, left = list(key), dict(scope)
-    for (name, type_), part in zip(parts, key, strict=False):
-        if name in left and parse(name, type_, part) != parse(name, type_, left.pop(name)):
-            raise AccessDenied(
-                f"This token does not reach the key that begins with {part[:80]!r}", next_step="Ask for your own"
-            )
-    while len(given) < len(parts) and parts[len(given)][0] in left:
-        given.append(left.pop(parts[len(given)][0]))
-    return given, tuple(sorted(left.items()))
-
-
-def _check_rollup(view: str, rollup: Sequence[str], scope: Mapping[str, str]) -> None:
-    others = sorted(set(scope) - set(rollup))
-    if others:
-        raise AccessDenied(
-            f"This token reaches rows of {view!r} by their column {others[0]!r}, over which this rollup adds up",
-            next_step=f"Ask for a rollup that has {others[0]!r}, or with another token",
-        )

@@ -22,7 +22,8 @@ from stateside.serving.changes.feed import POLL_S, Feed
 from stateside.serving.changes.pages import GONE, ChangesPage, Pages, RowsPage
 from stateside.serving.changes.question import Question
 from stateside.serving.changes.watcher import Watcher, cut
-from stateside.serving.reading.views import ROWS_MAX, Floor
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.reader import ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)

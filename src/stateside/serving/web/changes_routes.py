@@ -9,6 +9,7 @@ from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.pages import ChangesPage, RowsPage
 from stateside.serving.changes.question import Question
 from stateside.serving.changes.watch import Watch
+from stateside.serving.web.asked import Asked
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream, stamped
 from stateside.serving.web.route import FLOOR, KEY, Parameter, Route
@@ -44,21 +45,20 @@ def changes_routes(feeds: Feeds) -> list[Route]:
     """The routes of what these feeds tell."""
 
     async def changes(request: Request) -> Response:
-        floor, last = request.floor(), _last(request)
-        reader = await request.views.ready(request.parts[0], floor)
-        question = Question.ask(reader.shape, request.keys, _rollup(request), request.holder)
-        watch = Watch(feeds.of(reader), question)
+        asked = await Asked.of(request)
+        question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope)
+        watch = Watch(feeds.of(asked.reader), question)
+        after = request.parameters.get("after")
         if "application/json" in request.headers.get("accept", ""):
-            return _once(await watch.once(last, floor))
-        begun = await watch.begin(last, floor)
+            return _once(await watch.once(_last(after), asked.floor))
+        begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
         return Response({}, stream=Stream(KIND, watch.parts(begun)), headers=[_NO_BUFFERS])
 
     pattern = "/v1/views/{view}/changes"
     return [Route(pattern, changes, _TEXT, "read", parameters=_PARAMETERS, answer=_ANSWER)]
 
 
-def _last(request: Request) -> EventId | None:
-    text = request.headers.get("last-event-id") or request.parameters.get("after")
+def _last(text: str | None) -> EventId | None:
     return None if text is None else EventId.parse(text)
 
 

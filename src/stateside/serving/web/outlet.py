@@ -10,29 +10,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from granian.rsgi import ProtocolClosed  # type: ignore[attr-defined]
 
-from stateside.serving.web.connections import Connection, Connections
-from stateside.serving.web.response import Stream
+from stateside.serving.access.headers import security_headers
+from stateside.serving.web.connections import Connection
+from stateside.serving.web.response import Response, Stream
 
 ROOM_BYTES = 256 * 1024
 STALLED_S = 30.0
 _WAIT_S_MIN, _WAIT_S_MAX = 0.001, 0.05
 
-Headers = list[tuple[str, str]]
-
 log = logging.getLogger(__name__)
 
 
 async def send(
-    protocol: Any, client: str, connections: Connections, status: int, headers: Headers, stream: Stream
+    protocol: Any,
+    response: Response,
+    stream: Stream,
+    connection: AbstractContextManager[Connection | None],
+    is_over: Callable[[], bool],
 ) -> None:
-    """Send a stream's parts, each at once, until it ends or the client goes away; the stream is closed then."""
-    with connections.of(client) as connection:
-        sent = asyncio.ensure_future(_sent(protocol, status, headers, stream, Pace(connection)))
+    """Send a response's stream, each part at once, until it ends, the client goes away, or may not have it any more.
+
+    The stream is closed then.
+    """
+    with connection as found:
+        sent = asyncio.ensure_future(_sent(protocol, response, stream, Pace(found), is_over))
         left = asyncio.ensure_future(_left(protocol))
         try:
             await asyncio.wait((sent, left), return_when=asyncio.FIRST_COMPLETED)
@@ -84,9 +91,12 @@ class Pace:
         return self._waiting_bytes()
 
 
-async def _sent(protocol: Any, status: int, headers: Headers, stream: Stream, pace: Pace) -> None:
+async def _sent(protocol: Any, response: Response, stream: Stream, pace: Pace, is_over: Callable[[], bool]) -> None:
+    stamped = response.stamps[0].headers() if len(response.stamps) == 1 else ()
+    headers = [("content-type", stream.kind), *stamped, *response.headers]
+    headers += security_headers(stream.kind, response.headers)
     try:
-        await _give(protocol.response_stream(status, [("content-type", stream.kind), *headers]), stream, pace)
+        await _give(protocol.response_stream(response.status, headers), stream, pace, is_over)
         await pace.room(0)  # a client that does not take the rest would keep it in memory for as long as it likes
     except ProtocolClosed:
         pass  # the client went away
@@ -96,10 +106,12 @@ async def _sent(protocol: Any, status: int, headers: Headers, stream: Stream, pa
         log.exception("A stream of %s broke off", stream.kind)
 
 
-async def _give(transport: Any, stream: Stream, pace: Pace) -> None:
+async def _give(transport: Any, stream: Stream, pace: Pace, is_over: Callable[[], bool]) -> None:
     """Send all parts. That the transport goes away with the return is what ends the response."""
     try:
         async for part in stream.parts:
+            if is_over():
+                return
             await transport.send_bytes(part)
             pace.give(len(part))
             await pace.room(ROOM_BYTES)
