@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stateside.errors import SetupError
@@ -134,7 +136,10 @@ def joined(stamps: Sequence[Stamp]) -> Stamp:
 
 @dataclass(frozen=True)
 class SqlAnswer(Table):
-    """What a statement gave, and a stamp for each view that it named. `document` is the answer as HTTP has it."""
+    """What a statement gave, and a stamp for each view that it named. `document` is the answer as HTTP has it.
+
+    Of two columns of the same name the second one gets a number: `sum`, `sum_2`.
+    """
 
     stamps: tuple[Stamp, ...] = field(kw_only=True, default=())
     document: Mapping[str, Any] = field(kw_only=True, default_factory=dict, repr=False)
@@ -143,7 +148,42 @@ class SqlAnswer(Table):
     def of(cls, document: Mapping[str, Any]) -> SqlAnswer:
         """The answer in a document; LookupError, TypeError or ValueError if it is none."""
         stamps = tuple(Stamp.of(stamp) for stamp in document["stamps"])
-        return cls(document["rows"], {}, stamps=stamps, document=document)
+        names = _distinct([column["name"] for column in document["columns"]])
+        rows = [dict(zip(names, row, strict=True)) for row in document["rows"]]
+        known = ((name, spark_type(column["type"])) for name, column in zip(names, document["columns"], strict=True))
+        types = {name: type_ for name, type_ in known if type_ is not None}
+        return cls(rows, types, stamps=stamps, document=document)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(2))
+        found.append(name if name not in found else next(each for each in numbered if each not in [*found, *names]))
+    return found
+
+
+_TYPES_OF_SQL = {
+    "BOOLEAN": "boolean",
+    "TINYINT": "byte",
+    "SMALLINT": "short",
+    "INTEGER": "integer",
+    "BIGINT": "long",
+    "HUGEINT": "decimal(38,0)",  # what DuckDB adds whole numbers up in
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "VARCHAR": "string",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp_ntz",
+    "TIMESTAMP WITH TIME ZONE": "timestamp",
+    "BLOB": "binary",
+}
+
+
+def spark_type(sql: str) -> str | None:
+    """The type of a statement's column in the words of views; None if there is no such word."""
+    decimal = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", sql)
+    return f"decimal({decimal[1]},{decimal[2]})" if decimal else _TYPES_OF_SQL.get(sql)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +193,7 @@ class Change:
     kind        what
     snapshot    `rows` are rows as they are; the last part of a snapshot has `last`
     changes     `rows` are those that the batch changed or added, `removed` the keys of those that it took away
-    reset       what was told so far does not hold on: a snapshot follows
+    reset       what was told so far does not hold on, for this `reason`: a snapshot follows
     """
 
     kind: Literal["snapshot", "changes", "reset"]
@@ -162,6 +202,7 @@ class Change:
     rows: list[Row]
     removed: list[Row]
     last: bool = True
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ class Watch:
             url = yield from core.open(ask, self._whom(), SILENCE_S)
             if self._midway:
                 self._midway, self._last_id = False, None
-                yield Deliver(Change("reset", None, None, [], []))
+                yield Deliver(
+                    Change("reset", None, None, [], [], reason="the connection broke before all rows were told")
+                )
             yield from self._stream(url)
             core.locations.forget()  # who ended it may be going away
 
@@ -80,7 +82,7 @@ class Watch:
         told = _document(event, url)
         if event.kind == "reset":
             self._midway, self._last_id = False, None
-            return Change("reset", None, None, [], [])
+            return Change("reset", None, None, [], [], reason=told.get("detail"))
         try:
             stamp, last = Stamp.of(told["stamp"]), bool(told.get("last", True))
             self._last_id = event.id or self._last_id
