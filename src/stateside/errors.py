@@ -17,7 +17,9 @@
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
-    │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
+    │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
+    │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
+    │   └── SqlTooLarge             sql-too-large           400    a statement whose result or memory is over the limit
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
@@ -35,6 +37,9 @@
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
+        ├── SqlBusy                 sql-busy                429    as many statements run already as may at a time
+        ├── SqlTimeout              sql-timeout             504    a statement that took longer than it may
+        ├── ClientLeft              client-left             499    who asked went away, and the work was ended
         └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
 An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
@@ -50,6 +55,7 @@ class StatesideError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+    retry_after_s: ClassVar[int | None] = None  # over HTTP, after how long the same request may do better
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
@@ -198,6 +204,18 @@ class MethodInvalid(InputError):
     status = 405
 
 
+class SqlInvalid(InputError):
+    """A text that is no statement, or one that may not run here: it writes, or reaches beyond the relations."""
+
+    code = "sql-invalid"
+
+
+class SqlTooLarge(InputError):
+    """A statement that needs more memory, or has a larger result, than one may."""
+
+    code = "sql-too-large"
+
+
 class StateError(StatesideError):
     """Something stored is damaged, missing, or belongs to somebody else."""
 
@@ -302,6 +320,28 @@ class SinkRefused(OperatingError):
 
     code = "sink-refused"
     status = 502
+
+
+class SqlBusy(OperatingError):
+    """As many statements run as may at the same time. This one was not begun."""
+
+    code = "sql-busy"
+    status = 429
+    retry_after_s = 1
+
+
+class SqlTimeout(OperatingError):
+    """A statement that took longer than it was given, and was ended."""
+
+    code = "sql-timeout"
+    status = 504
+
+
+class ClientLeft(OperatingError):
+    """Who asked went away before the answer was there. The work was ended."""
+
+    code = "client-left"
+    status = 499
 
 
 class NotFreshEnough(OperatingError):

@@ -80,7 +80,8 @@ def _serve_application(folder: Path, share: Share | None, *, port: int, address:
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
-        serve_folder(folder.absolute(), port=port, address=address, workers=workers, routes=routes, **tailing)
+        places: dict[str, Any] = {"routes": routes, "tables": ["stateside.billing.answers.gate:sql_tables"]}
+        serve_folder(folder.absolute(), port=port, address=address, workers=workers, **places, **tailing)
 
 
 def _serve_checkpoint(

@@ -30,7 +30,7 @@ from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
-from stateside.serving.web.route import Route
+from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
@@ -45,6 +45,7 @@ def serve(
     address: str = "127.0.0.1",
     workers: int = 1,
     routes: Sequence[str] = (),
+    tables: Sequence[str] = (),
     foreign: Foreign | None = None,
     listening: Callable[[], None] = lambda: None,
     **tailing: Any,
@@ -52,7 +53,8 @@ def serve(
     """Serve the folder until SIGINT or SIGTERM.
 
     Where the folder has tokens each request needs one; without, an address that others can reach is refused.
-    `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
+    `routes` names what makes further routes for a folder, as `module:function`, and `tables` what gives the gates of an
+    application's tables in SQL (`sql.sealed`), in the same way. With `foreign` the folder serves a
     checkpoint that is not ours. `listening` is called, in a thread of its own, as soon as requests are answered.
     `tailing` goes to each view's `Tail`.
     """
@@ -75,7 +77,7 @@ def serve(
     _check_free(address, port)
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists())
+        loader = partial(load_application, folder, tuple(routes), os.getpid(), tokens.exists(), tuple(tables))
         server.serve(target_loader=loader, wrap_loader=False)
 
 
@@ -100,15 +102,20 @@ def _tell_once_listening(address: str, port: int, listening: Callable[[], None])
     listening()
 
 
-def load_application(folder: Path, routes: Sequence[str], parent_pid: int, guarded: bool = False) -> Any:
+def load_application(
+    folder: Path, routes: Sequence[str], parent_pid: int, guarded: bool = False, tables: Sequence[str] = ()
+) -> Any:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
     layout = Layout(folder)
     tokens = TokenFile(layout.tokens, guarded=guarded)
-    return Application(Views(layout), [route for name in routes for route in _load_routes(name, layout)], tokens)
+    gated = [table for name in tables for table in _named(name)()]
+    made = [route for name in routes for route in _named(name)(layout)]
+    return Application(Views(layout), [*sql_routes(layout, gated), *made], tokens)
 
 
-def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
+def _named(name: str) -> Callable[..., Sequence[Any]]:
+    """The function that a name like `module:function` means."""
     module, _, attribute = name.partition(":")
-    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
-    return routes(layout)
+    function: Callable[..., Sequence[Any]] = getattr(import_module(module), attribute)
+    return function

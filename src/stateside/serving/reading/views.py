@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -119,12 +120,35 @@ class ViewReader:
                     return read(snapshot, stamp)
                 trouble = snapshot.trouble()
             if time.monotonic() >= deadline:
-                raise NotFreshEnough(
-                    f"The view {self.shape.catalogue.view!r} is not fresh enough: {missing}"
-                    + (f". Its replica does not move: {trouble}" if trouble else ""),
-                    next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
-                )
+                raise self._not_fresh(missing, trouble)
             await asyncio.sleep(_POLL_S)
+
+    @contextmanager
+    def held(self, floor: Floor, check: Callable[[], None]) -> Iterator[tuple[Snapshot, Stamp]]:
+        """For a thread that takes its time: the first snapshot that lacks nothing of the floor, and its stamp.
+
+        Waits like `read`, without asyncio; `check` is called meanwhile, and may raise to end it.
+        """
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            check()
+            with self._replica.snapshot() as snapshot:
+                stamp = self._stamp(snapshot)
+                missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+                if stamp is not None and missing is None:
+                    yield snapshot, stamp
+                    return
+                trouble = snapshot.trouble()
+            if time.monotonic() >= deadline:
+                raise self._not_fresh(missing, trouble)
+            time.sleep(_POLL_S)
+
+    def _not_fresh(self, missing: str | None, trouble: str | None) -> NotFreshEnough:
+        return NotFreshEnough(
+            f"The view {self.shape.catalogue.view!r} is not fresh enough: {missing}"
+            + (f". Its replica does not move: {trouble}" if trouble else ""),
+            next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
+        )
 
     def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

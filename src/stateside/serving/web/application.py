@@ -71,7 +71,8 @@ class Application:
         try:
             return await self._handle(scope, protocol), False
         except StatesideError as error:
-            return Response(error.problem(), status=error.status), True
+            wait = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
+            return Response(error.problem(), status=error.status, headers=wait), True
         except Exception:
             log.exception("%s %s failed", scope.method, scope.path)
             return Response(
@@ -126,8 +127,8 @@ async def _body(protocol: Any, bytes_max: int) -> bytes:
 
 async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
     """Send a stream's parts, each at once, until it ends or the client goes away."""
-    transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
     try:
+        transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
         async for part in stream.parts:
             await transport.send_bytes(part)
     finally:
