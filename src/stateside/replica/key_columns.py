@@ -84,7 +84,8 @@ class _Content:
             case Primitive("boolean"):
                 size, buffer = 1, np.packbits(self.octets[begins] == 1, bitorder="little")
             case Primitive(name) if name in _FLOATS:
-                size, buffer = 8, self._doubles(begins).astype(_FLOATS[name])
+                with np.errstate(all="ignore"):  # at places where there is no value, any bytes may stand
+                    size, buffer = 8, self._doubles(begins).astype(_FLOATS[name])
             case Primitive(name):
                 size, buffer = 8, self._longs(begins).astype(_INTEGERS[name])
             case _:

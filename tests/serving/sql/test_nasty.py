@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from stateside.errors import SqlInvalid, StatesideError
+from stateside.serving.sql.engine import open_engine
+from stateside.serving.sql.functions import TABLE_FUNCTIONS
 
 from .asking import Asker
 
@@ -197,6 +200,20 @@ def test_a_statement_that_reaches_for_more_is_refused_and_learns_nothing(asker: 
     assert [path.name for path in folder.iterdir()] == ["secret.csv"]
 
 
+@pytest.mark.parametrize("text", REACHES_OUT)
+def test_duckdb_itself_is_shut_off_even_if_a_statement_gets_through(folder: Path, text: str) -> None:
+    """The second wall: what `statement` refuses is run here without being looked at."""
+    engine = open_engine()
+    try:
+        found = engine.sql(text.format(folder=folder, secret=folder / "secret.csv"))
+        assert found is None or "hunter2" not in str(found.fetchall())
+    except (duckdb.Error, TypeError, ValueError) as error:
+        assert "hunter2" not in str(error)
+    finally:
+        engine.close()
+    assert [path.name for path in folder.iterdir()] == ["secret.csv"]
+
+
 @pytest.mark.parametrize("text", NO_STATEMENT, ids=range(len(NO_STATEMENT)))
 def test_what_is_no_statement_is_told_so(asker: Asker, text: str) -> None:
     refused(asker, text)
@@ -208,3 +225,13 @@ def test_after_all_of_them_the_rows_are_as_they_were(asker: Asker) -> None:
 
 def test_a_statement_s_own_words_come_back_but_no_other_paths(asker: Asker) -> None:
     assert "/my/own/path" in str(refused(asker, "SELECT '/my/own/path'::INTEGER"))
+
+
+def test_every_function_of_this_duckdb_was_looked_through() -> None:
+    """When DuckDB has new ones: judge each of them (`functions`), then write them into the file."""
+    looked_through = set((Path(__file__).parent / "functions.txt").read_text().split())
+    engine = open_engine()
+    found = {row[0] for row in engine.execute("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()}
+    engine.close()
+    assert {name for name in found if " " not in name} - looked_through == set()
+    assert found >= TABLE_FUNCTIONS

@@ -17,7 +17,12 @@ TABLE_FUNCTIONS: Final = frozenset({"generate_series", "json_each", "json_tree",
 _TELL: Final = {"current_connection_id", "current_query_id", "current_setting", "getenv", "getvariable"}
 _WAIT_OR_WRITE: Final = {"pg_sleep", "sleep_ms", "setval", "nextval", "currval", "setseed", "write_log"}
 _RUN_TEXT: Final = {"json_deserialize_sql", "json_execute_serialized_sql", "json_serialize_plan", "json_serialize_sql"}
-_STATES: Final = {"combine", "finalize", "to_aggregate_state"}  # aggregates' states as bytes, which callers could forge
+_STATES: Final = {
+    "combine",
+    "combine_aggr",
+    "finalize",
+    "to_aggregate_state",
+}  # aggregates' states as bytes, which callers could forge
 REFUSED_FUNCTIONS: Final = frozenset(_TELL | _WAIT_OR_WRITE | _RUN_TEXT | _STATES | {"parse_duckdb_log_message"})
 _REFUSED_PREFIX: Final = "__internal"
 

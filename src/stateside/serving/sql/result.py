@@ -4,6 +4,10 @@
     csv      RFC 4180, UTF-8, the first line has the columns' names; null is nothing, an empty text is ""
     arrow    an Arrow IPC stream
 
+The last two are sent while the statement runs. If it fails after some rows, there is no status left to say so, and the
+server cannot break the connection off: so the result is *cut*, in a way that no reader takes for its end. An Arrow
+stream then ends inside of a message. CSV ends with a line that begins with a quote which is never closed: it says why.
+
 A row is a list, in the order of the columns: of two columns in SQL both may have the same name. Values in JSON are
 those of other answers (`reading.values`): decimals, times and intervals as texts, NaN and infinities too. Whole numbers
 of more than 64 bits are texts. CSV has the same texts, and what has parts as JSON.
@@ -14,6 +18,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import struct
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol
@@ -31,6 +36,7 @@ from stateside.serving.stamp import Stamp
 Format = Literal["json", "csv", "arrow"]
 FORMATS: Final[tuple[Format, ...]] = ("json", "csv", "arrow")
 
+_MESSAGE_HEAD: Final = struct.pack("<Ii", 0xFFFFFFFF, 1 << 20)  # Arrow's: a mark, and the size of what follows
 _WIDE: Final = ("HUGEINT", "UHUGEINT")  # Arrow has them as decimals
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 64) - 1  # what JSON's numbers are written from
 
@@ -50,6 +56,9 @@ class Written(Protocol):
 
     def end(self) -> bytes:
         """What stands behind them."""
+
+    def cut(self, why: str) -> bytes:
+        """What stands there instead, if not all rows came; one line that says why."""
 
 
 def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> Written:
@@ -92,6 +101,10 @@ class JsonResult:
         """The end of the document."""
         return b"]}"
 
+    def cut(self, why: str) -> bytes:
+        """Never sent: a document is only sent when all of it is there."""
+        raise AssertionError(f"a JSON document was sent before its end: {why}")
+
 
 class CsvResult:
     """Lines of values with commas in between."""
@@ -125,6 +138,10 @@ class CsvResult:
         """Nothing."""
         return b""
 
+    def cut(self, why: str) -> bytes:
+        """A line that does not end."""
+        return b'"CUT: ' + why.replace('"', "'").encode()
+
 
 class ArrowResult:
     """Arrow's own stream."""
@@ -148,6 +165,10 @@ class ArrowResult:
         """The mark that says that all of it is there."""
         self._stream.close()
         return self._taken()
+
+    def cut(self, why: str) -> bytes:
+        """The head of a message that never comes."""
+        return _MESSAGE_HEAD
 
     def _taken(self) -> bytes:
         content = self._sink.getvalue()

@@ -7,6 +7,7 @@ has gone, it is interrupted, again and again until it has ended.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,8 @@ from stateside.serving.stamp import Stamp
 
 STATEMENTS_MAX = 4  # at the same time, in one worker process
 _AGAIN_S = 0.1
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Left = Callable[[], Awaitable[None]]
@@ -126,8 +129,15 @@ class Running:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._waiting and not self._done:
-            await self._advance()
+        """The next part; if the statement fails now, the one that says that the result is cut."""
+        try:
+            while not self._waiting and not self._done:
+                await self._advance()
+        except Exception as error:
+            log.warning("A result was cut after %s rows: %s", f"{self._rows:,}", error)
+            assert self._written is not None
+            self._done = True
+            return self._written.cut(f"{error.code}: {error}" if isinstance(error, StatesideError) else "internal")
         if not self._waiting:
             await self.aclose()
             raise StopAsyncIteration

@@ -87,7 +87,10 @@ def checked(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
 
 def _kind(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.StatementType:
     try:
+        text.encode()
         statements = connection.extract_statements(text)
+    except UnicodeEncodeError:
+        raise SqlInvalid("The statement is no text: it has half a character", next_step=_NEXT_STEP) from None
     except duckdb.Error as error:
         raise SqlInvalid(str(error), next_step=_NEXT_STEP) from None
     if len(statements) != 1:

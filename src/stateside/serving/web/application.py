@@ -131,6 +131,8 @@ async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stre
         transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
         async for part in stream.parts:
             await transport.send_bytes(part)
+    except Exception:  # not told to Granian: it would keep the connection open, and the client waiting
+        log.exception("A stream broke off")
     finally:
         close = getattr(stream.parts, "aclose", None)
         if close is not None:
