@@ -9,6 +9,7 @@
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
+    │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another question
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
@@ -16,7 +17,9 @@
     │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
     │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
+    │   ├── Misdirected             misdirected             421    a key that another server holds: says which
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
+    │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
     │   └── SqlTooLarge             sql-too-large           400    a statement whose result or memory is over the limit
@@ -37,9 +40,9 @@
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
-        ├── SqlBusy                 sql-busy                429    as many statements run already as may at a time
         ├── SqlTimeout              sql-timeout             504    a statement that took longer than it may
         ├── ClientLeft              client-left             499    who asked went away, and the work was ended
+        ├── TooManyRequests         too-many-requests       429    more than there is room for; again after a while
         └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
 An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
@@ -47,6 +50,7 @@ An error's `code` is stable: clients and scripts may rely on it. Programmer erro
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -55,7 +59,7 @@ class StatesideError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
-    retry_after_s: ClassVar[int | None] = None  # over HTTP, after how long the same request may do better
+    retry_after_s: int | None = None  # of an answer over HTTP: after how long the same request may do better
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
@@ -143,6 +147,12 @@ class RequestInvalid(InputError):
     code = "request-invalid"
 
 
+class CursorInvalid(InputError):
+    """A cursor that was damaged, or that belongs to another view or another question."""
+
+    code = "cursor-invalid"
+
+
 class HistoryGone(InputError):
     """A replica was asked for its rows as of a batch that is older than its history, or of another run."""
 
@@ -190,11 +200,45 @@ class AccessDenied(InputError):
     status = 403
 
 
+class Misdirected(InputError):
+    """A server that holds a share of the keys was asked for others. `location` says who has them, once it is known.
+
+    `view` and `leading` say which keys are meant: by the leading column's bytes, or all of the view's if it is None.
+    """
+
+    code = "misdirected"
+    status = 421
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next_step: str | None = None,
+        view: str = "",
+        leading: bytes | None = None,
+        location: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.view, self.leading, self.location = view, leading, location
+
+    def problem(self) -> dict[str, Any]:
+        """With the location."""
+        return super().problem() | ({} if self.location is None else {"location": self.location})
+
+
 class BodyTooLarge(InputError):
     """A request's body that is longer than it may be. It was not read to its end."""
 
     code = "body-too-large"
     status = 413
+
+
+class BodyTooSlow(InputError):
+    """A request's body that was not there within the time that it may take."""
+
+    code = "body-too-slow"
+    status = 408
 
 
 class MethodInvalid(InputError):
@@ -322,14 +366,6 @@ class SinkRefused(OperatingError):
     status = 502
 
 
-class SqlBusy(OperatingError):
-    """As many statements run as may at the same time. This one was not begun."""
-
-    code = "sql-busy"
-    status = 429
-    retry_after_s = 1
-
-
 class SqlTimeout(OperatingError):
     """A statement that took longer than it was given, and was ended."""
 
@@ -342,6 +378,28 @@ class ClientLeft(OperatingError):
 
     code = "client-left"
     status = 499
+
+
+class TooManyRequests(OperatingError):
+    """More requests, in a second or at a time, than there is room for. Nothing was done; `retry_after_s` says when."""
+
+    code = "too-many-requests"
+    status = 429
+    retry_after_s: int
+
+    def __init__(
+        self, what: str, *, where: str | None = None, next_step: str | None = None, retry_after_s: int = 1
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.retry_after_s = retry_after_s
+
+    def problem(self) -> dict[str, Any]:
+        """With the time after which to try again, which is in the header Retry-After as well."""
+        return {**super().problem(), "retry_after_s": self.retry_after_s}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(type(self), where=self.where, next_step=self.next_step, retry_after_s=self.retry_after_s)
+        return again, (self.what,)
 
 
 class NotFreshEnough(OperatingError):

@@ -3,7 +3,9 @@
 FOLDER/
   journal/                    the embedded journal: segments, end mark, lock, and what crashes tore (.torn-)
   driver.lock                 held by the one Spark driver that may run here
-  tokens.json                 hashes of the tokens that a server here lets in; without it, loopback only
+  keys.json                   what tokens are signed with; without it a server needs none, and listens on loopback only
+  issued.json                 the register of the tokens that were issued, and of those that are revoked
+  refusals.jsonl              whom a server turned away, and why; older ones in refusals.1.jsonl and so on
   pause                       while it is there no new batch is begun: the driver is about to stop
   clock.json                  how far billing's clockwork has come
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes
@@ -20,6 +22,7 @@ FOLDER/
   tables/NAME/                Delta tables: the archive
   files/PATH/                 what sinks write as files, one a batch
   audit/                      the auditor's ledger; it may be deleted, and is then made anew
+  servers/NAME.json           what each server that serves this folder announces of itself, every second
   spark/                      Spark's scratch files
 
 A folder that serves the checkpoint of a job which is not ours has views with catalogue and replica only, and these two:
@@ -115,9 +118,19 @@ class Layout:
         return self.root / "driver.lock"
 
     @property
-    def tokens(self) -> Path:
-        """The hashes of the tokens that are let in."""
-        return self.root / "tokens.json"
+    def keys(self) -> Path:
+        """The keys that tokens are signed with."""
+        return self.root / "keys.json"
+
+    @property
+    def issued(self) -> Path:
+        """The register of tokens, without the tokens."""
+        return self.root / "issued.json"
+
+    @property
+    def refusals(self) -> Path:
+        """Whom a server turned away, a line each."""
+        return self.root / "refusals.jsonl"
 
     @property
     def pause(self) -> Path:

@@ -101,11 +101,11 @@ def test_dead_letters_are_listed_shown_and_replayed(folder: Path, url: str) -> N
     assert {run(line, folder) for line in replays} == {"0:9\n"}, "the second one finds that it was replayed"
 
 
-def test_tokens_are_made_listed_and_removed(tmp_path: Path) -> None:
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     first, second, listed, _ = (run(line, tmp_path) for line in block("tokens").splitlines())
     assert first != second
-    assert "emma's page\tcustomer emma" in listed
+    assert "emma's page\tread\tcustomer=emma\t" in listed
     assert "emma" not in run("stateside token list --dir data", tmp_path)
 
 

@@ -69,8 +69,9 @@ def read(folder: Path, as_of: int | None = None) -> Rows:
 
 def undo_pages(folder: Path) -> int:
     reader = ReplicaReader(folder)
-    with reader._environment.begin() as transaction:
-        stat = transaction.stat(reader._databases.undo)
+    opened = reader._opened
+    with opened.environment.begin() as transaction:
+        stat = transaction.stat(opened.databases.undo)
     reader.close()
     return int(stat["overflow_pages"] + stat["leaf_pages"])
 

@@ -16,7 +16,7 @@ from stateside.billing.money import format_micros
 from stateside.errors import AccessDenied, DocumentUnknown, RequestInvalid, TokenInvalid
 from stateside.journal import Journal
 from stateside.layout import Layout
-from stateside.serving.access.tokens import TokenFile
+from stateside.serving.access.issuer import Issuer
 from stateside.serving.client import Client
 
 from .conftest import GENERATOR
@@ -152,8 +152,8 @@ def test_the_command_shows_the_same(server: str) -> None:
 @pytest.mark.e2e
 def test_a_customer_s_token_reaches_that_customer_s_own_data_only(billing_folder: Layout, server: str) -> None:
     """On the same folder, whose first server lets everybody in until there are tokens: then it needs one too."""
-    tokens = TokenFile(billing_folder.tokens)
-    ours, theirs = tokens.add("ours"), tokens.add("c1's", "c1")
+    issuer = Issuer(billing_folder)
+    ours, theirs = issuer.create_operator("ours"), issuer.create_customer("c1's", "c1")
     try:
         own = httpx.get(f"{server}/v1/customers/c1/invoices", headers={"Authorization": f"Bearer {ours}"}).json()
         number = own["documents"][0]["number"]
@@ -174,7 +174,8 @@ def test_a_customer_s_token_reaches_that_customer_s_own_data_only(billing_folder
             client.get("/v1/customers/c1/bill")
         assert "c1" in stateside("billing", "bill", "c1", "--json", "--url", server, STATESIDE_TOKEN=theirs)
     finally:
-        billing_folder.tokens.unlink()
+        billing_folder.keys.unlink()
+        billing_folder.issued.unlink()
 
 
 def _own(answer: dict[str, Any]) -> set[str]:

@@ -24,8 +24,8 @@ from stateside.checkpoint.schema import Column, StateSchema
 from stateside.checkpoint.types import parse_type
 from stateside.errors import CheckpointInvalid, ViewInvalid
 
-VERSION = 3
-_VERSIONS_READ = (2, 3)  # 2 had no computed columns
+VERSION = 4
+_VERSIONS_READ = (2, 3, 4)  # 2 had no computed columns, 3 no archive
 
 Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
 
@@ -107,6 +107,9 @@ class Catalogue:
     the replica's: the state knows nothing of them. `computed` columns stand behind the others in rows and in rollups
     (see `computed`); the state knows nothing of them either.
 
+    `archive` names the table that rows go to when they leave the state, each once, with the batch that sealed it and
+    these same columns but the computed ones; None if there is none.
+
     `query` is the id of the query that the catalogue was inferred from (see `inferred`), and of no other; None if it
     was derived from a plan. An inferred one need not show all columns of the state.
     """
@@ -123,6 +126,7 @@ class Catalogue:
     rollups: tuple[tuple[str, ...], ...] = ()
     query: str | None = None
     computed: tuple[Computed, ...] = ()
+    archive: str | None = None
 
     def as_json(self) -> bytes:
         """The file's content."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait for a CHECKPOINT that is not there yet.")
 @click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: any free one.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; others need tokens.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; others need tokens and TLS.")
+@click.option("--announce", type=FOLDER, help="The folder where the servers of all shares announce themselves.")
+@click.option("--name", help="What this server is called there; by default its address and port.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer.")
+@click.option("--certificate", type=FILE, help="For TLS: the certificate and those up to its authority, in PEM.")
+@click.option("--key", type=FILE, help="For TLS: the certificate's private key, in PEM.")
+@click.option("--insecure", is_flag=True, help="Listen on any --address, without tokens or without TLS too.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second of a holder. [5000]")
+@click.option("--running", default=2_000, show_default=True, type=click.IntRange(min=1), help="…and at a time.")
 def serve(
     checkpoint: str | None,
     folder: Path | None,
@@ -33,7 +40,14 @@ def serve(
     share: str | None,
     port: int,
     address: str,
+    announce: Path | None,
+    name: str | None,
     workers: int,
+    certificate: Path | None,
+    key: Path | None,
+    insecure: bool,
+    rate: float | None,
+    running: int,
 ) -> None:
     """Serve views over HTTP, until Ctrl-C or SIGTERM.
 
@@ -42,17 +56,23 @@ def serve(
     written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
 
     It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
-    it holds one of four shares of the keys, by their first column; all four together hold every row once.
+    it holds one of four shares of the keys, by their first column; all four together hold every row once. Give these
+    servers one --announce folder: clients then find which of them has a key.
 
     On this machine alone access is open, unless the folder has tokens (`stateside token`). On any other --address, such
-    as 0.0.0.0, it must have some.
+    as 0.0.0.0, it must have some, and --certificate with --key. --rate and --running are for each holder of a token, or
+    for each address where there is none, and for each of the --workers.
     """
     from stateside.layout import Layout
     from stateside.processes import free_port
     from stateside.replica.share import Share
+    from stateside.serving.access.exposure import Certificate
+    from stateside.serving.access.limits import Limits
 
     own = None if share is None else Share.parse(share)
     where: dict[str, Any] = {"port": port or free_port(), "address": address, "workers": workers}
+    where |= {"certificate": Certificate.of(certificate, key), "insecure": insecure, "limits": Limits(rate, running)}
+    where |= {"announce": announce.absolute() if announce else None, "name": name}
     location = checkpoint or (None if folder is None else Layout(folder).pointed())
     if location is not None:
         _serve_checkpoint(location, folder, declare, wait, own, **where)
@@ -69,19 +89,19 @@ def serve(
         _serve_application(folder, own, **where)
 
 
-def _serve_application(folder: Path, share: Share | None, *, port: int, address: str, workers: int) -> None:
+def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
     from stateside.layout import Layout
     from stateside.serving.server import serve as serve_folder
 
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
-    told = [f"Serving {folder} at http://{_host(address)}:{port}/v1/views"]
+    told = [f"Serving {folder} at {_url(where)}/v1/views"]
     if not Layout(folder).views():
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
-        places: dict[str, Any] = {"routes": routes, "tables": ["stateside.billing.answers.gate:sql_tables"]}
-        serve_folder(folder.absolute(), port=port, address=address, workers=workers, **places, **tailing)
+        tables = ["stateside.billing.answers.gate:sql_tables"]
+        serve_folder(folder.absolute(), routes=routes, tables=tables, **where, **tailing)
 
 
 def _serve_checkpoint(
@@ -90,10 +110,7 @@ def _serve_checkpoint(
     declare: Path | None,
     wait: bool,
     share: Share | None,
-    *,
-    port: int,
-    address: str,
-    workers: int,
+    **where: Any,
 ) -> None:
     from stateside.checkpoint.declared import Declarations
     from stateside.serving.foreign import open_foreign
@@ -105,15 +122,17 @@ def _serve_checkpoint(
     foreign.start(wait=wait)
     root = foreign.layout.root
     told = Told.load(foreign.layout)
-    lines = [f"Serving {foreign.location} at http://{_host(address)}:{port}/v1/views, replicas in {root}"]
+    lines = [f"Serving {foreign.location} at {_url(where)}/v1/views, replicas in {root}"]
     lines += [*foreign.described(), *(f"  not served: {each.view}: {each.why}" for each in told.refused)]
     with _tailing(share, [*lines, told.note] if told.note else lines) as tailing:
-        serve_folder(root, port=port, address=address, workers=workers, foreign=foreign, **tailing)
+        serve_folder(root, foreign=foreign, **where, **tailing)
 
 
-def _host(address: str) -> str:
-    """The address as it stands in a URL."""
-    return f"[{address}]" if ":" in address else address
+def _url(where: Mapping[str, Any]) -> str:
+    """Where the server listens, as a URL."""
+    scheme = "http" if where["certificate"] is None else "https"
+    address = where["address"]
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{where['port']}"
 
 
 @contextmanager

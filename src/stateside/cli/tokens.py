@@ -3,71 +3,152 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from stateside.cli.group import FOLDER
+from stateside.errors import RequestInvalid
+
+if TYPE_CHECKING:
+    from stateside.serving.access.holder import Role
+    from stateside.serving.access.issuer import Issuer
+    from stateside.serving.access.register import Issued
 
 _DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The folder that is served.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+_ROLES = ("read", "sql", "append", "operator")
 
 
 @click.group()
 def token() -> None:
-    """Make, list and remove the tokens that a server lets in.
+    """Make, list and revoke the tokens that a server lets in, and rotate the keys that sign them.
 
     Without any a server listens on this machine alone, and everybody on it reaches everything. With the first one each
     request needs a token, in the header `Authorization: Bearer TOKEN`; our own commands take it from the environment
-    variable STATESIDE_TOKEN. A running server takes changes up at
-    once. Tokens travel as they are: beyond this machine put a proxy with TLS in front.
+    variable STATESIDE_TOKEN. A running server takes all changes up at its next request.
     """
 
 
 @token.command()
 @click.argument("name")
 @_DIR
-@click.option("--customer", metavar="ID", help="Reaches this customer's bills and invoices only.")
-def add(name: str, folder: Path, customer: str | None) -> None:
-    """Make a token called NAME and print it: an operator's, or with --customer that customer's.
+@click.option("--role", "roles", multiple=True, type=click.Choice(_ROLES), help="What it opens; several times. [read]")
+@click.option("--customer", metavar="ID", help="Reaches this customer's data only: --where customer=ID.")
+@click.option("--view", "views", multiple=True, metavar="VIEW", help="Reaches this view; several times. [all]")
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Reaches rows with this value; several times.")
+@click.option(
+    "--expires", default="30d", show_default=True, metavar="TIME", help="Valid for so long: 90s, 15m, 24h, 30d."
+)
+def create(
+    name: str,
+    folder: Path,
+    roles: Sequence[Role],
+    customer: str | None,
+    views: Sequence[str],
+    where: Sequence[str],
+    expires: str,
+) -> None:
+    """Make a token for NAME and print it, this once.
 
-    It is shown this once. The folder keeps its SHA-256 only, in tokens.json, which others than its owner cannot read.
+    read: rows, changes, bills and documents; sql: statements; append: events; operator: everything. A view that does
+    not have a column of --where is refused. Several tokens may have one name, that of their holder.
     """
-    from stateside.layout import Layout
-    from stateside.serving.access.tokens import TokenFile
+    from stateside.serving.access.issuer import parse_life_s
 
-    text = TokenFile(Layout(folder).tokens).add(name, customer)
-    reach = "everything" if customer is None else f"the bills and invoices of {customer} only"
-    click.echo(f"The token {name!r} reaches {reach}. It is not shown again:", err=True)
+    scope = _parse_where([*where, *([f"customer={customer}"] if customer is not None else [])])
+    text, issued = _issuer(folder).create(
+        name, roles or ("read",), views=views or None, where=scope, life_s=parse_life_s(expires)
+    )
+    click.echo(f"A token for {_described(issued)}. It is not shown again:", err=True)
     click.echo(text)
 
 
 @token.command(name="list")
 @_DIR
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_JSON
 def list_(folder: Path, as_json: bool) -> None:
-    """List the tokens by name, with whom they belong to and when they were made."""
-    from stateside.layout import Layout
-    from stateside.serving.access.tokens import TokenFile
+    """List the tokens that are valid: name, roles, scope, end, id. The tokens themselves are kept nowhere."""
+    from dataclasses import asdict
 
-    tokens = TokenFile(Layout(folder).tokens).tokens()
+    tokens = _issuer(folder).tokens()
     if as_json:
-        shown = [{"name": each.name, "customer": each.customer, "made": each.made} for each in tokens]
-        click.echo(json.dumps({"tokens": shown}, indent=2))
+        click.echo(json.dumps({"tokens": [asdict(each) for each in tokens]}, indent=2))
         return
     if not tokens:
         click.echo("There are no tokens.", err=True)
     for each in tokens:
-        whose = "operator" if each.customer is None else f"customer {each.customer}"
-        click.echo(f"{each.name}\t{whose}\t{each.made}")
+        click.echo("\t".join((each.name, ",".join(each.roles), _scope(each), each.expires, each.id)))
 
 
 @token.command()
 @click.argument("name")
 @_DIR
-def remove(name: str, folder: Path) -> None:
-    """Let the token called NAME be valid no longer. A running server refuses it from its next request on."""
-    from stateside.layout import Layout
-    from stateside.serving.access.tokens import TokenFile
+@click.option("--id", "id_", metavar="ID", help="Only the one with this id, as the list has it.")
+def revoke(name: str, folder: Path, id_: str | None) -> None:
+    """Let the tokens of NAME be valid no longer. A running server refuses them from its next request on."""
+    count = _issuer(folder).revoke(name, id_)
+    click.echo(f"{count} token{'s' if count > 1 else ''} of {name!r} revoked.", err=True)
 
-    TokenFile(Layout(folder).tokens).remove(name)
-    click.echo(f"The token {name!r} is removed.", err=True)
+
+@token.command()
+@_DIR
+def rotate(folder: Path) -> None:
+    """Make a new key, which signs from now on. What older keys have signed stays valid until they are retired."""
+    key = _issuer(folder).rotate()
+    click.echo(f"The key {key.kid} signs from now on.", err=True)
+
+
+@token.command()
+@_DIR
+@_JSON
+def keys(folder: Path, as_json: bool) -> None:
+    """List the keys by their ids, oldest first: when they were made, and how many valid tokens they have signed."""
+    found = _issuer(folder).listed_keys()
+    if as_json:
+        shown = [{"kid": key.kid, "made": key.made, "tokens": count} for key, count in found]
+        click.echo(json.dumps({"keys": shown}, indent=2))
+        return
+    for key, count in found:
+        click.echo(f"{key.kid}\t{key.made}\t{count} tokens" + ("\tsigns" if key is found[-1][0] else ""))
+
+
+@token.command()
+@click.argument("kid")
+@_DIR
+def retire(kid: str, folder: Path) -> None:
+    """Remove the old key KID. The tokens that it signed are valid no longer."""
+    _issuer(folder).retire(kid)
+    click.echo(f"The key {kid} is retired.", err=True)
+
+
+def _issuer(folder: Path) -> Issuer:
+    from stateside.layout import Layout
+    from stateside.serving.access.issuer import Issuer
+
+    return Issuer(Layout(folder))
+
+
+def _parse_where(texts: Sequence[str]) -> dict[str, str]:
+    """The columns and their values; RequestInvalid for a column without one, or with two."""
+    pairs = [text.partition("=") for text in texts]
+    for column, equals, _ in pairs:
+        if not column or not equals:
+            raise RequestInvalid(f"{column!r} is not COLUMN=VALUE", next_step="Write it like --where country=AT")
+    scope = {column: value for column, _, value in pairs}
+    if len(scope) != len(pairs):
+        raise RequestInvalid("A column is named twice: no row has two values in it", next_step="Name each once")
+    return scope
+
+
+def _described(issued: Issued) -> str:
+    return f"{issued.name!r}, role {', '.join(issued.roles)}, {_scope(issued)}, until {issued.expires}"
+
+
+def _scope(issued: Issued) -> str:
+    """What it reaches, in words."""
+    where = " ".join(f"{column}={value}" for column, value in issued.where.items())
+    views = "" if issued.views is None else f"views {','.join(issued.views)}"
+    return " ".join(part for part in (views, where) if part) or "everything"

@@ -1,7 +1,8 @@
 """What a view was declared as, kept beside its checkpoint: a changed query on old state is refused with the difference.
 
-    catalogue.json   the view's key and columns. Another one cannot go on with the same state. Only its rollups and its
-                     computed columns may change: they are the readers' and the replica's, which makes its rollups anew.
+    catalogue.json   the view's key and columns. Another one cannot go on with the same state. Only its rollups, its
+                     computed columns and its archive may change, of which the state knows nothing; the replica makes
+                     its rollups anew then.
     plan.txt         the whole plan. If only this changed, a filter for example, the state fits; but it was folded with
                      the old query, and only the user can say whether that is right (`--accept-changes`).
 
@@ -66,7 +67,7 @@ def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
     if before is None or catalogue is None:
         kinds = ("a view", "a reaction") if catalogue is None else ("a reaction", "a view")
         raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
-    if before != replace(catalogue, rollups=before.rollups, computed=before.computed):
+    if before != replace(catalogue, rollups=before.rollups, computed=before.computed, archive=before.archive):
         difference = "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
         raise _changed(places, difference, _NEW_FOLDER)
 

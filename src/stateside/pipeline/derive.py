@@ -78,6 +78,7 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
         window=groups.window(),
         rollups=view.rollups,
         computed=view.computed,
+        archive=view.archive if view.rows == "closed" else None,
     )
     check_rollups(catalogue)
     check_computed(catalogue)

@@ -71,6 +71,13 @@ class KeyCodec:
         """The bytes of the first part of a whole key; none if keys have no parts."""
         return key[: self._ends[0](key, 0)] if self._ends else b""
 
+    def leading_of(self, prefix: bytes) -> bytes | None:
+        """The same of a key's first parts; None if they do not have all of the first one."""
+        try:
+            return self.leading(prefix)
+        except (IndexError, ValueError):  # no part at all, or only the first fields of a struct
+            return None
+
 
 def keyable(type_: SparkType) -> bool:
     """Whether keys of this type can be served."""

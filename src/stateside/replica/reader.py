@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -68,8 +69,13 @@ class Snapshot:
 
     def share(self) -> Share | None:
         """The share of the view's keys that the replica holds; None if it holds them all."""
+        text = self.share_text()
+        return None if text is None else Share.parse(text)
+
+    def share_text(self) -> str | None:
+        """The same as a text."""
         content = self._meta(b"share")
-        return Share.parse(content.decode()) if content is not None else None
+        return None if content is None else content.decode()
 
     def rollups(self) -> Kept:
         """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""
@@ -176,15 +182,28 @@ def snapshot_as_of(
     return found
 
 
+@dataclass(slots=True)
+class _Opened:
+    """An environment that is open, and how many snapshots there are of it."""
+
+    folder: Path
+    environment: lmdb.Environment
+    databases: Databases
+    snapshots: int = 0
+
+
 class ReplicaReader:
-    """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet."""
+    """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet.
+
+    Any thread may ask. When another environment takes the place of the present one, the next snapshot is of that; those
+    that are open stay what they were, and the last of them closes the old one.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock, self._snapshots = threading.Lock(), 0
+        self._lock = threading.Lock()
         self._sign = generations.sign(directory)
-        self._folder = generations.current(directory)
-        self._environment, self._databases = self._open()
+        self._opened = self._open(generations.current(directory))
 
     @contextmanager
     def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Iterator[Snapshot]:
@@ -194,61 +213,65 @@ class ReplicaReader:
         fingerprint of that batch too, as its first page told it. Errors as for `snapshot_as_of`.
         """
         with self._lock:
-            if self._snapshots == 0 and generations.sign(self._directory) != self._sign:
+            if generations.sign(self._directory) != self._sign:
                 self._follow()
-            self._snapshots += 1
+            opened = self._opened
+            opened.snapshots += 1
         try:
-            with self._begin() as transaction:
+            with self._begin(opened) as transaction:
                 if as_of is None:
-                    yield Snapshot(transaction, self._databases)
+                    yield Snapshot(transaction, opened.databases)
                 else:
-                    yield snapshot_as_of(transaction, self._databases, as_of, fingerprint)
+                    yield snapshot_as_of(transaction, opened.databases, as_of, fingerprint)
         finally:
             with self._lock:
-                self._snapshots -= 1
+                opened.snapshots -= 1
+                if opened is not self._opened:
+                    _close_unused(opened)
 
     def close(self) -> None:
         """Let the environment go."""
-        self._environment.close()
+        self._opened.environment.close()
 
-    def _open(self) -> tuple[lmdb.Environment, Databases]:
+    def _open(self, folder: Path) -> _Opened:
         """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
         while True:
             try:
-                return open_to_read(self._folder)
+                return _Opened(folder, *open_to_read(folder))
             except (FileNotFoundError, ReplicaInvalid):
                 sign = generations.sign(self._directory)
                 if sign == self._sign:
                     raise
-                self._sign, self._folder = sign, generations.current(self._directory)
+                self._sign, folder = sign, generations.current(self._directory)
 
     def _follow(self) -> None:
         """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
-        before, self._sign = self._folder, generations.sign(self._directory)
-        self._folder = generations.current(self._directory)
-        if self._folder == before:
+        before, self._sign = self._opened, generations.sign(self._directory)
+        folder = generations.current(self._directory)
+        if folder == before.folder:
             return
-        try:
-            opened = self._open()
-        except FileNotFoundError:
-            self._folder = before
-            return
-        self._environment.close()
-        self._environment, self._databases = opened
+        with suppress(FileNotFoundError):
+            self._opened = self._open(folder)
+            _close_unused(before)
 
-    def _begin(self) -> lmdb.Transaction:
+    def _begin(self, opened: _Opened) -> lmdb.Transaction:
         try:
-            return self._environment.begin(buffers=False)
+            return opened.environment.begin(buffers=False)
         except lmdb.MapResizedError:  # the writer made the map larger than ours
             with self._lock:
-                if self._snapshots > 1:  # under an open snapshot the map must not move
+                if opened.snapshots > 1:  # under an open snapshot the map must not move
                     raise ReplicaInvalid(
                         "The replica has outgrown this reader's map",
-                        where=str(self._folder),
+                        where=str(opened.folder),
                         next_step="Ask again: the map grows as soon as no other snapshot of this process is open",
                     ) from None
-                self._environment.set_mapsize(0)
-            return self._environment.begin(buffers=False)
+                opened.environment.set_mapsize(0)
+            return opened.environment.begin(buffers=False)
+
+
+def _close_unused(opened: _Opened) -> None:
+    if opened.snapshots == 0:
+        opened.environment.close()
 
 
 def _gone(what: str) -> HistoryGone:

@@ -9,19 +9,27 @@
                     waited in the journal (basis `heartbeat`) or, without a heartbeat, since the commit (`commit`)
     age_basis       which of the two
     replica         the name of the replica that answered
-    source          `live`: from a replica of the running state
+    source          where rows were looked for: `live`, in a replica of the running state; `archive`, among those that
+                    were sealed up to this batch; or `both`
+    share           only of a replica that holds a share of the keys, like 1/4: the answer is that share's
 
-In HTTP answers the stamp stands in the body, and its first three parts in the headers `Stateside-View`,
-`Stateside-Batch` and `Stateside-Position` as well.
+In HTTP answers the stamp stands in the body, and its first three parts and its age in the headers `Stateside-View`,
+`Stateside-Batch`, `Stateside-Position` and `Stateside-Age-Ms` as well.
+
+One part is not shown: `edition`, which tells two states apart that have the same batch's number: it is of another run
+(after a rollback), or the view's columns were declared anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from stateside.positions import Position
+
+Source = Literal["live", "archive", "both"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -38,7 +46,9 @@ class Stamp:
     age_ms: int
     age_basis: Literal["heartbeat", "commit"]
     replica: str
-    source: Literal["live"] = "live"
+    source: Source = "live"
+    share: str | None = None
+    edition: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in an answer's body."""
@@ -52,12 +62,29 @@ class Stamp:
             "age_basis": self.age_basis,
             "replica": self.replica,
             "source": self.source,
+            **({} if self.share is None else {"share": self.share}),
         }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Stamp:
+        """What `as_dict` gave, as a client reads it; LookupError, TypeError, ValueError if it is something else."""
+        return cls(
+            view=document["view"],
+            batch=document["batch"],
+            position=Position.parse(document["position"]),
+            watermark_us=parse_time(document["watermark"]),
+            committed_us=parse_time(document["committed"]),
+            age_ms=document["age_ms"],
+            age_basis=document["age_basis"],
+            replica=document["replica"],
+            source=document["source"],
+            share=document.get("share"),
+        )
 
     def headers(self) -> list[tuple[str, str]]:
         """As it stands in an answer's headers."""
         parts = (("view", self.view), ("batch", str(self.batch)), ("position", str(self.position)))
-        return [(f"stateside-{name}", value) for name, value in parts]
+        return [(f"stateside-{name}", value) for name, value in (*parts, ("age-ms", str(self.age_ms)))]
 
 
 def iso_time(time_us: int) -> str:

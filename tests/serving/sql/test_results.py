@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.errors import ClientLeft, NotFreshEnough, SqlBusy, SqlInvalid, SqlTimeout, SqlTooLarge
+from stateside.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTimeout, SqlTooLarge, TooManyRequests
 from stateside.layout import Layout
 from stateside.serving.reading.views import Floor
 from stateside.serving.sql import live
@@ -219,7 +219,7 @@ def test_only_so_many_run_at_a_time(asker: Asker) -> None:
     def ask() -> None:
         try:
             one.rows(ENDLESS, timeout_ms=1_000)
-        except (SqlBusy, SqlTimeout) as error:
+        except (TooManyRequests, SqlTimeout) as error:
             refused.append(type(error))
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
@@ -227,5 +227,5 @@ def test_only_so_many_run_at_a_time(asker: Asker) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(error.__name__ for error in refused) == ["SqlBusy", "SqlBusy", "SqlTimeout"]
+    assert sorted(error.__name__ for error in refused) == ["SqlTimeout", "TooManyRequests", "TooManyRequests"]
     assert one.rows("SELECT 1") == [[1]], "the slot is free again"

@@ -128,7 +128,7 @@ def test_beyond_so_many_at_a_time_a_reader_is_told_when_to_come_again(url: str) 
     try:
         time.sleep(1)
         refused = ask(url, "SELECT 1")
-        assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (429, "sql-busy")
+        assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (429, "too-many-requests")
         assert refused.headers["retry-after"] == "1"
         assert httpx.get(f"{url}/v1/views/spending/rows/emma").status_code == 200, "the rest is answered meanwhile"
     finally:

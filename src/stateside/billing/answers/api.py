@@ -25,6 +25,7 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.journal import Journal
 from stateside.layout import Layout
+from stateside.serving.reading.holding import not_whole
 from stateside.serving.reading.views import Answer, ViewReader
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request
@@ -122,6 +123,8 @@ class Api:
         reader = await self._reader(request)
         ends = Ends.of(label, {name: plan.cycle for name, plan in self._plans.all().items()})
         live = await reader.rollup(ROLLUP, [], floor)
+        if live.stamp.share is not None:  # the documents are all customers'
+            raise not_whole(live.stamp)
         sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, Gate.of(live.stamp))
         return stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
 

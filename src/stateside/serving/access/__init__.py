@@ -1,1 +1,7 @@
-"""Who may ask what."""
+"""Who may ask what, and how much of it.
+
+`holder` says who asks and how far that reaches. A token is a signed JWT: `claims` is what it says, `keys` what it is
+signed with, `issuer` makes them and keeps the `register` of what was issued and revoked, `verifier` tells a request's
+holder. `limits` says how much room there is for each, `refusals` notes who was turned away, `exposure` whether an
+address may be listened on, `headers` what every answer carries. The application asks the `guard`, which has them all.
+"""

@@ -39,7 +39,8 @@ class Holder:
         """The values, as texts, that rows of a view with these columns must have; AccessDenied if there are none."""
         if self.views is not None and view not in self.views:
             raise AccessDenied(
-                f"This token does not reach the view {view[:80]!r}", next_step=f"It reaches: {', '.join(self.views)}"
+                f"This token does not reach the view {view[:80]!r}",
+                next_step=f"It reaches: {', '.join(sorted(self.views))}",
             )
         missing = sorted(set(self.where) - set(columns))
         if missing:
@@ -50,10 +51,14 @@ class Holder:
         return self.where
 
     def require_customer(self, customer: str | None) -> None:
-        """AccessDenied for another customer's data than this one may have; None stands for nobody's data."""
-        if self.where and self.where.get(CUSTOMER) != customer:
+        """AccessDenied for another customer's data than this one may have; None stands for nobody's data.
+
+        What an application tells of a customer is made of several views and of all their columns: a token that
+        reaches some views only, or some of the customer's rows, does not reach it.
+        """
+        if self.views is not None or (self.where and self.where != {CUSTOMER: customer}):
             raise AccessDenied(
-                "This token is a customer's, and this is not that customer's own data",
+                "This is not data that this token reaches: another customer's, or more than it may have of one",
                 next_step="Ask for your own, or with an operator's token",
             )
 

@@ -5,17 +5,22 @@ Which rollups there are the replica says, snapshot by snapshot: they may be decl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, Final
 
 from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.tallies import tallied
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import Kept, RollupRows
+from stateside.replica.rollups import Kept, RollupRows, unpack
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.values import Leaf, parse_key, renderer
+
+NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
 class RollupReader:
@@ -26,6 +31,7 @@ class RollupReader:
         self._types = {column.name: column.asked_type for column in catalogue.key}
         self._computed = catalogue.computed
         self._rows = RollupRows(catalogue.columns, catalogue.computed)
+        self._columns = tallied(catalogue.columns)
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in self._rows.columns]
 
     def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
@@ -33,10 +39,20 @@ class RollupReader:
         return parse_key(f"the rollup by {_named(columns)}", self._leaves(columns), parts)
 
     def rows(
-        self, snapshot: Snapshot, columns: Sequence[str], key: Sequence[Value], rows_max: int
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        key: Sequence[Value],
+        rows_max: int,
+        wanted: Mapping[str, Value] = NOTHING,
+        *,
+        tallies: bool = False,
     ) -> list[dict[str, Any]]:
         """The rows of the rollup by these columns whose coarser key begins with these values.
 
+        Of these only the ones that have the `wanted` values in their key's columns.
+        With `tallies` each has the numbers that its values are made of in their place: those of several shares can be
+        added up, which averages and rounded sums cannot.
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
         kept = snapshot.rollups()
@@ -45,14 +61,26 @@ class RollupReader:
         if snapshot.computed() != self._computed:
             raise self._not_yet(snapshot)
         codec = KeyCodec([self._types[name] for name in columns])
-        render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
+        render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)]
         rows: list[dict[str, Any]] = []
+        places = [(place, wanted[name]) for place, name in enumerate(columns) if name in wanted]
         for coarser, row in snapshot.rollup(kept.index(tuple(columns)), codec.encode(key)):
+            decoded = codec.decode(coarser)
+            if any(decoded[place] != value for place, value in places):
+                continue
             if len(rows) == rows_max:
                 raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
-            values = (*codec.decode(coarser), *self._rows.values(row))
-            rows.append({name: show(value) for (name, show), value in zip(render, values, strict=True)})
+            shown = {name: show(value) for (name, show), value in zip(render, decoded, strict=True)}
+            rows.append(shown | (_tallies(row) if tallies else self._values(row)))
         return rows
+
+    def columns(self) -> dict[str, Any]:
+        """How tallies become values: what `RollupRows` is made of."""
+        return {"columns": [asdict(each) for each in self._columns], "computed": [asdict(c) for c in self._computed]}
+
+    def _values(self, row: bytes) -> dict[str, Any]:
+        values = zip(self._render, self._rows.values(row), strict=True)
+        return {name: show(value) for (name, show), value in values}
 
     def _leaves(self, columns: Sequence[str]) -> list[Leaf]:
         for name in columns:
@@ -78,6 +106,10 @@ class RollupReader:
             if kept
             else f"Declare it with rollups=[{list(columns)}], and start `run` again",
         )
+
+
+def _tallies(row: bytes) -> dict[str, Any]:
+    return {"tallies": [str(number) for number in unpack(row)]}  # as texts: JSON's numbers would lose some
 
 
 def _named(columns: Sequence[str]) -> str:

@@ -12,9 +12,10 @@ from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
 from stateside.replica.keys import KeyCodec
+from stateside.serving.reading.columns import Columns
 from stateside.serving.reading.rollups import RollupReader
 from stateside.serving.reading.sums import Sums
-from stateside.serving.reading.values import parse_key, renderer
+from stateside.serving.reading.values import parse_key
 from stateside.storage import Storage
 
 
@@ -35,7 +36,7 @@ class Shape:
         shown = [(column.name, column.type) for column in self.catalogue.key]
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
-        self._render = [(name, renderer(parse_type(type_))) for name, type_ in shown]
+        self.columns = Columns([(name, parse_type(type_)) for name, type_ in shown])
         self._computed = ComputedColumns(self.catalogue, steps)
         self.sums = Sums(self.catalogue, self.codec, self._decoder, self._finalisers, self._computed)
         self.rollups = RollupReader(self.catalogue)
@@ -46,12 +47,15 @@ class Shape:
 
     def row(self, key: bytes, row: bytes) -> dict[str, Any]:
         """A row of the replica as it stands in an answer."""
+        return self.columns.shown(self.values(key, row))
+
+    def values(self, key: bytes, row: bytes) -> tuple[Value, ...]:
+        """The values of a row of the replica, in the order of `columns`."""
         stored = self._decoder.decode(row)
         asked = zip(self.catalogue.key, self.codec.decode(key), strict=True)
         keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
-        values = [each.finish([stored[p] for p in each.places]) for each in self._finalisers]
-        return self.shown(keys, [*values, *self._computed.values(keys, values)])
+        return self.completed(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
 
-    def shown(self, keys: Sequence[Value], values: Sequence[Value]) -> dict[str, Any]:
-        """The values of all columns, computed ones last, by name, as JSON has them."""
-        return {name: render(v) for (name, render), v in zip(self._render, (*keys, *values), strict=True)}
+    def completed(self, keys: Sequence[Value], values: Sequence[Value]) -> tuple[Value, ...]:
+        """The values of all columns, from those of the key and of the catalogue's others; computed ones last."""
+        return (*keys, *values, *self._computed.values(keys, values))

@@ -80,6 +80,26 @@ def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
     return found
 
 
+def is_whole(columns: Sequence[Leaf], key: Sequence[Value]) -> bool:
+    """Whether these are the values of a whole key, none of its parts missing."""
+    return len(key) == len(columns) and _ends_whole(columns, key)
+
+
+def following(columns: Sequence[Leaf], key: Sequence[Value]) -> Sequence[Leaf]:
+    """The columns whose values may stand behind a key's first parts: none while a struct among these lacks fields."""
+    return columns[len(key) :] if _ends_whole(columns, key) else ()
+
+
+def _ends_whole(columns: Sequence[Leaf], key: Sequence[Value]) -> bool:
+    return not key or _has_all_fields(columns[len(key) - 1][1], key[-1])
+
+
+def _has_all_fields(type_: SparkType, value: Value) -> bool:
+    if not isinstance(type_, Struct) or not isinstance(value, tuple):
+        return True
+    return len(value) == len(type_.types) and _has_all_fields(type_.types[-1], value[-1])
+
+
 def parse(name: str, type_: SparkType, text: str) -> Value:
     """The value of a key's part; KeyInvalid if the text is not of its type."""
     try:

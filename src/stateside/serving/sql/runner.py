@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stateside.errors import ClientLeft, SqlBusy, SqlTimeout, SqlTooLarge, StatesideError
+from stateside.errors import ClientLeft,  SqlTimeout, SqlTooLarge, StatesideError, TooManyRequests
 from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
 from stateside.serving.reading.views import Floor, Views
@@ -55,11 +55,11 @@ class SqlRunner:
     async def run(self, question: Question, views: Views, holder: Holder, floor: Floor, left: Left) -> Running:
         """The statement, which has begun to run. The caller must close it.
 
-        SqlBusy if as many run already as may; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or what reading views
+        TooManyRequests if as many run already as may; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or what reading views
         raises, if that shows before the first rows.
         """
         if self._running >= self._at_once:
-            raise SqlBusy(
+            raise TooManyRequests(
                 f"{self._at_once} statements run here already",
                 next_step="Ask again in a moment, or run fewer at a time",
             )

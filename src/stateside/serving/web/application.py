@@ -1,13 +1,17 @@
 """The application: routes requests to handlers, and turns their answers and errors into responses. Bare RSGI.
 
 What there is, the routes say (`view_routes` and those that an application adds); the document of this interface is made
-of them. Errors are RFC 9457 problem documents with the codes of `stateside.errors`. Where the folder has tokens
-(`access`), every request needs one, but for the few routes that anyone may ask.
+of them. Errors are RFC 9457 problem documents with the codes of `stateside.errors`. Who asks, and whether there is room
+for them, the guard says (`access`): where the folder has keys, every request needs a token, but for the few routes that
+anyone may ask.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from asyncio import AbstractEventLoop
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,22 +20,31 @@ import orjson
 
 from stateside.errors import (
     BodyTooLarge,
+    BodyTooSlow,
     MethodInvalid,
+    Misdirected,
     RequestInvalid,
     RouteUnknown,
     StatesideError,
     TokenInvalid,
 )
-from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.access.tokens import TokenFile
+from stateside.serving.access.guard import Guard, Visit
+from stateside.serving.access.headers import security_headers
+from stateside.serving.access.holder import Holder
+from stateside.serving.place.announcer import Announcer, Identity
+from stateside.serving.place.location import location
+from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Views
+from stateside.serving.web.etag import NOT_MODIFIED, validated
+from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import Route
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 PATH_CHARS_MAX = 4_096
-_SECURITY_HEADERS = [("x-content-type-options", "nosniff"), ("cache-control", "no-store")]
+_REPEATED = ("key", "where")  # parameters that may come several times
+BODY_S_MAX = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -46,60 +59,68 @@ HEALTH = Route("/healthz", _health, "this process answers; the only one that nee
 class Application:
     """The RSGI application: one for each worker process."""
 
-    def __init__(self, views: Views, routes: Sequence[Route] = (), tokens: TokenFile | None = None) -> None:
-        self._views, self._tokens = views, tokens
+    def __init__(
+        self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
+    ) -> None:
+        self._views, self._guard = views, guard
         self._routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self._servers = None if identity is None else Servers(identity.folder)
+        self._announcer = None if identity is None else Announcer(identity, views)
+        if self._servers is not None and identity is not None:
+            self._routes += place_routes(self._servers, identity.name)
+
+    def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
+        """Called by Granian when the worker starts: from then on the server is announced."""
+        if self._announcer is not None:
+            self._announcing = loop.create_task(self._announcer.run())
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
-        response, problem = await self._respond(scope, protocol)
-        headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
-        headers += [("www-authenticate", "Bearer")] if response.status == TokenInvalid.status else []
-        headers += _SECURITY_HEADERS
-        if response.stream is not None:
-            await _send(protocol, response.status, headers, response.stream)
-            return
-        if response.file is None:
-            kind = "application/problem+json" if problem else "application/json"
-            body = orjson.dumps(response.document)
-        else:
-            kind, body = response.file.kind, response.file.content
-            headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
-        protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
+        with self._guard.visit(scope) as visit:
+            await _answer(protocol, *await self._respond(visit, scope, protocol))
 
-    async def _respond(self, scope: Any, protocol: Any) -> tuple[Response, bool]:
+    async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
         try:
-            return await self._handle(scope, protocol), False
+            return await self._handle(visit, scope, protocol), False
+        except Misdirected as error:
+            error.location = await self._location(error)
+            return Response(error.problem(), status=error.status), True
         except StatesideError as error:
-            wait = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
-            return Response(error.problem(), status=error.status, headers=wait), True
+            visit.refused(error)
+            return Response(error.problem(), status=error.status, headers=_headers(error)), True
         except Exception:
             log.exception("%s %s failed", scope.method, scope.path)
             return Response(
                 StatesideError("This request failed; the server's log has the cause").problem(), status=500
             ), True
 
-    def _holder(self, scope: Any) -> Holder:
-        return OPERATOR if self._tokens is None else self._tokens.holder(scope.headers.get("authorization"))
+    async def _location(self, error: Misdirected) -> dict[str, Any] | None:
+        """Who has what this server was asked for in vain."""
+        if self._servers is None:
+            return None
+        found = await asyncio.to_thread(self._servers.now)
+        return location(found, error.view, error.leading, time.time_ns() // 1_000)
 
-    async def _handle(self, scope: Any, protocol: Any) -> Response:
+    async def _handle(self, visit: Visit, scope: Any, protocol: Any) -> Response:
         path, query = scope.path, scope.query_string
         if len(path) + len(query) > PATH_CHARS_MAX:
             raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
-        route, taken, holder = self._found(scope)
+        route, taken, holder = self._found(visit, scope)
         pairs = parse_qsl(query, keep_blank_values=True)
-        keys = tuple(value for name, value in pairs if name == "key")
+        keys, wheres = (tuple(value for name, value in pairs if name == each) for each in _REPEATED)
         route.check_parameters(dict(pairs))
-        parameters = {name: value for name, value in pairs if name != "key"}
+        parameters = {name: value for name, value in pairs if name not in _REPEATED}
         body = await _body(protocol, route.body.bytes_max) if route.body is not None else b""
-        request = Request(taken, keys, parameters, self._views, holder, scope.headers, body, protocol.client_disconnect)
-        return await route.handler(request)
+        left = protocol.client_disconnect
+        request = Request(taken, keys, parameters, self._views, holder, scope.headers, body, left, wheres)
+        response = await route.handler(request)
+        return validated(response, scope, holder) if route.method == "GET" else response
 
-    def _found(self, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
+    def _found(self, visit: Visit, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
         """The route that fits, what its names stand for, and who asks, if they may."""
         parts = scope.path.removeprefix("/").split("/")  # Granian has decoded it already
         fitting = [(route, taken) for route in self._routes if (taken := route.match(parts)) is not None]
-        holder = OPERATOR if fitting and fitting[0][0].reach == "anyone" else self._holder(scope)
+        holder = visit.enter(needs_token=not fitting or any(route.reach != "anyone" for route, _ in fitting))
         if not fitting:
             holder.require("operator")
             shown = scope.path[:200]
@@ -113,16 +134,46 @@ class Application:
         raise MethodInvalid(f"{scope.method} is not possible at {scope.path[:200]!r}", next_step=f"Use {there}")
 
 
+def _headers(error: StatesideError) -> list[tuple[str, str]]:
+    """What an error says in headers too."""
+    again = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
+    return [*again, ("www-authenticate", "Bearer")] if error.status == TokenInvalid.status else again
+
+
 async def _body(protocol: Any, bytes_max: int) -> bytes:
-    """The request's body; BodyTooLarge as soon as it is longer than this."""
+    """The request's body; BodyTooLarge as soon as it is longer than this, BodyTooSlow if it takes too long to come."""
     parts: list[bytes] = []
     size = 0
-    async for part in protocol:
-        size += len(part)
-        if size > bytes_max:
-            raise BodyTooLarge(f"The body has more than {bytes_max:,} bytes", next_step="Send it in several requests")
-        parts.append(bytes(part))
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for part in protocol:
+                size += len(part)
+                if size > bytes_max:
+                    raise BodyTooLarge(f"The body has more than {bytes_max:,} bytes", next_step="Send several requests")
+                parts.append(bytes(part))
+    except TimeoutError:
+        raise BodyTooSlow(f"The body was not there within {BODY_S_MAX:g} s", next_step="Send it faster") from None
     return b"".join(parts)
+
+
+async def _answer(protocol: Any, response: Response, problem: bool) -> None:
+    """Send a response, with the headers that every one has."""
+    headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
+    if response.stream is not None:
+        headers += security_headers(response.stream.kind, response.headers)
+        await _send(protocol, response.status, headers, response.stream)
+        return
+    if response.status == NOT_MODIFIED:
+        protocol.response_empty(response.status, [*headers, *security_headers("application/json", response.headers)])
+        return
+    if response.file is None:
+        kind = "application/problem+json" if problem else "application/json"
+        body = orjson.dumps(response.document)
+    else:
+        kind, body = response.file.kind, response.file.content
+        headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
+    headers += security_headers(kind, response.headers)
+    protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
 
 
 async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
@@ -131,8 +182,6 @@ async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stre
         transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
         async for part in stream.parts:
             await transport.send_bytes(part)
-    except Exception:  # not told to Granian: it would keep the connection open, and the client waiting
-        log.exception("A stream broke off")
     finally:
         close = getattr(stream.parts, "aclose", None)
         if close is not None:

@@ -26,8 +26,8 @@ async def _stays() -> None:
 class Request:
     """The path's parts that the route left open, the key's parts, the parameters, the body, and who asks.
 
-    `parameters` has only names that the route declares. `left` ends when the client goes away before the answer: what
-    takes long waits for it beside its work.
+    `parameters` has only names that the route declares; those that may come several times are `keys` and `wheres`.
+    `left` ends when the client goes away before the answer: what takes long waits for it beside its work.
     """
 
     parts: tuple[str, ...]
@@ -38,6 +38,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     left: Callable[[], Awaitable[None]] = _stays
+    wheres: tuple[str, ...] = ()
 
     def floor(self) -> Floor:
         """The floor that the parameters ask for."""

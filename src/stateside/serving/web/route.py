@@ -57,7 +57,7 @@ class Route:
     """One address. `text` says in a line what there is.
 
     `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
-    customers' data; `own`: anybody with a token, the handler looks whose data it is; `anyone`: also without a token.
+    customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also without a token.
     With `read` the handler gives only rows that the holder may have (`Holder.rows_of`).
     """
 
@@ -76,7 +76,9 @@ class Route:
             case "customer":
                 holder.require("read")
                 holder.require_customer(taken[0])
-            case "own" | "anyone":
+            case "own":
+                holder.require("read")
+            case "anyone":
                 pass
             case role:
                 holder.require(role)

@@ -1,70 +1,124 @@
-"""The routes of views: which there are, and their rows, sums and rollups."""
+"""The routes of views: which there are, and their rows, by key and by scan, lookups, sums and rollups."""
 
 from __future__ import annotations
 
-from stateside.errors import KeyInvalid
+from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
+from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns
+from stateside.serving.reading.scan import page
 from stateside.serving.reading.sums import Span
-from stateside.serving.reading.values import described
+from stateside.serving.web.asked import Asked, reaches, reaches_all
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, stamped
-from stateside.serving.web.route import FLOOR, KEY, Parameter, Route
+from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
 
 
 async def _views(request: Request) -> Response:
-    note = request.views.note()
-    return Response({"views": request.views.states(), **({"note": note} if note else {})})
+    views, holder = request.views, request.holder
+    if reaches_all(holder):
+        note = views.note()
+        return Response({"views": views.states(), **({"note": note} if note else {})})
+    return Response({"views": [each for each in views.states() if reaches(holder, views, each["view"])]})
 
 
 async def _rows(request: Request) -> Response:
-    view, *in_path = request.parts
-    floor = request.floor()
-    reader = await request.views.ready(view, floor)
-    key = reader.shape.parse_key([*in_path, *request.keys])
-    if not key and reader.shape.key_parts:
-        parts = described(reader.shape.key_parts)
-        raise KeyInvalid(f"The rows of {view!r} are asked for by key", next_step=f"Its parts are: {parts}")
-    answer = await reader.rows(key, floor)
+    asked = await Asked.of(request)
+    question = asked.question(request)
+    cursor = request.parameters.get("cursor")
+    if cursor is None and question.point:
+        found = await lookup(
+            asked.reader, [question.key], asked.floor, as_of=asked.as_of, scope=asked.scope, show=question.show
+        )
+        return stamped(found.stamp, {"rows": [row for row in found.rows if row is not None], "cursor": None})
+    answer = await page(asked.reader, question, asked.floor, as_of=asked.as_of, cursor=cursor, scope=asked.scope)
+    return stamped(answer.stamp, {"rows": answer.rows, "cursor": answer.cursor})
+
+
+async def _lookup(request: Request) -> Response:
+    asked = await Asked.of(request)
+    shape = asked.reader.shape
+    keys, show = parse_keys(shape, request.document()), parse_columns(shape, request.parameters.get("columns"))
+    answer = await lookup(asked.reader, keys, asked.floor, as_of=asked.as_of, scope=asked.scope, show=show)
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
 
 
 async def _sum(request: Request) -> Response:
-    view, *in_path = request.parts
-    floor, span = request.floor(), Span.parse(request.parameters)
-    reader = await request.views.ready(view, floor)
-    answer = await reader.sum(reader.shape.parse_key([*in_path, *request.keys]), span, floor)
+    asked, span = await Asked.of(request), Span.parse(request.parameters)
+    key = asked.reader.shape.parse_key([*request.parts[1:], *request.keys])
+    answer = await asked.reader.sum(key, span, asked.floor, asked.as_of, asked.scope)
     return stamped(answer.stamp, {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets})
 
 
 async def _rollup(request: Request) -> Response:
-    view, *in_path = request.parts
-    columns, *parts = in_path or [""]
-    floor = request.floor()
-    reader = await request.views.ready(view, floor)
-    answer = await reader.rollup(columns.split(",") if columns else [], [*parts, *request.keys], floor)
-    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
+    asked = await Asked.of(request)
+    columns, *parts = request.parts[1:] or [""]
+    by, tallies = columns.split(",") if columns else [], request.number("tallies", 1) == 1
+    reader = asked.reader
+    answer = await reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope, tallies=tallies)
+    made_of = reader.shape.rollups.columns() if tallies else {}
+    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **made_of})
 
 
+_AS_OF = whole("as_of", "as of this batch, out of the replica's history")
+_COLUMNS = Parameter("columns", "only these columns, joined by commas")
+_SCAN = (
+    Parameter(
+        "where",
+        "only rows that meet this: a column, one of = != < <= > >=, a value; or a column and ` is null`, "
+        "` is not null`; once for each condition",
+        {"type": "array", "items": {"type": "string"}},
+    ),
+    Parameter("order", "by this column, with - in front from the greatest on; by key without it"),
+    whole("limit", f"so many rows a page: {LIMIT_DEFAULT} by default in a scan, {LIMIT_MAX:,} at most", 1),
+    Parameter("cursor", "the page that begins here: as the page before has it"),
+)
+_SOURCE = Parameter(
+    "source",
+    "live rows, those in the archive, or both, which is the default for a view with an archive",
+    {"type": "string", "enum": ["live", "archive", "both"]},
+)
 _SPAN = (
     Parameter("from", "from this time on, which lies on the buckets' borders"),
     Parameter("to", "up to this time; the newest bucket's end if it is not given"),
     Parameter("last", "over the last so long, up to `to`: 90s, 15m, 24h, 7d"),
 )
+_TALLIES = whole("tallies", "1: the whole numbers that values are made of, to add up those of several shares")
+_ROW_PARAMETERS = (KEY, *_SCAN, _COLUMNS, _SOURCE, _AS_OF, *FLOOR)
+_KEYS: Schema = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "keys": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": KEYS_MAX,
+            "items": {"type": ["array", "string", "number", "boolean", "null", "object"]},
+        }
+    },
+}
 _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
     "or unknown; of a job that is not ours also those that are refused (why), and a note if it waits"
 )
-_ROWS = "the rows of one key, or of all keys that begin with these parts"
+_ROWS = "the rows of one key, or of all keys that begin with these parts; filtered, ordered and paged if asked for"
+_ALL_ROWS = (
+    f"all rows, page by page, filtered; in the order of their keys, or the first {ORDERED_LIMIT_MAX:,} at most in that "
+    "of a column"
+)
+_LOOKUP = f"the rows of up to {KEYS_MAX:,} whole keys in their order, null where there is none"
 _SUM = "the buckets of one key, its parts before the window, combined into a row"
 _ROLLUP = (
     "the rows added up by some of the key's columns, joined by commas: for one coarser key, or for all that begin with "
     "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are"
 )
+_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _TALLIES, _AS_OF, *FLOOR)
 VIEW_ROUTES = [
-    Route("/v1/views", _views, _JOB_STATES),
-    Route("/v1/views/{view}/rows", _rows, _ROWS, parameters=(KEY, *FLOOR)),
-    Route("/v1/views/{view}/rows/{key...}", _rows, _ROWS, parameters=(KEY, *FLOOR)),
-    Route("/v1/views/{view}/sum", _sum, _SUM, parameters=(KEY, *_SPAN, *FLOOR)),
-    Route("/v1/views/{view}/sum/{key...}", _sum, _SUM, parameters=(KEY, *_SPAN, *FLOOR)),
-    Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, parameters=(KEY, *FLOOR)),
-    Route("/v1/views/{view}/rollup/{by_and_key...}", _rollup, _ROLLUP, parameters=(KEY, *FLOOR)),
+    Route("/v1/views", _views, _JOB_STATES, "read"),
+    Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
+    Route("/v1/views/{view}/rows/{key...}", _rows, _ROWS, "read", _ROW_PARAMETERS),
+    Route("/v1/views/{view}/lookup", _lookup, _LOOKUP, "read", (_COLUMNS, _AS_OF, *FLOOR), "POST", Body(_KEYS)),
+    Route("/v1/views/{view}/sum", _sum, _SUM, "read", _SUM_PARAMETERS),
+    Route("/v1/views/{view}/sum/{key...}", _sum, _SUM, "read", _SUM_PARAMETERS),
+    Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, "read", _ROLLUP_PARAMETERS),
+    Route("/v1/views/{view}/rollup/{by_and_key...}", _rollup, _ROLLUP, "read", _ROLLUP_PARAMETERS),
 ]

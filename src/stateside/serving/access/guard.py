@@ -1,0 +1,110 @@
+"""The guard, whom the application asks at every request: who is it, is there room for them, and who was turned away.
+
+    with guard.visit(scope) as visit:
+        holder = visit.enter()          who asks, if there is room; TokenInvalid, TooManyRequests
+        route.check(holder, …)          may they: the route says whom it lets in; AccessDenied
+        …
+        visit.refused(error)            whatever came of it: refusals are written down
+                                        at the end, when the answer has been sent, there is room again
+
+Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any, Final
+
+from stateside.errors import SetupError, StatesideError, TokenInvalid
+from stateside.layout import Layout
+from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.access.limits import NO_RATE, Limits, Room, network
+from stateside.serving.access.refusals import Asked, RefusalLog
+from stateside.serving.access.verifier import TokenRefused, Verifier
+
+NOBODY: Final = Holder("nobody", frozenset())
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Lets requests in: one for each worker process."""
+
+    def __init__(self, verifier: Verifier, room: Room, refusals: RefusalLog) -> None:
+        self._verifier, self.room, self._refusals = verifier, room, refusals
+        self._told: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, layout: Layout, limits: Limits = NO_RATE, *, guarded: bool = False) -> Guard:
+        """The guard of a folder. `guarded`: it had keys when the server started, and is never open again."""
+        return cls(Verifier(layout, guarded=guarded), Room(limits), RefusalLog(layout.refusals))
+
+    def visit(self, scope: Any) -> Visit:
+        """A request arrives: RSGI's scope says from where, and what it asks."""
+        return Visit(self, scope)
+
+    def holder(self, authorization: str | None) -> Holder:
+        """Who sends this header; TokenInvalid if nobody who is let in, SetupError if that cannot be told."""
+        try:
+            return self._verifier.holder(authorization)
+        except SetupError as error:
+            self._tell("Nobody is let in", error)
+            raise SetupError(
+                "This server cannot tell who asks: its log has the cause", next_step="Tell who runs it"
+            ) from None  # whose paths are none of the asker's business
+
+    def note(self, error: StatesideError, who: str | None, asked: Asked) -> None:
+        """Write a refusal down. A disk that is full lets nobody in who was refused, and stops nobody who was not."""
+        try:
+            self._refusals.note(error, who, asked)
+        except OSError as failure:
+            self._tell("Refusals are not written down", failure)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        """Say it in the log, once and not at each request."""
+        if self._told.get(what) != str(error):
+            self._told[what] = str(error)
+            log.error("%s: %s", what, error)
+
+
+class Visit:
+    """One request, from its arrival until its answer has been sent."""
+
+    __slots__ = ("_address", "_counted", "_guard", "_holder", "_scope")
+
+    def __init__(self, guard: Guard, scope: Any) -> None:
+        self._guard, self._scope = guard, scope
+        self._address = network(scope.client)
+        self._holder: Holder | None = None
+        self._counted: str | None = None
+
+    def enter(self, *, needs_token: bool = True) -> Holder:
+        """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role."""
+        try:
+            holder = self._guard.holder(self._scope.headers.get("authorization")) if needs_token else NOBODY
+        except TokenInvalid:
+            self._count(self._address)  # so that guessing has a rate as well
+            raise
+        nameless = holder is OPERATOR or holder is NOBODY
+        self._holder = None if nameless else holder
+        self._count(self._address if nameless else f"holder {holder.name}")
+        return holder
+
+    def refused(self, error: StatesideError) -> None:
+        """Write it down, if this error is a refusal."""
+        who = error.name if isinstance(error, TokenRefused) else None if self._holder is None else self._holder.name
+        scope = self._scope
+        asked = Asked(scope.method, scope.path, self._address, scope.headers.get("traceparent"))
+        self._guard.note(error, who, asked)
+
+    def _count(self, who: str) -> None:
+        self._guard.room.enter(who)
+        self._counted = who
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._counted is not None:
+            self._guard.room.leave(self._counted)

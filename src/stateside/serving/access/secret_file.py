@@ -1,0 +1,102 @@
+"""A small JSON file that only its owner can read: written whole, under a lock, and read anew when it has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from stateside.errors import SetupError
+from stateside.storage import try_lock, write_atomically
+
+LOCK_S_MAX: Final = 5.0
+_LOCK_POLL_S: Final = 0.02
+_OTHERS: Final = 0o077
+
+Content = TypeVar("Content")
+Sign = tuple[int, int, int, int, int]
+
+
+class SecretFile(Generic[Content]):
+    """One such file. `parse` makes its content of the JSON document; a file that is not there has `empty`."""
+
+    def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
+        self.path = path
+        self._version, self._parse, self._empty = version, parse, empty
+        self._seen: tuple[Sign | None, Content] | None = None
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def current(self) -> tuple[Sign | None, Content]:
+        """What the file has at this moment, and a sign that differs whenever the file does; None for no file.
+
+        A look at the file system, unless it has changed. SetupError for a file that is not safe or not whole.
+        """
+        sign = self._sign()
+        if self._seen is None or sign != self._seen[0]:
+            self._seen = sign, self.read()  # the sign from before: what is written meanwhile has another, and is read
+        return self._seen
+
+    def read(self) -> Content:
+        """What the file has; SetupError if others can read it, or if it is not whole."""
+        try:
+            with self.path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = file.read()
+        except FileNotFoundError:
+            return self._empty
+        if stat.S_IMODE(mode) & _OTHERS:
+            raise SetupError(
+                "The file can be read or written by others than its owner",
+                where=str(self.path),
+                next_step=f"chmod 600 {self.path}",
+            )
+        return self._parsed(content)
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Replace the file in one step. Called within `turn`."""
+        content = json.dumps({"version": self._version, **document}, indent=2).encode()
+        write_atomically(self.path, content, mode=0o600)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One change of the file at a time; SetupError if somebody else does not end theirs in time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        deadline = time.monotonic() + LOCK_S_MAX
+        while (handle := try_lock(lock)) is None:
+            if time.monotonic() > deadline:
+                raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def _sign(self) -> Sign | None:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - at every request: a Path takes as long as the call
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
+
+    def _parsed(self, content: bytes) -> Content:
+        try:
+            document = json.loads(content)
+            if document["version"] == self._version:
+                return self._parse(document)
+            reason = f"it has version {document['version']}, this Stateside writes {self._version}"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = type(error).__name__  # not its text, which may show what the file has
+        raise SetupError(
+            f"The file cannot be read: {reason}",
+            where=str(self.path),
+            next_step="Bring it back from a copy, or delete it and make the tokens anew",
+        )

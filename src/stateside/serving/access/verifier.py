@@ -1,0 +1,143 @@
+"""The verifier: tells by the header `Authorization` who asks. If it knows the token, that is a look at two files.
+
+What it takes for a token is what the issuer writes, to the character: base64 has several texts for the same bytes, and
+only one of them was issued. The algorithm is fixed; the token's own word on it counts for nothing but a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Any, Final
+
+import jwt
+from jwt.utils import base64url_encode
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import SetupError, TokenInvalid
+from stateside.layout import Layout
+from stateside.serving.access.claims import NAMES, Claims
+from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.access.issuer import ALGORITHM
+from stateside.serving.access.keys import KeyFile
+from stateside.serving.access.register import Register
+
+TOKEN_CHARS_MAX: Final = 8_192
+CACHED_MAX: Final = 4_096  # tokens that were verified: about 1 KB each
+_SCHEME: Final = "bearer "
+_SHAPE: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+_OPTIONS: Final[Any] = {
+    "require": [name for name in NAMES if name != "views"],  # null, for all of them, would be missing for PyJWT
+    # these three are checked by `Claims.check_time`, with the clock that is given here, at every request
+    "verify_exp": False,
+    "verify_iat": False,
+    "verify_nbf": False,
+}
+
+
+class TokenRefused(TokenInvalid):
+    """A token that is ours and not good now: its holder's name is known, for the log of refusals."""
+
+    name = ""
+
+
+class Verifier:
+    """Verifies the tokens of one folder. Changes of keys and revocations take effect at the next request.
+
+    Without a file of keys everybody is an operator, unless it is `guarded`: there were keys when the server started,
+    and if they are gone now, nobody is let in.
+    """
+
+    def __init__(self, layout: Layout, *, guarded: bool = False, clock: Clock | None = None) -> None:
+        self._keys, self._register = KeyFile(layout.keys), Register(layout.issued)
+        self._guarded, self._clock = guarded, clock or SystemClock()
+        self._signs: object = None
+        self._cached: dict[bytes, Claims] = {}
+
+    def is_needed(self) -> bool:
+        """Whether a request needs a token."""
+        return self._guarded or self._keys.exists()
+
+    def check_files(self) -> None:
+        """SetupError if the files are there and cannot be used: told at the start, not at the first request."""
+        if self._keys.exists():
+            self._keys.read()
+            self._check_register()
+            self._register.read()
+
+    def holder(self, authorization: str | None) -> Holder:
+        """Who sends this header; TokenInvalid if a token is needed and this is none that is valid now."""
+        keys_sign, keys = self._keys.current()
+        if keys_sign is None and not self._guarded:
+            return OPERATOR
+        text = _presented(authorization)
+        register_sign, (_, revoked) = self._register.current()
+        if register_sign is None and keys_sign is not None:
+            self._check_register()
+        if (keys_sign, register_sign) != self._signs:
+            self._cached.clear()
+            self._signs = keys_sign, register_sign
+        digest = sha256(text.encode()).digest()
+        claims = self._cached.get(digest)
+        if claims is None:
+            claims = _verified(text, {key.kid: key.secret for key in keys})
+            if revoked.has(claims):
+                raise _refused(_unknown("This token is revoked"), claims)
+            self._keep(digest, claims)
+        try:
+            claims.check_time(self._clock.now_us())
+        except TokenInvalid as error:
+            self._cached.pop(digest, None)
+            raise _refused(error, claims) from None
+        return claims.holder
+
+    def _keep(self, digest: bytes, claims: Claims) -> None:
+        if len(self._cached) >= CACHED_MAX:
+            del self._cached[next(iter(self._cached))]
+        self._cached[digest] = claims
+
+    def _check_register(self) -> None:
+        if not self._register.exists():
+            raise SetupError(
+                "The register of tokens is missing, which says who is revoked",
+                where=str(self._register.path),
+                next_step="Bring it back from a copy, or delete keys.json too and make the tokens anew",
+            )
+
+
+def _presented(authorization: str | None) -> str:
+    if authorization is None:
+        raise TokenInvalid("A token is needed here", next_step="Send the header `Authorization: Bearer TOKEN`")
+    if authorization[: len(_SCHEME)].lower() != _SCHEME:
+        raise TokenInvalid("The header Authorization is not `Bearer TOKEN`", next_step="Send the token so")
+    text = authorization[len(_SCHEME) :].strip(" ")
+    if len(text) > TOKEN_CHARS_MAX or not text.isascii():
+        raise _unknown()
+    return text
+
+
+def _verified(text: str, secrets: dict[str, bytes]) -> Claims:
+    """The claims of a token that one of these keys has signed. No message says anything of what was sent."""
+    if _SHAPE.fullmatch(text) is None:
+        raise _unknown()
+    try:
+        kid = jwt.get_unverified_header(text).get("kid")
+        secret = secrets.get(kid) if isinstance(kid, str) else None
+        if secret is None:
+            raise _unknown("It was signed with a key that this server does not have, or no longer")
+        decoded = jwt.decode_complete(text, secret, algorithms=[ALGORITHM], options=_OPTIONS)
+    except jwt.PyJWTError:
+        raise _unknown() from None
+    if base64url_encode(decoded["signature"]).decode() != text.rpartition(".")[2]:
+        raise _unknown()
+    return Claims.parse(decoded["payload"])
+
+
+def _refused(cause: TokenInvalid, claims: Claims) -> TokenRefused:
+    refused = TokenRefused(cause.what, next_step=cause.next_step)
+    refused.name = claims.holder.name
+    return refused
+
+
+def _unknown(what: str = "This token is not known here") -> TokenInvalid:
+    return TokenInvalid(what, next_step="Ask who runs this server for a new one")

@@ -1,0 +1,39 @@
+"""The floor: what a reader asks for at least. An answer that has less is not given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateside.positions import Position
+from stateside.serving.stamp import Stamp
+
+WAIT_MS_DEFAULT = 5_000
+WAIT_MS_MAX = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the reader asks for at least: events up to a position, an age at most, and how long it would wait for it."""
+
+    min_position: Position | None = None
+    max_age_ms: int | None = None
+    wait_ms: int = WAIT_MS_DEFAULT
+
+    def missing(self, stamp: Stamp) -> str | None:
+        """What the stamp lacks, if anything."""
+        if self.min_position and not stamp.position.covers(self.min_position):
+            return f"it stands at position {stamp.position}, {self.min_position} was asked for"
+        if self.max_age_ms is not None and stamp.age_ms > self.max_age_ms:
+            return f"it is {stamp.age_ms} ms old, {self.max_age_ms} ms were asked for at most"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """At which batch to read: the newest one, or this one, and with a fingerprint this very run of it."""
+
+    batch: int | None = None
+    fingerprint: str | None = None
+
+
+NEWEST = AsOf()

@@ -1,0 +1,162 @@
+"""Scans: the rows of a view page by page, filtered, in the order of their keys or of a column.
+
+All pages of a question are of the batch of the first one (see `cursor`). A page in key order looks at a bounded number
+of rows: with a filter that few rows meet it comes back short, or empty, with a cursor to go on from. A page in another
+order looks at all rows of the question's range, each time: that must not be too many, and the answer has the first few.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from stateside.checkpoint.unsafe_row import Value
+from stateside.errors import CursorInvalid, RequestInvalid
+from stateside.replica.store import Snapshot
+from stateside.serving.reading.cursor import Cursor
+from stateside.serving.reading.floor import NEWEST, AsOf, Floor
+from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.order import Found
+from stateside.serving.reading.question import Question
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.reading.scope import EVERYTHING, Scope
+from stateside.serving.reading.values import is_whole
+from stateside.serving.stamp import Stamp
+
+ROWS_LOOKED_AT_MAX = 20_000  # by a page in key order
+ORDERED_ROWS_MAX = 500_000  # in the range of a question in another order
+
+_BEHIND = b"\xff"  # behind a key's first parts: what follows them begins with 00 or 01
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a question's rows, the stamp of the batch that all its pages are of, and where the next page begins."""
+
+    stamp: Stamp
+    rows: list[dict[str, Any]]
+    cursor: str | None
+
+
+async def page(
+    reader: ViewReader,
+    question: Question,
+    floor: Floor,
+    *,
+    as_of: AsOf = NEWEST,
+    cursor: str | None = None,
+    scope: Scope = EVERYTHING,
+) -> Page:
+    """A page of a question: the first one or, with a cursor, the one that begins there.
+
+    The floor is the first page's: the others are of the same batch, whatever it says. CursorInvalid for a cursor of
+    another question, HistoryGone once the replica's history has no longer the batch, AccessDenied for another's key.
+    """
+    narrowed = partial(question.filter.narrowed, reader.shape)
+    key = narrowed(scope.narrowed(narrowed(question.key)))  # what a filter names is asked for, and may be another's
+    after = None
+    if cursor is not None:
+        begun = Cursor.parse(cursor, reader.shape.catalogue.view, question.digest())
+        if as_of.batch not in (None, begun.batch):
+            raise CursorInvalid(f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for")
+        floor, as_of, after = Floor(wait_ms=floor.wait_ms), AsOf(begun.batch, begun.fingerprint), begun.after
+
+    def read(snapshot: Snapshot, stamp: Stamp) -> Page:
+        return _Scan(reader, question, scope, key, snapshot, stamp).page(after)
+
+    return await reader.read(floor, read, as_of, aside=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """A question in one snapshot."""
+
+    reader: ViewReader
+    question: Question
+    scope: Scope
+    key: Sequence[Value]
+    snapshot: Snapshot
+    stamp: Stamp
+
+    def page(self, after: bytes | None) -> Page:
+        """The page behind a key; the first one without."""
+        codec = self.reader.shape.codec
+        check_held(self.stamp, codec, codec.encode(self.key), scattered=self.question.source == "live")
+        in_order = self._in_key_order if self.question.order is None else self._in_order
+        rows, last = in_order(after)
+        stamp = replace(self.stamp, source=self.question.source)
+        shown = [self.question.show(values) for values in rows]
+        return Page(stamp, shown, None if last is None else self._cursor(last))
+
+    def _in_key_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+        """Rows, and the last key that was looked at if there are more behind it."""
+        rows: list[Sequence[Value]] = []
+        last = None
+        for looked_at, (key, row) in enumerate(self._range(after)):
+            if last is not None and (len(rows) == self.question.limit or looked_at == ROWS_LOOKED_AT_MAX):
+                return rows, last
+            last, values = key, self._values(key, row)
+            if self._wanted(values):
+                rows.append(values)
+        return rows, None
+
+    def _in_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+        """The same in the question's order; the last key is that of the last row."""
+        order, limit = self.question.order, self.question.limit
+        assert order is not None
+        rows = self._all_rows()
+        if after is not None:
+            last = self._row_of(after)
+            rows = (row for row in rows if order.is_behind(row, last))
+        first = order.first(rows, limit + 1)
+        return [values for _, values in first[:limit]], first[limit - 1][0] if len(first) > limit else None
+
+    def _all_rows(self) -> Iterator[Found]:
+        for looked_at, (key, row) in enumerate(self._range(None)):
+            if looked_at == ORDERED_ROWS_MAX:
+                raise RequestInvalid(
+                    f"More than {ORDERED_ROWS_MAX:,} rows would have to be put in order",
+                    next_step="Narrow them down by the key's first parts, ask in key order, or ask with SQL",
+                )
+            values = self._values(key, row)
+            if self._wanted(values):
+                yield key, values
+
+    def _row_of(self, key: bytes) -> Found:
+        """The row that the page before ended with: it is of the same batch."""
+        for found, row in self._range(None, key):
+            if found == key and self._wanted(values := self._values(found, row)):
+                return found, values
+            break
+        raise CursorInvalid("The row that this cursor names is not there", next_step="Begin anew, without it")
+
+    def _range(self, after: bytes | None, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
+        """The keys of the question's range behind `after`, in order, with their rows, or their values if sealed."""
+        prefix = self.reader.shape.codec.encode(self.key)
+        begin = max(prefix, first, b"" if after is None else after + b"\x00")
+        live: Iterator[tuple[bytes, Any]] = iter(())
+        if self.question.source != "archive":
+            live = self.snapshot.between(begin, prefix + _BEHIND)
+        if self.question.source == "live" or self.reader.sealed is None:
+            return live
+        if is_whole(self.reader.shape.key_parts, self.key):
+            found = list(live)
+            if found:  # a key is live or sealed, never both
+                return iter(found)
+        sealed = (row for row in self.reader.sealed.rows(self.key, self.stamp.batch) if row[0] >= begin)
+        return heapq.merge(live, sealed, key=itemgetter(0))
+
+    def _values(self, key: bytes, row: Any) -> Sequence[Value]:
+        return self.reader.shape.values(key, row) if isinstance(row, bytes) else row
+
+    def _wanted(self, values: Sequence[Value]) -> bool:
+        return self.scope.has(values) and self.question.filter.meets(values)
+
+    def _cursor(self, last: bytes) -> str:
+        batch = self.snapshot.batch()
+        assert batch is not None, "a stamp was made of it"
+        return str(Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest()))

@@ -1,0 +1,45 @@
+"""ETags: a client that has an answer already, and says so, is told that nothing changed instead of getting it again.
+
+    ETag: W/"REPLICA-BATCH-HASH"    the hash is over the question, who asks, and the stamp's `edition`
+
+Weak, because the age in the stamp is another one each time: the header `Stateside-Age-Ms` has that of now. An answer's
+rows are a function of its batch, so the same ETag means the same rows. Only answers of one stamp have one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Final
+
+from stateside.serving.access.holder import Holder
+from stateside.serving.stamp import Stamp
+from stateside.serving.web.response import Response
+
+NOT_MODIFIED: Final = 304
+
+
+def validated(response: Response, scope: Any, holder: Holder) -> Response:
+    """The response with its ETag; without its content, as 304, if the request names that one."""
+    if len(response.stamps) != 1 or response.stream is not None or response.status != 200:
+        return response
+    tag = _tag(response.stamps[0], scope.path, scope.query_string, holder)
+    headers = (*response.headers, ("etag", tag))
+    if _names(scope.headers.get("if-none-match"), tag):
+        return replace(response, document={}, file=None, status=NOT_MODIFIED, headers=headers)
+    return replace(response, headers=headers)
+
+
+def _tag(stamp: Stamp, path: str, query: str, holder: Holder) -> str:
+    views = None if holder.views is None else sorted(holder.views)
+    asked = json.dumps([path, query, sorted(holder.where.items()), views, stamp.edition, stamp.source])
+    return f'W/"{stamp.replica}-{stamp.batch}-{blake2b(asked.encode(), digest_size=8).hexdigest()}"'
+
+
+def _names(header: str | None, tag: str) -> bool:
+    """Whether a header If-None-Match names this tag; weak and strong ones are alike there."""
+    if header is None:
+        return False
+    named = [each.strip() for each in header.split(",")]
+    return "*" in named or tag.removeprefix("W/") in [each.removeprefix("W/") for each in named]
