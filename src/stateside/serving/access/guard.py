@@ -13,6 +13,7 @@ Whoever has a token is counted by the holder's name; everybody else, those with 
 from __future__ import annotations
 
 import logging
+import time
 from types import TracebackType
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from stateside.serving.access.limits import NO_RATE, Limits, Room, network
 from stateside.serving.access.refusals import Asked, RefusalLog
 from stateside.serving.access.verifier import TokenRefused, Verifier
 
+RECHECK_S: Final = 1.0
 NOBODY: Final = Holder("nobody", frozenset())
 
 log = logging.getLogger(__name__)
@@ -71,13 +73,14 @@ class Guard:
 class Visit:
     """One request, from its arrival until its answer has been sent."""
 
-    __slots__ = ("_address", "_counted", "_guard", "_holder", "_scope")
+    __slots__ = ("_address", "_checked_s", "_counted", "_guard", "_holder", "_scope")
 
     def __init__(self, guard: Guard, scope: Any) -> None:
         self._guard, self._scope = guard, scope
         self._address = network(scope.client)
         self._holder: Holder | None = None
         self._counted: str | None = None
+        self._checked_s = time.monotonic()
 
     def enter(self, *, needs_token: bool = True) -> Holder:
         """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role."""
@@ -90,6 +93,21 @@ class Visit:
         self._holder = None if nameless else holder
         self._count(self._address if nameless else f"holder {holder.name}")
         return holder
+
+    def is_over(self) -> bool:
+        """Whether who was let in would be no longer: revoked since, or expired. Asked by what goes on for long.
+
+        It looks once in `RECHECK_S`, and writes the refusal down.
+        """
+        now_s = time.monotonic()
+        if self._holder is None or now_s - self._checked_s < RECHECK_S:
+            return False
+        self._checked_s = now_s
+        try:
+            return self._guard.holder(self._scope.headers.get("authorization")) != self._holder
+        except StatesideError as error:
+            self.refused(error)
+            return True
 
     def refused(self, error: StatesideError) -> None:
         """Write it down, if this error is a refusal."""

@@ -7,6 +7,7 @@ only one of them was issued. The algorithm is fixed; the token's own word on it 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from stateside.layout import Layout
 from stateside.serving.access.claims import NAMES, Claims
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.issuer import ALGORITHM
-from stateside.serving.access.keys import KeyFile
-from stateside.serving.access.register import Register
+from stateside.serving.access.keys import Key, KeyFile
+from stateside.serving.access.register import Register, Revoked
 
 TOKEN_CHARS_MAX: Final = 8_192
 CACHED_MAX: Final = 4_096  # tokens that were verified: about 1 KB each
@@ -77,6 +78,9 @@ class Verifier:
         if (keys_sign, register_sign) != self._signs:
             self._cached.clear()
             self._signs = keys_sign, register_sign
+        return self._holder(text, keys, revoked)
+
+    def _holder(self, text: str, keys: Sequence[Key], revoked: Revoked) -> Holder:
         digest = sha256(text.encode()).digest()
         claims = self._cached.get(digest)
         if claims is None:

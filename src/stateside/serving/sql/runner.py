@@ -125,6 +125,11 @@ class Running:
         if self._done:
             await self._release()
 
+    def cut(self, why: str) -> bytes:
+        """What is sent in place of the rest, if the result is broken off."""
+        assert self._written is not None
+        return b"" if self._question.format == "json" else self._written.cut(why)
+
     def __aiter__(self) -> Running:
         return self
 
@@ -135,9 +140,8 @@ class Running:
                 await self._advance()
         except Exception as error:
             log.warning("A result was cut after %s rows: %s", f"{self._rows:,}", error)
-            assert self._written is not None
             self._done = True
-            return self._written.cut(f"{error.code}: {error}" if isinstance(error, StatesideError) else "internal")
+            return self.cut(f"{error.code}: {error}" if isinstance(error, StatesideError) else "internal")
         if not self._waiting:
             await self.aclose()
             raise StopAsyncIteration

@@ -77,7 +77,7 @@ class Application:
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
         with self._guard.visit(scope) as visit:
-            await _answer(protocol, *await self._respond(visit, scope, protocol))
+            await _answer(visit, protocol, *await self._respond(visit, scope, protocol))
 
     async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
         try:
@@ -120,16 +120,16 @@ class Application:
         """The route that fits, what its names stand for, and who asks, if they may."""
         parts = scope.path.removeprefix("/").split("/")  # Granian has decoded it already
         fitting = [(route, taken) for route in self._routes if (taken := route.match(parts)) is not None]
-        holder = visit.enter(needs_token=not fitting or any(route.reach != "anyone" for route, _ in fitting))
         if not fitting:
-            holder.require("operator")
+            visit.enter().require("operator")
             shown = scope.path[:200]
             raise RouteUnknown(f"There is nothing at {shown!r}", next_step="GET /v1/views lists what is served")
         method = "GET" if scope.method == "HEAD" else scope.method
-        for route, taken in fitting:
-            route.check(holder, taken)
-            if route.method == method:
-                return route, taken, holder
+        route, taken = next((each for each in fitting if each[0].method == method), fitting[0])
+        holder = visit.enter(needs_token=route.reach != "anyone")
+        route.check(holder, taken)
+        if route.method == method:
+            return route, taken, holder
         there = " or ".join(sorted({route.method for route, _ in fitting}))
         raise MethodInvalid(f"{scope.method} is not possible at {scope.path[:200]!r}", next_step=f"Use {there}")
 
@@ -156,12 +156,12 @@ async def _body(protocol: Any, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-async def _answer(protocol: Any, response: Response, problem: bool) -> None:
+async def _answer(visit: Visit, protocol: Any, response: Response, problem: bool) -> None:
     """Send a response, with the headers that every one has."""
     headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
     if response.stream is not None:
         headers += security_headers(response.stream.kind, response.headers)
-        await _send(protocol, response.status, headers, response.stream)
+        await _send(visit, protocol, response.status, headers, response.stream)
         return
     if response.status == NOT_MODIFIED:
         protocol.response_empty(response.status, [*headers, *security_headers("application/json", response.headers)])
@@ -176,11 +176,14 @@ async def _answer(protocol: Any, response: Response, problem: bool) -> None:
     protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
 
 
-async def _send(protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
-    """Send a stream's parts, each at once, until it ends or the client goes away."""
+async def _send(visit: Visit, protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
+    """Send a stream's parts, each at once, until it ends, the client goes away, or may not have them any more."""
     try:
         transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
         async for part in stream.parts:
+            if visit.is_over():
+                await transport.send_bytes(stream.cut("token-invalid: the token is not valid any more"))
+                break
             await transport.send_bytes(part)
     finally:
         close = getattr(stream.parts, "aclose", None)

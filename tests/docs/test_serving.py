@@ -1,0 +1,67 @@
+"""What docs/serving.md shows is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stateside.cli import main
+from stateside.serving import server
+from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
+from stateside.serving.web import application, route
+
+SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+
+
+def block(name: str) -> list[str]:
+    match = re.search(rf"<!-- test: {re.escape(name)} -->\n *```\w*\n(.*?)```", SERVING, re.DOTALL)
+    assert match, f"docs/serving.md has no block {name}"
+    return [line.strip() for line in match[1].strip().splitlines()]
+
+
+def run(line: str) -> str:
+    program, *arguments = shlex.split(line)
+    assert program == "stateside"
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, (line, done.output)
+    return done.stdout
+
+
+def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    *_, listed, _ = (run(line) for line in block("tokens"))
+    assert [line.split("\t")[:3] for line in listed.splitlines()] == [
+        ["finance", "operator", "everything"],
+        ["dashboard", "read,sql", "views bill country=AT"],
+        ["emma's page", "read", "customer=emma"],
+    ]
+    for line in (*block("rotate"), *block("reissue")):
+        run(line)
+    old, new = (line.split("\t") for line in run(block("keys")[0]).splitlines())
+    assert (old[2:], new[2:]) == (["2 tokens"], ["1 tokens", "signs"])
+    run(f"stateside token retire {old[0]} --dir data")
+    assert [line.split("\t")[0] for line in run("stateside token list --dir data").splitlines()] == ["finance"]
+
+
+def test_the_table_of_limits_has_what_the_code_has() -> None:
+    assert (limits.RATE_PER_S, limits.BURST_S, limits.RUNNING_MAX, limits.BUCKETS_MAX) == (5_000, 2, 2_000, 10_000)
+    assert (route.BODY_BYTES_MAX, application.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
+    assert (verifier.TOKEN_CHARS_MAX, verifier.CACHED_MAX) == (8_192, 4_096)
+    assert (claims.LIFE_S_MAX, claims.SCOPE_ENTRIES_MAX, claims.SKEW_S) == (400 * 86_400, 64, 5)
+    assert (server.HEADER_S_MAX, server.CONNECTIONS_MAX) == (10, 8_192)
+    assert (refusals.BYTES_MAX, refusals.OLDER_KEPT, refusals.LINES_PER_S) == (4 << 20, 4, 200)
+    assert all(f"{status}" in SERVING for status in refusals.STATUSES)
+    assert all(f"| `{role}`" in SERVING for role in holder.ROLES)
+
+
+def test_the_headers_are_those_that_every_answer_has() -> None:
+    shown = SERVING.lower().replace("\n", " ")
+    for name, value in headers.security_headers("application/json"):
+        assert f"`{name}: {value}`".lower() in shown
