@@ -13,7 +13,8 @@ from stateside.checkpoint.steps import Step, Steps, extend_steps
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.reading.views import Floor, Views
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.views import Views
 from stateside.serving.sql.question import Question
 from stateside.serving.sql.runner import Left, SqlRunner
 from stateside.storage import write_atomically

@@ -13,7 +13,7 @@ import pytest
 
 from stateside.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTimeout, SqlTooLarge, TooManyRequests
 from stateside.layout import Layout
-from stateside.serving.reading.views import Floor
+from stateside.serving.reading.floor import Floor
 from stateside.serving.sql import live
 from stateside.serving.sql.live import Kept
 from stateside.serving.sql.runner import SqlRunner

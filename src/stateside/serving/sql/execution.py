@@ -15,7 +15,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
@@ -25,18 +25,21 @@ from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import KnownSteps
 from stateside.errors import NotFreshEnough, StatesideError
 from stateside.layout import Layout
+from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
 from stateside.serving.access.holder import Holder
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.reader import ViewReader
 from stateside.serving.sql.columns import Columns, RollupColumns, ViewColumns
 from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.engine import open_engine, told
 from stateside.serving.sql.live import CHUNK_ROWS, Kept, Rows, Scan, read
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
-from stateside.serving.sql.scope import scope_of, scope_of_view
+from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
 from stateside.serving.sql.statement import checked
-from stateside.serving.stamp import Stamp
+from stateside.serving.stamp import Source, Stamp
 from stateside.storage import Storage
 
 RESULT_BATCH_ROWS = 8_192
@@ -86,7 +89,7 @@ class Execution:
     def execute(self, readers: Mapping[str, ViewReader], floor: Floor) -> pa.Schema:
         """Begin to run it; gives the columns of the result. Errors as for reading views, and SqlInvalid."""
         views = {name: self._hold(reader, floor) for name, reader in readers.items()}
-        self.stamps = [view.stamp for view in views.values()]
+        self.stamps = [replace(view.stamp, source=self._source(name)) for name, view in views.items()]
         live = [relation for relation in self._relations if relation.table is None]
         sources = [(relation, self._live(relation, views[relation.view])) for relation in live]
         if not any(isinstance(source, Scan) for _, source in sources):
@@ -123,11 +126,16 @@ class Execution:
         snapshot, stamp = self._snapshots.enter_context(reader.held(floor, self.ending.check))
         return Held(reader.shape.catalogue, snapshot, stamp)
 
+    def _source(self, view: str) -> Source:
+        """Where the statement looks for rows of a view."""
+        sealed = {relation.table is not None for relation in self._relations if relation.view == view}
+        return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
+
     def _live(self, relation: Relation, view: Held) -> pa.Table | Scan:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
-        schema = rows.columns.schema
-        scope = scope_of_view(view.catalogue, schema, where) if relation.by is None else scope_of(schema, where)
+        scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
+        check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
         if scope.prefix:
             rows = _within(rows, view.snapshot, scope.prefix)
         table = read(rows, scope, self._folder.kept, self.ending)
@@ -169,7 +177,7 @@ class Execution:
 def _rows(relation: Relation, view: Held, layout: Layout) -> Rows:
     applied = view.snapshot.batch()
     assert applied is not None, "a snapshot with a stamp has a batch"
-    state = (view.stamp.replica, applied.query, applied.batch, applied.fingerprint, view.catalogue)
+    state = (view.stamp.replica, applied.query, applied.batch, view.stamp.edition)
     snapshot, name = view.snapshot, str(relation)
     if relation.by is None:
         columns: Columns = view_columns(layout, view.catalogue)
@@ -177,6 +185,10 @@ def _rows(relation: Relation, view: Held, layout: Layout) -> Rows:
     number = _kept_rollup(relation.by, view)
     columns = RollupColumns(view.catalogue, relation.by)
     return Rows(name, state, columns, lambda: snapshot.rollup_chunks(number, CHUNK_ROWS), 0)
+
+
+def _codec(catalogue: Catalogue) -> KeyCodec:
+    return KeyCodec([column.asked_type for column in catalogue.key])
 
 
 def _within(rows: Rows, snapshot: Snapshot, prefix: bytes) -> Rows:

@@ -15,10 +15,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stateside.errors import ClientLeft,  SqlTimeout, SqlTooLarge, StatesideError, TooManyRequests
+from stateside.errors import ClientLeft, SqlTimeout, SqlTooLarge, StatesideError, TooManyRequests
 from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
-from stateside.serving.reading.views import Floor, Views
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.views import Views
 from stateside.serving.sql.execution import Execution, Folder
 from stateside.serving.sql.live import Kept
 from stateside.serving.sql.question import Question
@@ -55,8 +56,8 @@ class SqlRunner:
     async def run(self, question: Question, views: Views, holder: Holder, floor: Floor, left: Left) -> Running:
         """The statement, which has begun to run. The caller must close it.
 
-        TooManyRequests if as many run already as may; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or what reading views
-        raises, if that shows before the first rows.
+        TooManyRequests if as many run already as may; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or what
+        reading views raises, if that shows before the first rows.
         """
         if self._running >= self._at_once:
             raise TooManyRequests(

@@ -52,7 +52,10 @@ class SqlRoutes:
         running = await self._runner.run(question, request.views, request.holder, request.floor(), request.left)
         stamps = json.dumps([stamp.as_dict() for stamp in running.stamps])
         return Response(
-            {}, running.stamps, stream=Stream(running.kind, running, running.cut), headers=[("stateside-stamps", stamps)]
+            {},
+            running.stamps,
+            stream=Stream(running.kind, running, running.cut),
+            headers=[("stateside-stamps", stamps)],
         )
 
 
