@@ -39,7 +39,7 @@ class KeyColumns:
 
     def arrays(self, keys: Sequence[bytes]) -> list[pa.Array]:
         """A column for each part of the keys."""
-        slices = Slices.of(keys)
+        slices = Slices.of_all(keys)
         content = _Content(slices.content + _PADDING)
         at, there = slices.begins, np.ones(len(keys), np.bool_)
         arrays = []

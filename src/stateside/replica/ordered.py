@@ -126,10 +126,10 @@ class Ordered:
                 last = not some[-1][0].startswith(start)
                 if last:
                     some = [pair for pair in some if pair[0].startswith(start)]
-                if max((len(short) for short, _ in some), default=0) > SHORT_KEY_BYTES_MAX or start != prefix:
+                if max(map(len, map(itemgetter(0), some)), default=0) > SHORT_KEY_BYTES_MAX or start != prefix:
                     some = [pair for pair in (_whole(*each) for each in some) if pair[0].startswith(prefix)]
                 if some:
-                    yield [key for key, _ in some], [row for _, row in some]
+                    yield list(map(itemgetter(0), some)), list(map(itemgetter(1), some))
                 if last:
                     return
 

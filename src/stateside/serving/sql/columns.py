@@ -15,6 +15,7 @@ from stateside.checkpoint.arrow_rows import RowsToArrow
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import TYPE, KnownSteps
 from stateside.checkpoint.finalise import finaliser
+from stateside.checkpoint.slices import Slices
 from stateside.checkpoint.types import SparkType, parse_type
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.checkpoint.variable_catalogue import Decoder, stored_schema, value_decoder
@@ -86,7 +87,7 @@ class _AtOnce:
         self._rows = RowsToArrow(stored_schema(catalogue, storage).value)
 
     def columns(self, rows: Sequence[bytes]) -> Sequence[pa.Array]:
-        columns: Sequence[pa.Array] = self._rows.batch(rows).columns
+        columns: Sequence[pa.Array] = self._rows.batch(Slices.of_all(rows)).columns
         return columns
 
 
