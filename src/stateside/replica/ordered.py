@@ -148,8 +148,8 @@ class Ordered:
     def _nearest(self, prefix: bytes) -> bytes | None:
         """The last key that begins with these bytes, or a long one if there is one."""
         with self._transaction.cursor(db=self._database) as cursor:
-            behind = _behind(prefix)
-            found = cursor.prev() if behind and cursor.set_range(behind) else cursor.last()
+            end = behind(prefix)
+            found = cursor.prev() if end and cursor.set_range(end) else cursor.last()
             key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
         return key if key is not None and key.startswith(prefix) else None
 
@@ -207,7 +207,7 @@ def _sorted_places(keys: list[bytes]) -> list[int] | None:
     return places.tolist() if bool((ordered[1:] > ordered[:-1]).all()) else None
 
 
-def _behind(prefix: bytes) -> bytes:
+def behind(prefix: bytes) -> bytes:
     """The first key behind all that begin with these bytes; nothing if there can be none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
