@@ -21,7 +21,7 @@ from stateside.replica.tail import Tail
 from stateside.serving.access.holder import OPERATOR
 from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.views import Views
-from stateside.serving.sql import live
+from stateside.serving.sql import kept
 from stateside.serving.sql.question import Question
 from stateside.serving.sql.runner import SqlRunner
 
@@ -56,7 +56,7 @@ class Asked:
 
     def table(self) -> pa.Table:
         """The rows that are kept."""
-        return next(iter(self.runner.folder.kept._tables.values()))[1]
+        return self.runner.folder.kept.get("bench").table()
 
     async def _ask(self, text: str) -> bytes:
         question = Question(text, timeout_ms=300_000)
@@ -76,11 +76,11 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     yield Figure(f"what is kept of {ROWS:,} rows", "MiB", asked.table().nbytes / (1 << 20))
     ours, peer = Side("statement, in a DuckDB of its own", asked.group_by), Side("DuckDB", _bare(asked.table()))
     yield compare("SQL group-by, warm", "rows/s", ours, peer)
-    before = live.KEPT_RELATION_BYTES_MAX
-    live.KEPT_RELATION_BYTES_MAX = 0
+    before = kept.KEPT_RELATION_BYTES_MAX
+    kept.KEPT_RELATION_BYTES_MAX = 0
     asked.forget()
     yield Figure(f"SQL group-by over {ROWS:,} rows, scanned", "ms", _took_ms(asked.group_by))
-    live.KEPT_RELATION_BYTES_MAX = before
+    kept.KEPT_RELATION_BYTES_MAX = before
 
 
 def measure_large(folder: Path, rows: int) -> None:
@@ -89,7 +89,7 @@ def measure_large(folder: Path, rows: int) -> None:
     for turn in range(2):
         took = _took_ms(asked.group_by)
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        kept_mib = asked.runner.folder.kept.bytes() >> 20
+        kept_mib = asked.runner.folder.kept.nbytes >> 20
         print(f"{rows:,} rows, turn {turn}: {took:,.0f} ms, peak {peak_mib:,} MiB, kept {kept_mib:,} MiB")
 
 

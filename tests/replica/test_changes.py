@@ -79,8 +79,8 @@ def test_rows_and_changes_can_be_read_a_page_at_a_time(batches: list[Changes], p
 
 
 keys_of_customers = st.tuples(st.sampled_from("ab"), st.sampled_from(["de", None]), st.integers(0, 1))
-some_rows = st.builds(Row, st.integers(1, 3), st.none() | st.integers(-5, 5), st.none() | st.integers(0, 9), st.just(1.5),
-                      st.integers(0, 2))  # fmt: skip
+numbers = st.none() | st.integers(-5, 5)
+some_rows = st.builds(Row, st.integers(1, 3), numbers, numbers, st.just(1.5), st.integers(0, 2))
 rollup_batches = st.lists(st.dictionaries(keys_of_customers, st.none() | some_rows, max_size=5), min_size=1, max_size=5)
 
 

@@ -47,9 +47,13 @@ def follow(job: Job) -> None:
 class Asker:
     """Asks one worker's runner."""
 
-    def __init__(self, layout: Layout, runner: SqlRunner | None = None) -> None:
+    def __init__(self, layout: Layout, runner: SqlRunner | None = None, views: Views | None = None) -> None:
         self.layout, self.runner = layout, runner or SqlRunner(layout)
-        self._views = Views(layout)
+        self._views = views or Views(layout)
+
+    def anew(self) -> Asker:
+        """Another one, which has kept nothing yet."""
+        return Asker(self.layout, views=self._views)
 
     def content(
         self,

@@ -14,11 +14,10 @@ import pytest
 from stateside.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTimeout, SqlTooLarge, TooManyRequests
 from stateside.layout import Layout
 from stateside.serving.reading.floor import Floor
-from stateside.serving.sql import live
-from stateside.serving.sql.live import Kept
+from stateside.serving.sql import kept as limits
 from stateside.serving.sql.runner import SqlRunner
 
-from .asking import Asker, follow, shop
+from .asking import Asker, shop
 
 
 def test_a_view_s_rows_come_with_their_computed_columns_and_the_stamp_of_one_snapshot(asker: Asker) -> None:
@@ -117,45 +116,16 @@ def test_an_arrow_stream_has_many_batches_and_is_never_all_in_memory(asker: Aske
     assert max(batch.num_rows for batch in batches) <= 8_192
 
 
-def test_the_same_rows_are_kept_until_the_next_batch(layout: Layout) -> None:
-    job = shop(layout)
-    asker = Asker(layout)
-    assert asker.rows("SELECT sum(total) FROM spending") == [[171]]
-    kept = asker.runner.folder.kept
-    assert kept.bytes() > 0
-    table = next(iter(kept._tables.values()))[1]
-    assert asker.rows("SELECT count(*) FROM spending") == [[3]]
-    assert next(iter(kept._tables.values()))[1] is table
-    asker.let_go()
-    job.run({("emma", "de"): None, ("zoe", "fr"): (1, 1_000)})
-    follow(job)
-    found = asker.document("SELECT sum(total) FROM spending")
-    assert found["rows"] == [[1_067]]
-    assert found["stamps"][0]["batch"] == 1
-
-
-def test_what_is_kept_stays_within_its_bytes() -> None:
-    kept, table = Kept(bytes_max=1_000), pa.table({"n": list(range(50))})  # 400 bytes
-    for name in ("a", "b", "c"):
-        kept.put(name, (1,), table)
-        kept.get("a", (1,))
-    assert kept.bytes() == 800
-    assert kept.get("b", (1,)) is None, "it was not asked for longest"
-    assert kept.get("a", (2,)) is None
-    kept.put("large", (1,), pa.table({"n": list(range(500))}))
-    assert kept.bytes() == 0
-
-
 def test_a_view_that_is_too_large_to_be_kept_is_scanned_as_often_as_needed(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "KEPT_RELATION_BYTES_MAX", 10)
+    monkeypatch.setattr(limits, "KEPT_RELATION_BYTES_MAX", 10)
     shop(layout)
     asker = Asker(layout)
     both = "SELECT count(*) FROM spending a JOIN spending b USING (customer, country)"
     assert asker.rows(both) == [[3]]
     assert asker.rows("SELECT sum(total), (SELECT total FROM spending__total) FROM spending") == [[171, 171]]
-    assert asker.runner.folder.kept.bytes() == 0
+    assert asker.runner.folder.kept.nbytes == 0
 
 
 def test_two_views_have_a_stamp_each(layout: Layout) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stateside.errors import AccessDenied, SqlInvalid, StatesideError
 from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
-from stateside.serving.sql import live
+from stateside.serving.sql import kept as limits
 from tests.replica.spark_job import Changes
 from tests.sizes import sized
 
@@ -53,7 +53,7 @@ def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holde
     own = {key: row for key, row in state.items() if _in_scope(holder, key)}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if not kept:
-            patch.setattr(live, "KEPT_RELATION_BYTES_MAX", 0)
+            patch.setattr(limits, "KEPT_RELATION_BYTES_MAX", 0)
         askers = [Asker(Layout(Path(folder) / name)) for name in ("all", "own")]
         for asker, rows in zip(askers, (state, own), strict=True):
             shop(asker.layout, rows)

@@ -31,10 +31,11 @@ from stateside.serving.access.holder import Holder
 from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.reader import ViewReader
-from stateside.serving.sql.columns import Columns, RollupColumns, ViewColumns
+from stateside.serving.sql.columns import RollupColumns, ViewColumns
 from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.engine import open_engine, told
-from stateside.serving.sql.live import CHUNK_ROWS, Kept, Rows, Scan, read
+from stateside.serving.sql.kept import Kept, State
+from stateside.serving.sql.live import Rows, Scan, read
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
 from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
@@ -136,8 +137,6 @@ class Execution:
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
         check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
-        if scope.prefix:
-            rows = _within(rows, view.snapshot, scope.prefix)
         table = read(rows, scope, self._folder.kept, self.ending)
         return Scan(rows, scope, self.ending, self._turn) if table is None else table
 
@@ -175,24 +174,17 @@ class Execution:
 
 
 def _rows(relation: Relation, view: Held, layout: Layout) -> Rows:
-    applied = view.snapshot.batch()
+    applied, catalogue = view.snapshot.batch(), view.catalogue
     assert applied is not None, "a snapshot with a stamp has a batch"
-    state = (view.stamp.replica, applied.query, applied.batch, view.stamp.edition)
-    snapshot, name = view.snapshot, str(relation)
+    state = State((view.stamp.replica, applied.query, catalogue), applied.batch, applied.fingerprint)
     if relation.by is None:
-        columns: Columns = view_columns(layout, view.catalogue)
-        return Rows(name, state, columns, lambda: snapshot.chunks(b"", CHUNK_ROWS), snapshot.count())
+        return Rows(str(relation), state, view_columns(layout, catalogue), view.snapshot)
     number = _kept_rollup(relation.by, view)
-    columns = RollupColumns(view.catalogue, relation.by)
-    return Rows(name, state, columns, lambda: snapshot.rollup_chunks(number, CHUNK_ROWS), 0)
+    return Rows(str(relation), state, RollupColumns(catalogue, relation.by), view.snapshot, number)
 
 
 def _codec(catalogue: Catalogue) -> KeyCodec:
     return KeyCodec([column.asked_type for column in catalogue.key])
-
-
-def _within(rows: Rows, snapshot: Snapshot, prefix: bytes) -> Rows:
-    return Rows(rows.name, rows.state, rows.columns, lambda: snapshot.chunks(prefix, CHUNK_ROWS), 0)
 
 
 def view_columns(layout: Layout, catalogue: Catalogue) -> ViewColumns:

@@ -1,45 +1,61 @@
 """Views and their rollups as DuckDB reads them: the rows of one snapshot, in Arrow's columns.
 
-What was read is *kept*, for as long as the replica stands at that batch and there is room: the next statement finds it
-in memory. What would take too much of it is not kept but *scanned*: DuckDB draws the rows out of the snapshot, some ten
-thousands at a time, each time that it needs them, and memory stays small however many there are.
+What was read is kept (`kept`), and the next statement finds it in memory. What would take too much of it is not kept
+but *scanned*: DuckDB draws the rows out of the snapshot, some ten thousands at a time, each time that it needs them,
+and memory stays small however many there are.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
 import pyarrow as pa
 
+from stateside.errors import HistoryGone
+from stateside.replica.changes import Extent
+from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
+from stateside.replica.reader import Snapshot
+from stateside.serving.sql import kept as limits
+from stateside.serving.sql.chunk import ROWS_MAX, Change, Chunk
 from stateside.serving.sql.columns import Columns
 from stateside.serving.sql.ending import Ending
+from stateside.serving.sql.kept import Kept, KeptRows, State
 from stateside.serving.sql.scope import Scope
 
-CHUNK_ROWS = 50_000  # decoded at once
-KEPT_BYTES_MAX = 512 << 20  # in all, of one worker process
-KEPT_RELATION_BYTES_MAX = 256 << 20  # of one relation: a larger one is scanned
-_TURN_S = 0.05
+CHANGED_SHARE_MAX = 5  # where more than one in so many rows changed, all are read anew: that is as fast
+_CHANGED_MIN = 1_000
 
-Chunks = Callable[[], Iterator[tuple[list[bytes], list[bytes]]]]
+Read = Iterator[tuple[list[bytes], list[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a relation in a snapshot: where they come from, what they become, and how many there are at most.
-
-    `state` says what they depend on: rows with an equal one are the same rows.
-    """
+    """The rows of a relation in a snapshot: those of a view, or of its rollup of this number."""
 
     name: str
-    state: tuple[Any, ...]
+    state: State
     columns: Columns
-    chunks: Chunks
-    count: int
+    snapshot: Snapshot
+    rollup: int | None = None
+
+    def chunks(self, prefix: bytes = b"") -> Read:
+        """All of them whose keys begin with these bytes, so many at once."""
+        if self.rollup is None:
+            return self.snapshot.chunks(prefix, ROWS_MAX)
+        return self.snapshot.rollup_chunks(self.rollup, ROWS_MAX)
+
+    def count(self) -> int:
+        """How many there are; 0 if that is not known."""
+        return self.snapshot.count() if self.rollup is None else 0
+
+    def changes(self, since: State) -> Iterator[Change]:
+        """What changed since an earlier state, in order of keys; HistoryGone if that is not known."""
+        self.snapshot.as_of(since.batch, since.fingerprint)  # it is the same batch still, not one of another run
+        changed = Extent(rollup=self.rollup).changed(self.snapshot, since.batch, self.state.batch)
+        return ((each.key, each.after) for each in changed)
 
 
 class Scan:
@@ -71,7 +87,7 @@ class Scan:
             raise
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        chunks = self._rows.chunks()
+        chunks = self._rows.chunks(self._scope.prefix)
         while True:
             self._ending.check()
             with self._turn:
@@ -81,71 +97,57 @@ class Scan:
             yield self._scope.of(self._rows.columns.batch(*chunk))
 
 
-class Kept:
-    """What was read of relations, the newest batch of each, up to a size; what was not asked for longest goes first."""
-
-    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._lock = threading.Lock()
-        self._tables: OrderedDict[str, tuple[tuple[Any, ...], pa.Table]] = OrderedDict()
-        self._turns: dict[str, threading.Lock] = {}
-
-    def get(self, name: str, state: tuple[Any, ...]) -> pa.Table | None:
-        """The rows of a relation in this state, if they are kept."""
-        with self._lock:
-            found = self._tables.get(name)
-            if found is None or found[0] != state:
-                return None
-            self._tables.move_to_end(name)
-            return found[1]
-
-    def put(self, name: str, state: tuple[Any, ...], table: pa.Table) -> None:
-        """Keep these rows in place of those that were kept of the relation."""
-        with self._lock:
-            self._tables.pop(name, None)
-            self._tables[name] = state, table
-            while self.bytes() > self._bytes_max:
-                self._tables.popitem(last=False)
-
-    def bytes(self) -> int:
-        """How much memory they take."""
-        return sum(table.nbytes for _, table in self._tables.values())
-
-    @contextmanager
-    def turn(self, name: str, ending: Ending) -> Iterator[None]:
-        """One reads a relation at a time: the others then find it kept."""
-        with self._lock:
-            turn = self._turns.setdefault(name, threading.Lock())
-        while not turn.acquire(timeout=_TURN_S):
-            ending.check()
-        try:
-            yield
-        finally:
-            turn.release()
-
-
 def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | None:
     """The rows that the scope has, in memory; None if they would take up too much, and are to be scanned."""
-    if scope.prefix:  # a part of them: not worth to be kept, and never all of them
-        return _gathered(rows, scope, ending)
+    if scope.prefix:  # a part of them: not worth to be kept
+        return _part(rows, scope, ending)
     with kept.turn(rows.name, ending):
-        table = kept.get(rows.name, rows.state)
-        if table is None:
-            table = _gathered(rows, Scope(), ending)
-            if table is None:
+        found = kept.get(rows.name)
+        if found is None or found.state != rows.state:
+            moved = None if found is None else _moved(rows, found)
+            newer = found is not None and found.state.so == rows.state.so and found.state.batch > rows.state.batch
+            found = moved or _all(rows, ending)
+            if found is None:
                 return None
-            kept.put(rows.name, rows.state, table)
-    return scope.of(table)
+            if not newer:  # somebody else's snapshot was of a later batch: theirs is kept
+                kept.put(rows.name, found)
+    return scope.of(found.table())
 
 
-def _gathered(rows: Rows, scope: Scope, ending: Ending) -> pa.Table | None:
-    batches, size, seen = [], 0, 0
-    for chunk in rows.chunks():
+def _part(rows: Rows, scope: Scope, ending: Ending) -> pa.Table | None:
+    batches, size = [], 0
+    for chunk in rows.chunks(scope.prefix):
         ending.check()
-        batch = scope.of(rows.columns.batch(*chunk))
-        batches.append(batch)
-        size, seen = size + batch.nbytes, seen + len(chunk[0])
-        expected = size if scope.prefix else size * max(rows.count, seen) // seen
-        if expected > KEPT_RELATION_BYTES_MAX:
+        batches.append(scope.of(rows.columns.batch(*chunk)))
+        size += batches[-1].nbytes
+        if size > limits.KEPT_RELATION_BYTES_MAX:
             return None
     return pa.Table.from_batches(batches, rows.columns.schema)
+
+
+def _all(rows: Rows, ending: Ending) -> KeptRows | None:
+    chunks: list[Chunk] = []
+    size, seen, in_order = 0, 0, True
+    for keys, values in rows.chunks():
+        ending.check()
+        chunks.append(Chunk.of(rows.columns, keys, values))
+        size, seen = size + chunks[-1].nbytes, seen + len(keys)
+        in_order = in_order and max(map(len, keys)) < SHORT_KEY_BYTES_MAX // 2
+        if size * max(rows.count(), seen) // seen > limits.KEPT_RELATION_BYTES_MAX:
+            return None
+    return KeptRows(rows.state, rows.columns.schema, tuple(chunks), in_order)
+
+
+def _moved(rows: Rows, found: KeptRows) -> KeptRows | None:
+    """What was kept, brought to the snapshot's batch; None if that is not possible, or no faster than to read all."""
+    if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
+        return None
+    most = max(_CHANGED_MIN, found.count // CHANGED_SHARE_MAX)
+    try:
+        changes = list(islice(rows.changes(found.state), most + 1))
+    except HistoryGone:
+        return None
+    if len(changes) > most or any(len(key) >= SHORT_KEY_BYTES_MAX // 2 for key, _ in changes):
+        return None
+    moved = found.moved(rows.state, rows.columns, changes)
+    return moved if moved.nbytes <= limits.KEPT_RELATION_BYTES_MAX else None

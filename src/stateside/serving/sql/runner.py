@@ -21,7 +21,7 @@ from stateside.serving.access.holder import Holder
 from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.views import Views
 from stateside.serving.sql.execution import Execution, Folder
-from stateside.serving.sql.live import Kept
+from stateside.serving.sql.kept import Kept
 from stateside.serving.sql.question import Question
 from stateside.serving.sql.relations import Relations
 from stateside.serving.sql.result import Written, written
