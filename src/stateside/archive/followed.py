@@ -20,6 +20,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -147,6 +149,16 @@ class FollowedTable:
             condition = _condition({}, wanted, limits, sets)
             parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
         return pa.concat_tables(parts) if parts else None
+
+    def dataset(self) -> pads.Dataset | None:
+        """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
+        with self._lock:
+            self._move_on()
+            if self._table is None:
+                return None
+            # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+            folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
+            return self._table.to_pyarrow_dataset(filesystem=folder)
 
     def _move_on(self) -> None:
         if not self._mark.exists():

@@ -91,6 +91,15 @@ class Snapshot:
         """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""
         return ((key[1:], row) for key, row in self.rollup_rows().range(bytes([number]) + prefix))
 
+    def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """All rows of the newest batch whose keys begin with these bytes, as `Ordered.chunks` has them."""
+        return Ordered(self._transaction, self._databases.rows).chunks(prefix, rows_max)
+
+    def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """The same of a rollup, its coarser keys."""
+        found = Ordered(self._transaction, self._databases.rollups).chunks(bytes([number]), rows_max)
+        return (([key[1:] for key in keys], rows) for keys, rows in found)
+
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
         return self._rows.get(key)

@@ -177,7 +177,7 @@ def test_a_watcher_goes_on_without_gap_or_repeat_when_the_server_is_started_agai
     client.told_up_to(server.spark.batch)
     first = server.put([7], 1)
     client.told_up_to(first)
-    assert server.stop() < 4, "it does not wait for its streams to end by themselves"
+    assert server.stop() < 5, "it does not wait for its streams to end by themselves"
     client.ended()
     assert client.follower.told[-1].kind == "end"
     for change in (2, 3):

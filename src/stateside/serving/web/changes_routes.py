@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateside.serving.changes.event import KIND, EventId, listed
+from stateside.serving.changes.event import KIND, EventId, listed, told
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.pages import ChangesPage, RowsPage
 from stateside.serving.changes.question import Question
@@ -52,10 +52,15 @@ def changes_routes(feeds: Feeds) -> list[Route]:
         if "application/json" in request.headers.get("accept", ""):
             return _once(await watch.once(_last(after), asked.floor))
         begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
-        return Response({}, stream=Stream(KIND, watch.parts(begun)), headers=[_NO_BUFFERS])
+        return Response({}, stream=Stream(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
 
     pattern = "/v1/views/{view}/changes"
     return [Route(pattern, changes, _TEXT, "read", parameters=_PARAMETERS, answer=_ANSWER)]
+
+
+def _cut(why: str) -> bytes:
+    reason, _, detail = why.partition(": ")
+    return told("cut", reason, detail)
 
 
 def _last(text: str | None) -> EventId | None:

@@ -23,6 +23,7 @@ from stateside.serving.web.response import Response, Stream
 ROOM_BYTES = 256 * 1024
 STALLED_S = 30.0
 _WAIT_S_MIN, _WAIT_S_MAX = 0.001, 0.05
+_OVER = "token-invalid: the token is not valid any more"
 
 log = logging.getLogger(__name__)
 
@@ -104,21 +105,25 @@ async def _sent(protocol: Any, response: Response, stream: Stream, pace: Pace, i
         log.info("A client that took nothing of a stream for %s s was disconnected", STALLED_S)
     except Exception:
         log.exception("A stream of %s broke off", stream.kind)
+    finally:
+        await _close(stream)
 
 
 async def _give(transport: Any, stream: Stream, pace: Pace, is_over: Callable[[], bool]) -> None:
     """Send all parts. That the transport goes away with the return is what ends the response."""
-    try:
-        async for part in stream.parts:
-            if is_over():
-                return
-            await transport.send_bytes(part)
-            pace.give(len(part))
-            await pace.room(ROOM_BYTES)
-    finally:
-        close = getattr(stream.parts, "aclose", None)
-        if close is not None:
-            await close()
+    async for part in stream.parts:
+        if is_over():
+            await transport.send_bytes(stream.cut(_OVER))
+            return
+        await transport.send_bytes(part)
+        pace.give(len(part))
+        await pace.room(ROOM_BYTES)
+
+
+async def _close(stream: Stream) -> None:
+    close = getattr(stream.parts, "aclose", None)
+    if close is not None:
+        await close()
 
 
 async def _left(protocol: Any) -> None:
