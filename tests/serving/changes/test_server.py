@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import sys
@@ -169,6 +170,16 @@ def test_watchers_of_a_view_a_key_and_rollups_are_told_each_batch(server: Server
     for client in clients:
         client.leave()
     server.put([1], 0)
+
+
+def test_what_the_docs_show_is_told_so(server: Server) -> None:
+    shown = re.search(r"curl -N '(http.*?)'", (Path(__file__).parents[3] / "docs" / "serving.md").read_text())
+    assert shown
+    path = shown[1].partition(":8471")[2]
+    with httpx.stream("GET", f"http://127.0.0.1:{server.port}{path}", timeout=30) as answer:
+        told = next(_events(answer))
+    assert (told.kind, told.data["last"], set(told.data)) == ("snapshot", True, {"stamp", "rows", "last"})
+    assert re.fullmatch(rf"{server.spark.batch}-[0-9a-f]{{8}}", told.id or "")
 
 
 def test_a_watcher_goes_on_without_gap_or_repeat_when_the_server_is_started_again(server: Server) -> None:
