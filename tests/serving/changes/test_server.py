@@ -21,6 +21,7 @@ import pytest
 from benchmarks.played_spark import PlayedSpark, compressed, key_rows
 from stateside.layout import Layout
 from stateside.processes import Child, free_port
+from stateside.serving.clients import Client as Asking
 from tests.serving.changes.watched import ROLLUPS, VIEW, Follower, Told
 from tests.serving.conftest import wait_until_it_answers
 
@@ -199,6 +200,19 @@ def test_a_watcher_goes_on_without_gap_or_repeat_when_the_server_is_started_agai
     kinds = [(told.kind, [row["sum"] for row in told.data.get("changed", [])]) for told in client.follower.told]
     assert kinds[1:] == [("changes", [8]), ("end", []), ("changes", [9]), ("changes", [10])]
     client.leave()
+
+
+def test_our_own_client_watches_over_a_restart(server: Server) -> None:
+    with Asking(f"http://127.0.0.1:{server.port}") as client:
+        watched = client.watch(VIEW, "11")
+        assert [row["sum"] for row in next(watched).rows] == [11]
+        server.put([11], 1)
+        assert [row["sum"] for row in next(watched).rows] == [12]
+        server.stop()
+        server.put([11], 2)
+        server.start()
+        change = next(watched)
+        assert (change.kind, [row["sum"] for row in change.rows]) == ("changes", [13])
 
 
 def test_the_same_by_long_poll(server: Server) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied, HistoryGone, KeyInvalid, RequestInvalid
+from stateside.errors import AccessDenied, HistoryGone, KeyInvalid, Misdirected, RequestInvalid
 from stateside.replica.history import Keep
 from stateside.serving.access.holder import Holder
 from stateside.serving.changes import feed, pages
@@ -27,7 +28,7 @@ from tests.serving.changes.room import (
     Room,
     in_a_room,
 )
-from tests.serving.changes.watched import Follower, Key, Mover, events, parsed
+from tests.serving.changes.watched import VIEW, Follower, Key, Mover, events, parsed
 from tests.sizes import sized
 
 accounts = st.tuples(st.integers(0, 2), st.sampled_from(["call", "data"]))
@@ -331,6 +332,25 @@ def test_another_s_key_and_a_rollup_over_others_are_refused(mover: Mover) -> Non
             room.watch(Asked(rollup=("colour",)))
         with pytest.raises(RequestInvalid, match="has no rollup"):
             await room.watch(Asked(rollup=("kind", "account"))).begin(None, Floor())
+
+    in_a_room(mover, run)
+
+
+def test_a_key_of_another_share_is_refused_with_its_place_and_rollups_are_the_share_s(mover: Mover) -> None:
+    async def run(room: Room) -> None:
+        reader = room.views.get(VIEW)
+        stamp = replace(await reader.stamp(), share="1/2")
+
+        def held(asked: Asked) -> bool:
+            try:
+                room.watch(asked).question.check_held(reader.shape, stamp)
+            except Misdirected:
+                return False
+            return True
+
+        assert {held(Asked((f"{number}",))) for number in range(20)} == {True, False}
+        assert held(Asked())
+        assert held(Asked(("call",), rollup=("kind",)))
 
     in_a_room(mover, run)
 
