@@ -36,7 +36,7 @@ from stateside.serving.foreign import Foreign
 from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
-from stateside.serving.web.route import Route
+from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
@@ -57,6 +57,7 @@ def serve(
     insecure: bool = False,
     limits: Limits = NO_RATE,
     routes: Sequence[str] = (),
+    tables: Sequence[str] = (),
     foreign: Foreign | None = None,
     announce: Path | None = None,
     name: str | None = None,
@@ -68,8 +69,9 @@ def serve(
     Where the folder has keys each request needs a token. An address that others can reach is refused without tokens or
     without TLS (a `certificate`), unless it is to be `insecure`. `limits` are for each holder and each address; a rate
     that they do not have is limited by default, except where only this machine asks, without tokens.
-    `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
-    checkpoint that is not ours. The server announces itself in the folder `announce`, by default the one that it
+    `routes` names what makes further routes for a folder, as `module:function`, and `tables`, in the same way, what
+    gives the gates of an application's tables in SQL (`sql.sealed`). With `foreign` the folder serves a checkpoint that
+    is not ours. The server announces itself in the folder `announce`, by default the one that it
     serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
     requests are answered. `tailing` goes to each view's `Tail`.
     """
@@ -105,7 +107,7 @@ def serve(
     identity.check()
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     with Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, tuple(routes), os.getpid(), limits, guarded, identity)
+        loader = partial(load_application, folder, tuple(routes), os.getpid(), limits, guarded, identity, tuple(tables))
         try:
             server.serve(target_loader=loader, wrap_loader=False)
         finally:
@@ -140,12 +142,14 @@ def load_application(
     limits: Limits = NO_RATE,
     guarded: bool = False,
     identity: Identity | None = None,
+    tables: Sequence[str] = (),
 ) -> Any:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
-    loaded = [route for name in routes for route in _load_routes(name, layout)]
+    loaded = sql_routes(layout, [table for name in tables for table in _named(name)()])
+    loaded += [route for name in routes for route in _named(name)(layout)]
     return Application(Views(layout), loaded, guard=guard, identity=identity)
 
 
@@ -160,7 +164,8 @@ def _connections_max() -> int:
     return max(1, files - _FILES_BESIDE)
 
 
-def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
+def _named(name: str) -> Callable[..., Sequence[Any]]:
+    """The function that a name like `module:function` means."""
     module, _, attribute = name.partition(":")
-    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
-    return routes(layout)
+    function: Callable[..., Sequence[Any]] = getattr(import_module(module), attribute)
+    return function
