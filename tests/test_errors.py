@@ -51,7 +51,7 @@ def test_every_code_belongs_to_one_error() -> None:
 def test_the_kind_of_an_error_tells_whose_fault_it_is_in_http_too() -> None:
     assert all(400 <= cls.status < 500 for cls in subclasses(errors.InputError))
     assert all(cls.status >= 500 or cls.status == 409 for cls in subclasses(errors.StateError))
-    assert all(cls.status >= 500 or cls.status in (409, 429) for cls in subclasses(errors.OperatingError))
+    assert all(cls.status >= 500 or cls.status in (409, 429, 499) for cls in subclasses(errors.OperatingError))
 
 
 def test_an_error_says_what_where_and_what_to_do_next_in_whole_sentences() -> None:

@@ -20,7 +20,9 @@
     │   ├── Misdirected             misdirected             421    a key that another server holds: says which
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
     │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
-    │   └── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
+    │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
+    │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
+    │   └── SqlTooLarge             sql-too-large           400    a statement whose result or memory is over the limit
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
@@ -38,6 +40,8 @@
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
+        ├── SqlTimeout              sql-timeout             504    a statement that took longer than it may
+        ├── ClientLeft              client-left             499    who asked went away, and the work was ended
         ├── TooManyRequests         too-many-requests       429    more than there is room for; again after a while
         └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
 
@@ -244,6 +248,18 @@ class MethodInvalid(InputError):
     status = 405
 
 
+class SqlInvalid(InputError):
+    """A text that is no statement, or one that may not run here: it writes, or reaches beyond the relations."""
+
+    code = "sql-invalid"
+
+
+class SqlTooLarge(InputError):
+    """A statement that needs more memory, or has a larger result, than one may."""
+
+    code = "sql-too-large"
+
+
 class StateError(StatesideError):
     """Something stored is damaged, missing, or belongs to somebody else."""
 
@@ -348,6 +364,20 @@ class SinkRefused(OperatingError):
 
     code = "sink-refused"
     status = 502
+
+
+class SqlTimeout(OperatingError):
+    """A statement that took longer than it was given, and was ended."""
+
+    code = "sql-timeout"
+    status = 504
+
+
+class ClientLeft(OperatingError):
+    """Who asked went away before the answer was there. The work was ended."""
+
+    code = "client-left"
+    status = 499
 
 
 class TooManyRequests(OperatingError):

@@ -15,16 +15,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stateside.errors import ArchiveInvalid
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
 
 SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
 KEPT_BYTES_MAX = 64 << 20  # up to so much of them there
@@ -147,6 +151,16 @@ class FollowedTable:
             condition = _condition({}, wanted, limits, sets)
             parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
         return pa.concat_tables(parts) if parts else None
+
+    def dataset(self) -> pads.Dataset | None:
+        """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
+        with self._lock:
+            self._move_on()
+            if self._table is None:
+                return None
+            # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+            folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
+            return self._table.to_pyarrow_dataset(filesystem=folder)
 
     def _move_on(self) -> None:
         if not self._mark.exists():

@@ -60,7 +60,7 @@ class RowsToArrow:
         RowDecoder(columns)  # refuses what it does not know
         self._types = [parse_type(column.type) for column in columns]
         self.schema = pa.schema(
-            [pa.field(column.name, _arrow(type_)) for column, type_ in zip(columns, self._types, strict=True)]
+            [pa.field(column.name, arrow_type(type_)) for column, type_ in zip(columns, self._types, strict=True)]
         )
 
     def batch(self, rows: Slices | Sequence[bytes | None]) -> pa.RecordBatch:
@@ -74,16 +74,17 @@ class RowsToArrow:
             raise _unfit(str(error)) from error
 
 
-def _arrow(type_: SparkType) -> pa.DataType:
+def arrow_type(type_: SparkType) -> pa.DataType:
+    """The type that a column has in Arrow."""
     match type_:
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
         case Struct(names, types):
-            return pa.struct([pa.field(name, _arrow(part)) for name, part in zip(names, types, strict=True)])
+            return pa.struct([pa.field(name, arrow_type(part)) for name, part in zip(names, types, strict=True)])
         case Array(element):
-            return pa.list_(_arrow(element))
+            return pa.list_(arrow_type(element))
         case Map(key, value):
-            return pa.map_(_arrow(key), _arrow(value))
+            return pa.map_(arrow_type(key), arrow_type(value))
         case Primitive(name) if name in _FIXED:
             return _FIXED[name][1]
         case Primitive(name) if name in _TEXTS:
@@ -93,6 +94,18 @@ def _arrow(type_: SparkType) -> pa.DataType:
         case Primitive(name) if _in_months(name):
             return pa.int32()
     return pa.duration("us")
+
+
+def array_of(
+    type_: pa.DataType, there: Numbers, *buffers: Numbers, parts: Sequence[pa.Array] | None = None
+) -> pa.Array:
+    """The array of these buffers, or of a struct of its parts, with nulls where `there` says so.
+
+    `pa.array` would do, but the first call of it imports pandas, which takes a second.
+    """
+    nulls = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    filled = [nulls, *(pa.py_buffer(np.ascontiguousarray(buffer)) for buffer in buffers)]
+    return pa.Array.from_buffers(type_, len(there), filled, children=parts)
 
 
 def _in_months(name: str) -> bool:
@@ -137,8 +150,7 @@ class _Cells:
 
     def array(self, type_: pa.DataType, *buffers: Numbers) -> pa.Array:
         """The array of these buffers, with nulls where there are no values."""
-        nulls = None if self._all else pa.py_buffer(np.packbits(self.there, bitorder="little"))
-        return pa.Array.from_buffers(type_, len(self), [nulls, *map(pa.py_buffer, buffers)])
+        return array_of(type_, self.there, *buffers)
 
 
 def _column(cells: _Cells, type_: SparkType) -> pa.Array:
@@ -151,12 +163,11 @@ def _column(cells: _Cells, type_: SparkType) -> pa.Array:
             return _texts(cells, _TEXTS[name])
         case Decimal() if type_.compact:
             low = cells.numbers("<i8")
-            return cells.array(_arrow(type_), np.stack([low, low >> 63], axis=1))
+            return cells.array(arrow_type(type_), np.stack([low, low >> 63], axis=1))
         case Struct(_, types) if types:
-            columns, fields = _columns(cells.elsewhere(), types), list(_arrow(type_))
-            return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~cells.there))
+            return array_of(arrow_type(type_), cells.there, parts=_columns(cells.elsewhere(), types))
         case Primitive(name) if name.startswith("interval "):
-            return cells.array(_arrow(type_), cells.numbers("<i4" if _in_months(name) else "<i8"))
+            return cells.array(arrow_type(type_), cells.numbers("<i4" if _in_months(name) else "<i8"))
     return _one_by_one(cells, type_)
 
 
@@ -176,19 +187,19 @@ def _texts(cells: _Cells, type_: pa.DataType) -> pa.Array:
 def _one_by_one(cells: _Cells, type_: SparkType) -> pa.Array:
     read, at_byte = reader_of(type_), cells.at_byte
     rows = zip(cells.there.tolist(), cells.rows.array(), strict=True)
-    values = [_plain(type_, read(row, at_byte)) if there else None for there, row in rows]
-    return pa.array(values, _arrow(type_))
+    values = [plain(type_, read(row, at_byte)) if there else None for there, row in rows]
+    return pa.array(values, arrow_type(type_))
 
 
-def _plain(type_: SparkType, value: Value) -> Any:
+def plain(type_: SparkType, value: Value) -> Any:
     """A value as Arrow takes it."""
     match type_, value:
         case Struct(names, types), tuple():
-            return {name: _plain(part, each) for name, part, each in zip(names, types, value, strict=True)}
+            return {name: plain(part, each) for name, part, each in zip(names, types, value, strict=True)}
         case Array(element), tuple():
-            return [_plain(element, each) for each in value]
+            return [plain(element, each) for each in value]
         case Map(key, of), tuple():
-            return [(_plain(key, each), _plain(of, its)) for each, its in value]  # type: ignore[misc, str-unpack]
+            return [(plain(key, each), plain(of, its)) for each, its in value]  # type: ignore[misc, str-unpack]
         case Primitive("interval"), (int(months), int(days), int(micros)):
             return pa.MonthDayNano([months, days, micros * 1_000])
     return value

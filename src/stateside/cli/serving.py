@@ -102,7 +102,8 @@ def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
-        serve_folder(folder.absolute(), routes=routes, **where, **tailing)
+        tables = ["stateside.billing.answers.gate:sql_tables"]
+        serve_folder(folder.absolute(), routes=routes, tables=tables, **where, **tailing)
 
 
 def _serve_checkpoint(

@@ -110,6 +110,22 @@ class History:
         assert found is not None, "a recorded batch has all of its chunks"
         return bytes(found)
 
+    def entries(self, record: Record, table: int, first: bytes) -> Iterator[Entry]:
+        """What a batch replaced in a table, from this key on, in order; no more of it is read than is asked for."""
+        for number in range(self._chunk_with(record, table, first), record.chunks[table]):
+            yield from entries_from(self.chunk(record.batch, table, number), first)
+
+    def _chunk_with(self, record: Record, table: int, key: bytes) -> int:
+        """The number of the last chunk that begins at or before this key; the first one if none does."""
+        low, high = 0, record.chunks[table]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if first_key(self.chunk(record.batch, table, middle)) <= key:
+                low = middle
+            else:
+                high = middle
+        return low
+
     def write(
         self,
         before: AppliedBatch,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import takewhile
 
-from stateside.replica.history import Entry, History, Record, entries_from, first_key
+from stateside.replica.history import Entry, History, Record
 from stateside.replica.ordered import Ordered
 
 
@@ -61,19 +61,7 @@ class PastTable:
 
     def _entries(self, record: Record, first: bytes) -> Iterator[Entry]:
         """What a batch replaced, from this key on."""
-        for number in range(self._chunk_with(record, first), record.chunks[self._table]):
-            yield from entries_from(self._history.chunk(record.batch, self._table, number), first)
-
-    def _chunk_with(self, record: Record, key: bytes) -> int:
-        """The number of the last chunk that begins at or before this key; the first one if none does."""
-        low, high = 0, record.chunks[self._table]
-        while high - low > 1:
-            middle = (low + high) // 2
-            if first_key(self._history.chunk(record.batch, self._table, middle)) <= key:
-                low = middle
-            else:
-                high = middle
-        return low
+        return self._history.entries(record, self._table, first)
 
 
 def _laid_over(changed: Iterator[Entry], now: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -89,7 +89,16 @@ class Snapshot:
 
     def rollup(self, number: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""
-        return ((key[1:], row) for key, row in self._rollup_rows().range(bytes([number]) + prefix))
+        return ((key[1:], row) for key, row in self.rollup_rows().range(bytes([number]) + prefix))
+
+    def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """All rows of the newest batch whose keys begin with these bytes, as `Ordered.chunks` has them."""
+        return Ordered(self._transaction, self._databases.rows).chunks(prefix, rows_max)
+
+    def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """The same of a rollup, its coarser keys."""
+        found = Ordered(self._transaction, self._databases.rollups).chunks(bytes([number]), rows_max)
+        return (([key[1:] for key in keys], rows) for keys, rows in found)
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
@@ -113,12 +122,25 @@ class Snapshot:
 
     def oldest(self) -> int | None:
         """The oldest batch that the replica can be read as of; None before the first one."""
-        recorded = History(self._transaction, self._databases).oldest()
+        recorded = self.history().oldest()
         applied = self.batch() if recorded is None else None
         return recorded - 1 if recorded is not None else applied.batch if applied is not None else None
 
-    def _rollup_rows(self) -> Table:
+    def rows(self) -> Table:
+        """All rows, by their keys."""
+        return self._rows
+
+    def rollup_rows(self) -> Table:
+        """The rows of all rollups, by number and coarser key."""
         return Ordered(self._transaction, self._databases.rollups)
+
+    def history(self) -> History:
+        """What the last batches up to now replaced."""
+        return History(self._transaction, self._databases)
+
+    def as_of(self, batch: int, fingerprint: str | None = None) -> Snapshot:
+        """The same snapshot as of a batch; errors as for `snapshot_as_of`."""
+        return snapshot_as_of(self._transaction, self._databases, batch, fingerprint)
 
     def _meta(self, name: bytes) -> bytes | None:
         content = self._transaction.get(name, db=self._databases.meta)
@@ -145,7 +167,8 @@ class PastSnapshot(Snapshot):
         """How many rows there were."""
         return self._later[0].rows
 
-    def _rollup_rows(self) -> Table:
+    def rollup_rows(self) -> Table:
+        """The rows of all rollups as of the batch."""
         now = Ordered(self._transaction, self._databases.rollups)
         return PastTable(now, ROLLUPS, self._history, self._later)
 

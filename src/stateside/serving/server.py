@@ -39,7 +39,7 @@ from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from stateside.serving.web.event_routes import event_routes
-from stateside.serving.web.route import Route
+from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
@@ -60,6 +60,7 @@ def serve(
     insecure: bool = False,
     limits: Limits = NO_RATE,
     routes: Sequence[str] = (),
+    tables: Sequence[str] = (),
     foreign: Foreign | None = None,
     announce: Path | None = None,
     name: str | None = None,
@@ -72,8 +73,9 @@ def serve(
     Where the folder has keys each request needs a token. An address that others can reach is refused without tokens or
     without TLS (a `certificate`), unless it is to be `insecure`. `limits` are for each holder and each address; a rate
     that they do not have is limited by default, except where only this machine asks, without tokens.
-    `routes` names what makes further routes for a folder, as `module:function`. With `foreign` the folder serves a
-    checkpoint that is not ours. The server announces itself in the folder `announce`, by default the one that it
+    `routes` names what makes further routes for a folder, as `module:function`, and `tables`, in the same way, what
+    gives the gates of an application's tables in SQL (`sql.sealed`). With `foreign` the folder serves a checkpoint that
+    is not ours. The server announces itself in the folder `announce`, by default the one that it
     serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
     requests are answered. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
     """
@@ -110,8 +112,9 @@ def serve(
     threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
     if log_json:
         logs.log_json()
+    named = tuple(routes), tuple(tables)
     with shared_metrics(), Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, tuple(routes), os.getpid(), limits, guarded, identity, log_json)
+        loader = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json)
         try:
             server.serve(target_loader=loader, wrap_loader=False)
         finally:
@@ -142,6 +145,7 @@ def _tell_once_listening(address: str, port: int, listening: Callable[[], None])
 def load_application(
     folder: Path,
     routes: Sequence[str],
+    tables: Sequence[str],
     parent_pid: int,
     limits: Limits = NO_RATE,
     guarded: bool = False,
@@ -155,8 +159,9 @@ def load_application(
         logs.log_json()
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
-    loaded = [route for name in routes for route in _load_routes(name, layout)]
-    return Application(Views(layout), [*event_routes(layout), *loaded], guard=guard, identity=identity)
+    loaded = event_routes(layout) + sql_routes(layout, [table for name in tables for table in _named(name)()])
+    loaded += [route for name in routes for route in _named(name)(layout)]
+    return Application(Views(layout), loaded, guard=guard, identity=identity)
 
 
 def _connections_max() -> int:
@@ -170,7 +175,8 @@ def _connections_max() -> int:
     return max(1, files - _FILES_BESIDE)
 
 
-def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
+def _named(name: str) -> Callable[..., Sequence[Any]]:
+    """The function that a name like `module:function` means."""
     module, _, attribute = name.partition(":")
-    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
-    return routes(layout)
+    function: Callable[..., Sequence[Any]] = getattr(import_module(module), attribute)
+    return function

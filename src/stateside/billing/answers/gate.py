@@ -34,7 +34,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.model import APPLICATION, VIEW
+from stateside.billing.sealing.dead_letters import DEAD_LETTERS
+from stateside.billing.sealing.documents import DOCUMENTS, INVOICE, TIME
 from stateside.journal.segment import PARTITION
+from stateside.serving.sql.sealed import GatedTable
 from stateside.serving.stamp import Stamp
 
 ON_TIME = 0  # from this position on a document counts whose events came in time
@@ -55,3 +62,22 @@ class Gate:
     def lets(self, period_end_us: int, counts_from: int) -> bool:
         """Whether a document counts; `counts_from` is its `sealed_position` if it is of late events, else `ON_TIME`."""
         return period_end_us <= self.watermark_us and counts_from <= self.position
+
+
+def sql_tables() -> list[GatedTable]:
+    """Billing's tables in SQL, with the same gate."""
+    return [
+        GatedTable(APPLICATION, VIEW, DOCUMENTS.name, _documents),
+        GatedTable(APPLICATION, VIEW, DEAD_LETTERS.name, _dead_letters),
+    ]
+
+
+def _documents(stamp: Stamp) -> pc.Expression:
+    gate = Gate.of(stamp)
+    closed = pc.field("period_end") <= pa.scalar(gate.watermark_us, TIME)
+    on_time = (pc.field("kind") == INVOICE) & ~pc.field("late")
+    return closed & (on_time | (pc.field("sealed_position") <= gate.position))
+
+
+def _dead_letters(stamp: Stamp) -> pc.Expression:
+    return pc.field("offset") < Gate.of(stamp).position

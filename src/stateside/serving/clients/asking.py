@@ -56,8 +56,10 @@ class Asked:
 class SharesChanged(OperatingError):
     """While a question went to all shares there came to be more or fewer of them: it has to be begun anew."""
 
-    def __init__(self, view: str) -> None:
-        super().__init__(f"The keys of the view {view!r} were shared out anew meanwhile", next_step="Ask again")
+    @classmethod
+    def of(cls, view: str) -> SharesChanged:
+        """For the shares of this view."""
+        return cls(f"The keys of the view {view!r} were shared out anew meanwhile", next_step="Ask again")
 
 
 class Asking:
@@ -166,7 +168,7 @@ class Asking:
         def copies(index: int, now_s: float) -> Sequence[str]:
             found = locations.shares(view, now_s)
             if found is not None and len(found) != count:
-                raise SharesChanged(view)
+                raise SharesChanged.of(view)
             return () if found is None else found[index][1]
 
         nothing: list[str] = []
@@ -294,5 +296,5 @@ class Asking:
         answer = yield from self.core.read(asked.ask(floor), make, asked.whom, deadline_s)
         if asked.share is not None and answer.stamp.share != asked.share:
             self.core.locations.forget()
-            raise SharesChanged(answer.stamp.view)
+            raise SharesChanged.of(answer.stamp.view)
         return answer

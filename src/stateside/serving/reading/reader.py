@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -71,6 +72,15 @@ class ViewReader:
         self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
+
+    @property
+    def replica(self) -> ReplicaReader:
+        """What the rows are read from, for those who read many snapshots."""
+        return self._replica
+
+    def stamp_of(self, snapshot: Snapshot) -> Stamp | None:
+        """The stamp of what is made of this snapshot; None before the first batch."""
+        return self._stamp(snapshot)
 
     def close(self) -> None:
         """Let the replica go."""
@@ -141,6 +151,26 @@ class ViewReader:
                 if time.monotonic() >= deadline:
                     raise self._not_fresh_enough(not_yet) from None
             await asyncio.sleep(POLL_S)
+
+    @contextmanager
+    def held(self, floor: Floor, check: Callable[[], None]) -> Iterator[tuple[Snapshot, Stamp]]:
+        """For a thread that takes its time: a snapshot as `read` gives it, and its stamp.
+
+        Waits like `read`, without asyncio; `check` is called meanwhile, and may raise to end it.
+        """
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            check()
+            with self._replica.snapshot() as snapshot:
+                stamp = self._stamp(snapshot)
+                missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+                if stamp is not None and missing is None:
+                    yield snapshot, stamp
+                    return
+                not_yet = _NotYet(missing or "", snapshot.trouble())
+            if time.monotonic() >= deadline:
+                raise self._not_fresh_enough(not_yet)
+            time.sleep(POLL_S)
 
     def _attempt(self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf) -> T:
         if as_of.batch is not None:

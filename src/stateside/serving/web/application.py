@@ -13,6 +13,7 @@ import logging
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -31,6 +32,7 @@ from stateside.errors import (
 from stateside.serving.access.guard import Guard, Visit
 from stateside.serving.access.headers import security_headers
 from stateside.serving.access.holder import Holder
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.health import traces
 from stateside.serving.health.metrics import Metrics
 from stateside.serving.health.traces import Trace
@@ -38,13 +40,17 @@ from stateside.serving.place.announcer import Announcer, Identity
 from stateside.serving.place.location import location
 from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Views
+from stateside.serving.web.changes_routes import changes_routes
+from stateside.serving.web.connections import Connections
 from stateside.serving.web.etag import NOT_MODIFIED, validated
 from stateside.serving.web.health_routes import health_routes
 from stateside.serving.web.openapi import openapi_route
+from stateside.serving.web.outlet import send
 from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
+from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 PATH_CHARS_MAX = 4_096
@@ -61,8 +67,8 @@ class Application:
         self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
     ) -> None:
         self._views, self._guard = views, guard
-        self._metrics = Metrics()
-        self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *routes]
+        self._metrics, self._feeds, self._connections = Metrics(), Feeds(views), Connections()
+        self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
         if self._servers is not None and identity is not None:
@@ -70,7 +76,8 @@ class Application:
         self.routes.append(openapi_route(self.routes))
 
     def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
-        """Called by Granian when the worker starts: from then on the server is announced."""
+        """Called by Granian when the worker starts: from then on the server is announced, and hears when to stop."""
+        on_stop(loop, self._feeds.stop)
         if self._announcer is not None:
             self._announcing = loop.create_task(self._announcer.run())
 
@@ -81,7 +88,12 @@ class Application:
         traces.current.set(trace)  # each request is a task of its own
         with self._guard.visit(scope) as visit:
             response, problem = await self._respond(visit, scope, protocol)
-            await _answer(visit, protocol, response, problem, trace)
+            response = replace(response, headers=(*response.headers, trace.header()))
+            if response.stream is None:
+                _answer(protocol, response, problem)
+            else:
+                connection = self._connections.of(scope.client)
+                await send(protocol, response, response.stream, connection, visit.is_over)
         self._metrics.answered(visit.route, scope.method, response.status, time.perf_counter() - began_s)
 
     async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
@@ -162,14 +174,9 @@ async def _body(protocol: Any, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-async def _answer(visit: Visit, protocol: Any, response: Response, problem: bool, trace: Trace) -> None:
-    """Send a response, with the headers that every one has."""
-    stamped = response.stamps[0].headers() if len(response.stamps) == 1 else ()
-    headers = [*stamped, *response.headers, trace.header()]
-    if response.stream is not None:
-        headers += security_headers(response.stream.kind, response.headers)
-        await _send(visit, protocol, response.status, headers, response.stream)
-        return
+def _answer(protocol: Any, response: Response, problem: bool) -> None:
+    """Send a response that is there as a whole, with the headers that every one has."""
+    headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
     if response.status == NOT_MODIFIED:
         protocol.response_empty(response.status, [*headers, *security_headers("application/json", response.headers)])
         return
@@ -181,17 +188,3 @@ async def _answer(visit: Visit, protocol: Any, response: Response, problem: bool
         headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
     headers += security_headers(kind, response.headers)
     protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
-
-
-async def _send(visit: Visit, protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
-    """Send a stream's parts, each at once, until it ends, the client goes away, or may not have them any more."""
-    transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
-    try:
-        async for part in stream.parts:
-            if visit.is_over():
-                break
-            await transport.send_bytes(part)
-    finally:
-        close = getattr(stream.parts, "aclose", None)
-        if close is not None:
-            await close()

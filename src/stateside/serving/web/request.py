@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ _AGE_MS_MAX = 10**12
 
 async def _stays() -> None:
     """Somebody who never leaves."""
+    await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)

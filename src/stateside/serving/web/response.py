@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,14 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Bytes that come one after the other, of this type. The iterator is closed when the client goes away."""
+    """Bytes that come one after the other, of this type. The iterator is closed when the client goes away.
+
+    `cut` makes what is sent last where the stream is broken off, for this reason: so that nobody takes it for whole.
+    """
 
     kind: str
     parts: AsyncIterator[bytes]
+    cut: Callable[[str], bytes] = lambda why: b""
 
 
 @dataclass(frozen=True, slots=True)

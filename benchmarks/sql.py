@@ -1,0 +1,111 @@
+"""SQL over a view of a million rows: a group-by as a worker process of the server runs it, cold, warm, and scanned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.compare import Figure, Result, Side, compare
+from benchmarks.played_spark import PlayedSpark
+from stateside.layout import Layout
+from stateside.replica.tail import Tail
+from stateside.serving.access.holder import OPERATOR
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.views import Views
+from stateside.serving.sql import kept
+from stateside.serving.sql.question import Question
+from stateside.serving.sql.runner import SqlRunner
+
+ROWS = 1_000_000
+COLD_ROUNDS = 3
+GROUP_BY = "SELECT kind, account % 100 AS part, sum(sum) AS total, count(*) AS rows FROM bench GROUP BY ALL"
+
+
+class Asked:
+    """A folder with a view of this many rows, and a runner that is asked for the same statement."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self._layout, self._rows = Layout(folder), rows
+        spark = PlayedSpark(self._layout.view("bench"), partitions=2)
+        for first in range(0, rows, ROWS):
+            spark.commit(spark.changelogs(np.arange(first, min(first + ROWS, rows))))
+        tail = Tail(self._layout.view("bench"))
+        while tail.step():
+            pass
+        tail.close()
+        self._views, self.runner = Views(self._layout), SqlRunner(self._layout)
+
+    def forget(self) -> None:
+        """Let nothing be kept."""
+        self.runner = SqlRunner(self._layout)
+
+    def group_by(self) -> int:
+        """Ask once; gives how many rows were read."""
+        found = json.loads(asyncio.run(self._ask(GROUP_BY)))
+        assert sum(row[3] for row in found["rows"]) == self._rows
+        return self._rows
+
+    def table(self) -> pa.Table:
+        """The rows that are kept."""
+        return self.runner.folder.kept.get("bench").table()
+
+    async def _ask(self, text: str) -> bytes:
+        question = Question(text, timeout_ms=300_000)
+        running = await self.runner.run(question, self._views, OPERATOR, Floor(), asyncio.Event().wait)  # type: ignore[arg-type]
+        return b"".join([part async for part in running])
+
+
+def run(folder: Path) -> Iterator[Result | Figure]:
+    asked = Asked(folder / "million", ROWS)
+    cold = []
+    for _ in range(COLD_ROUNDS):
+        asked.forget()
+        cold.append(_took_ms(asked.group_by))
+    yield Figure(f"SQL group-by over {ROWS:,} rows, cold", "ms", min(cold))
+    warm = [_took_ms(asked.group_by) for _ in range(7)]
+    yield Figure(f"SQL group-by over {ROWS:,} rows, warm (at most 500)", "ms", sorted(warm)[3])
+    yield Figure(f"what is kept of {ROWS:,} rows", "MiB", asked.table().nbytes / (1 << 20))
+    ours, peer = Side("statement, in a DuckDB of its own", asked.group_by), Side("DuckDB", _bare(asked.table()))
+    yield compare("SQL group-by, warm", "rows/s", ours, peer)
+    before = kept.KEPT_RELATION_BYTES_MAX
+    kept.KEPT_RELATION_BYTES_MAX = 0
+    asked.forget()
+    yield Figure(f"SQL group-by over {ROWS:,} rows, scanned", "ms", _took_ms(asked.group_by))
+    kept.KEPT_RELATION_BYTES_MAX = before
+
+
+def measure_large(folder: Path, rows: int) -> None:
+    """By hand: what a view of many rows takes, and how much memory this process has had at most."""
+    asked = Asked(folder, rows)
+    for turn in range(2):
+        took = _took_ms(asked.group_by)
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        kept_mib = asked.runner.folder.kept.nbytes >> 20
+        print(f"{rows:,} rows, turn {turn}: {took:,.0f} ms, peak {peak_mib:,} MiB, kept {kept_mib:,} MiB")
+
+
+def _took_ms(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1_000
+
+
+def _bare(table: pa.Table) -> Any:
+    """The same statement in one DuckDB that stays open, over the same columns."""
+    connection = duckdb.connect()
+    connection.register("bench", table)
+
+    def work() -> int:
+        assert len(connection.execute(GROUP_BY).fetchall()) > 0
+        return table.num_rows
+
+    return work

@@ -1,0 +1,169 @@
+"""Views and their rollups as DuckDB reads them: the rows of one snapshot, in Arrow's columns.
+
+What was read is kept (`kept`), and the next statement finds it in memory. What would take too much of it is not kept
+but *scanned*: DuckDB draws the rows out of the snapshot, some ten thousands at a time, each time that it needs them,
+and memory stays small however many there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+
+from stateside.errors import HistoryGone
+from stateside.replica.changes import Extent
+from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
+from stateside.replica.reader import Snapshot
+from stateside.serving.sql import kept as limits
+from stateside.serving.sql.chunk import ROWS_MAX, Change, Chunk
+from stateside.serving.sql.columns import Columns
+from stateside.serving.sql.ending import Ending
+from stateside.serving.sql.kept import Kept, KeptRows, State
+from stateside.serving.sql.scope import Scope
+
+CHANGED_SHARE_MAX = 5  # where more than one in so many rows changed, all are read anew: that is as fast
+_CHANGED_MIN = 1_000
+
+Read = Iterator[tuple[list[bytes], list[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a relation in a snapshot: those of a view, or of its rollup of this number."""
+
+    name: str
+    state: State
+    columns: Columns
+    snapshot: Snapshot
+    rollup: int | None = None
+
+    def chunks(self, prefix: bytes = b"") -> Read:
+        """All of them whose keys begin with these bytes, so many at once."""
+        if self.rollup is None:
+            return self.snapshot.chunks(prefix, ROWS_MAX)
+        return self.snapshot.rollup_chunks(self.rollup, ROWS_MAX)
+
+    def count(self) -> int:
+        """How many there are; 0 if that is not known."""
+        return self.snapshot.count() if self.rollup is None else 0
+
+    def changes(self, since: State) -> Iterator[Change]:
+        """What changed since an earlier state, in order of keys; HistoryGone if that is not known."""
+        self.snapshot.as_of(since.batch, since.fingerprint)  # it is the same batch still, not one of another run
+        changed = Extent(rollup=self.rollup).changed(self.snapshot, since.batch, self.state.batch)
+        return ((each.key, each.after) for each in changed)
+
+
+class Whole:
+    """Rows in memory, for DuckDB to read as often as it likes.
+
+    It would take a table too, but by way of Arrow's datasets, which take a second to import and are no faster.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_schema__(self) -> object:
+        return self._table.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class Scan:
+    """Rows that DuckDB draws out of a snapshot, anew each time that it asks. Valid as long as the snapshot is.
+
+    A snapshot is read by one thread at a time, whatever DuckDB does: `turn` is the lock for it.
+    """
+
+    def __init__(self, rows: Rows, scope: Scope, ending: Ending, turn: threading.Lock) -> None:
+        self._rows, self._scope, self._ending, self._turn = rows, scope, ending, turn
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self._rows.columns.schema
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return pa.RecordBatchReader.from_batches(self.schema, self._told()).__arrow_c_stream__(requested_schema)
+
+    def _told(self) -> Iterator[pa.RecordBatch]:
+        """The batches; what goes wrong is noted, for DuckDB would tell of it in its own words."""
+        try:
+            yield from self._batches()
+        except Exception as error:
+            self._ending.end(error)
+            raise
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        chunks = self._rows.chunks(self._scope.prefix)
+        while True:
+            self._ending.check()
+            with self._turn:
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield self._scope.of(self._rows.columns.batch(*chunk))
+
+
+def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | None:
+    """The rows that the scope has, in memory; None if they would take up too much, and are to be scanned."""
+    if scope.prefix:  # a part of them: not worth to be kept
+        return _part(rows, scope, ending)
+    with kept.turn(rows.name, ending):
+        found = kept.get(rows.name)
+        if found is None or found.state != rows.state:
+            moved = None if found is None else _moved(rows, found)
+            newer = found is not None and found.state.so == rows.state.so and found.state.batch > rows.state.batch
+            found = moved or _all(rows, ending)
+            if found is None:
+                return None
+            if not newer:  # somebody else's snapshot was of a later batch: theirs is kept
+                kept.put(rows.name, found)
+    return scope.of(found.table())
+
+
+def _part(rows: Rows, scope: Scope, ending: Ending) -> pa.Table | None:
+    batches, size = [], 0
+    for chunk in rows.chunks(scope.prefix):
+        ending.check()
+        batches.append(scope.of(rows.columns.batch(*chunk)))
+        size += batches[-1].nbytes
+        if size > limits.KEPT_RELATION_BYTES_MAX:
+            return None
+    return pa.Table.from_batches(batches, rows.columns.schema)
+
+
+def _all(rows: Rows, ending: Ending) -> KeptRows | None:
+    chunks: list[Chunk] = []
+    size, seen, in_order = 0, 0, True
+    for keys, values in rows.chunks():
+        ending.check()
+        chunks.append(Chunk.of(rows.columns, keys, values))
+        size, seen = size + chunks[-1].nbytes, seen + len(keys)
+        in_order = in_order and max(map(len, keys)) < SHORT_KEY_BYTES_MAX // 2
+        if size * max(rows.count(), seen) // seen > limits.KEPT_RELATION_BYTES_MAX:
+            return None
+    return KeptRows(rows.state, rows.columns.schema, tuple(chunks), in_order)
+
+
+def _moved(rows: Rows, found: KeptRows) -> KeptRows | None:
+    """What was kept, brought to the snapshot's batch; None if that is not possible, or no faster than to read all."""
+    if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
+        return None
+    most = max(_CHANGED_MIN, found.count // CHANGED_SHARE_MAX)
+    try:
+        changes = list(islice(rows.changes(found.state), most + 1))
+    except HistoryGone:
+        return None
+    if len(changes) > most or any(len(key) >= SHORT_KEY_BYTES_MAX // 2 for key, _ in changes):
+        return None
+    moved = found.moved(rows.state, rows.columns, changes)
+    return moved if moved.nbytes <= limits.KEPT_RELATION_BYTES_MAX else None

@@ -1,0 +1,106 @@
+"""The relations that a statement can name, and how they are called.
+
+    bill                                a view
+    bill__by_period_end__plan__type     its rollup by these columns, in the order in which they were declared
+    bill__total                         its rollup by nothing: one row, the total of all
+    archive.documents                   a table of the archive, which belongs to the view whose sink fills it
+
+Capital and small letters are the same, as everywhere in SQL. Where a view is called like a rollup of another one, the
+view counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.errors import AccessDenied, SqlInvalid
+from stateside.layout import Layout
+from stateside.serving.access.holder import Holder
+from stateside.serving.sql.sealed import Archive
+from stateside.serving.sql.statement import Path, Statement
+
+ARCHIVE = "archive"
+_NAMES_TOLD_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Something with rows: of a view itself, of its rollup `by` some columns, or of a `table` that it fills."""
+
+    name: str
+    view: str
+    by: tuple[str, ...] | None = None
+    table: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The name as a statement has it."""
+        return (self.name,) if self.table is None else (ARCHIVE, self.name)
+
+    def __str__(self) -> str:
+        return ".".join(self.path)
+
+
+def rollup_name(view: str, by: Sequence[str]) -> str:
+    """What a view's rollup by these columns is called."""
+    return f"{view}__by_{'__'.join(by)}" if by else f"{view}__total"
+
+
+class Relations:
+    """The relations of a folder, as they are now."""
+
+    def __init__(self, layout: Layout, archive: Archive) -> None:
+        self._layout, self._archive = layout, archive
+
+    def all(self) -> dict[Path, Relation]:
+        """All of them, by their names in small letters."""
+        found = {_folded(relation.path): relation for relation in self._sealed()}
+        found |= {_folded(relation.path): relation for relation in self._rollups()}
+        return found | {(view.name.lower(),): Relation(view.name, view.name) for view in self._layout.views()}
+
+    def named(self, statement: Statement, holder: Holder) -> list[Relation]:
+        """Those that a statement names, in order; SqlInvalid if there is no such one.
+
+        AccessDenied if its view is not in the holder's scope, unless the statement may mean something else by the name.
+        """
+        known, found = self.all(), list[Relation]()
+        for path in sorted(statement.relations):
+            relation, own = known.get(_folded(path)), len(path) == 1 and path[0].lower() in statement.ctes
+            if relation is None and not own:
+                raise _unknown(path, [each for each in known.values() if _reached(holder, each)])
+            if relation is not None and not own:
+                holder.rows_of(relation.view, holder.where)  # the columns are looked at when they are known
+            if relation is not None and _reached(holder, relation):
+                found.append(relation)
+        return found
+
+    def _rollups(self) -> Iterator[Relation]:
+        for view in self._layout.views():
+            for by in Catalogue.load(view.catalogue).rollups:
+                yield Relation(rollup_name(view.name, by), view.name, by=by)
+
+    def _sealed(self) -> Iterator[Relation]:
+        for table, view in self._archive.tables().items():
+            yield Relation(table, view, table=table)
+
+
+def _folded(path: Path) -> Path:
+    return tuple(part.lower() for part in path)
+
+
+def _reached(holder: Holder, relation: Relation) -> bool:
+    try:
+        holder.rows_of(relation.view, holder.where)
+    except AccessDenied:
+        return False
+    return True
+
+
+def _unknown(path: Path, known: Sequence[Relation]) -> SqlInvalid:
+    names = sorted(map(str, known))[:_NAMES_TOLD_MAX]
+    return SqlInvalid(
+        f"There is no relation {'.'.join(path)[:80]!r} here",
+        next_step=f"There are: {', '.join(names)}" if names else "There is none yet: ask again when a view has run",
+    )

@@ -1,0 +1,251 @@
+"""Results as JSON, CSV or an Arrow stream, batch by batch.
+
+    json     {"stamps": [stamp, …], "columns": [{"name": …, "type": …}, …], "rows": [[value, …], …]}
+    csv      RFC 4180, UTF-8, the first line has the columns' names; null is nothing, an empty text is ""
+    arrow    an Arrow IPC stream
+
+The last two are sent while the statement runs. If it fails after some rows, there is no status left to say so, and the
+server cannot break the connection off: so the result is *cut*, in a way that no reader takes for its end. An Arrow
+stream then ends inside of a message. CSV ends with a line that begins with a quote which is never closed: it says why.
+
+A row is a list, in the order of the columns: of two columns in SQL both may have the same name. Values in JSON are
+those of other answers (`reading.values`): decimals, times and intervals as texts, NaN and infinities too. Whole numbers
+of more than 64 bits are texts. CSV has the same texts, and what has parts as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import struct
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, Protocol
+
+import orjson
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.types as pt
+
+from stateside.checkpoint.types import Primitive
+from stateside.errors import SqlInvalid
+from stateside.serving.reading.values import renderer
+from stateside.serving.stamp import Stamp
+
+Format = Literal["json", "csv", "arrow"]
+FORMATS: Final[tuple[Format, ...]] = ("json", "csv", "arrow")
+
+_MESSAGE_HEAD: Final = struct.pack("<Ii", 0xFFFFFFFF, 1 << 20)  # Arrow's: a mark, and the size of what follows
+_WIDE: Final = ("HUGEINT", "UHUGEINT")  # Arrow has them as decimals
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 64) - 1  # what JSON's numbers are written from
+
+Render = Callable[[Any], Any]
+
+
+class Written(Protocol):
+    """Writes a result: its beginning, batches, and its end."""
+
+    kind: str  # of the content
+
+    def begin(self) -> bytes:
+        """What stands before the rows."""
+
+    def batch(self, rows: pa.RecordBatch) -> bytes:
+        """Some rows."""
+
+    def end(self) -> bytes:
+        """What stands behind them."""
+
+    def cut(self, why: str) -> bytes:
+        """What stands there instead, if not all rows came; one line that says why."""
+
+
+def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> Written:
+    """What writes a result with these columns, whose types DuckDB calls so, in a format."""
+    match format_:
+        case "json":
+            return JsonResult(schema, types, stamps)
+        case "csv":
+            return CsvResult(schema, types)
+        case "arrow":
+            return ArrowResult(schema)
+
+
+class JsonResult:
+    """A JSON document."""
+
+    kind = "application/json"
+
+    def __init__(self, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> None:
+        self._head = {
+            "stamps": [stamp.as_dict() for stamp in stamps],
+            "columns": [{"name": name, "type": type_} for name, type_ in zip(schema.names, types, strict=True)],
+        }
+        self._render = _renderers(schema, types)
+        self._first = True
+
+    def begin(self) -> bytes:
+        """The stamps and the columns."""
+        return orjson.dumps(self._head).removesuffix(b"}") + b',"rows":['
+
+    def batch(self, rows: pa.RecordBatch) -> bytes:
+        """Some rows."""
+        if not rows.num_rows:
+            return b""
+        columns = [_rendered(column, render) for column, render in zip(rows.columns, self._render, strict=True)]
+        comma, self._first = b"" if self._first else b",", False
+        return comma + orjson.dumps(list(zip(*columns, strict=True)))[1:-1]
+
+    def end(self) -> bytes:
+        """The end of the document."""
+        return b"]}"
+
+    def cut(self, why: str) -> bytes:
+        """Never sent: a document is only sent when all of it is there."""
+        raise AssertionError(f"a JSON document was sent before its end: {why}")
+
+
+class CsvResult:
+    """Lines of values with commas in between."""
+
+    kind = "text/csv; charset=utf-8; header=present"
+
+    def __init__(self, schema: pa.Schema, types: Sequence[str]) -> None:
+        self._render = _renderers(schema, types)
+        plain = zip(schema, self._render, strict=True)
+        fields = [pa.field(f.name, f.type if render is None else pa.string()) for f, render in plain]
+        self._schema = pa.schema(fields)
+
+    def begin(self) -> bytes:
+        """The names."""
+        sink = io.BytesIO()
+        with pacsv.CSVWriter(sink, self._schema, write_options=pacsv.WriteOptions(include_header=True)):
+            return sink.getvalue()
+
+    def batch(self, rows: pa.RecordBatch) -> bytes:
+        """Some lines."""
+        columns = [
+            column if render is None else pa.array(map(_text, _rendered(column, render)), pa.string())
+            for column, render in zip(rows.columns, self._render, strict=True)
+        ]
+        sink = io.BytesIO()
+        with pacsv.CSVWriter(sink, self._schema, write_options=pacsv.WriteOptions(include_header=False)) as lines:
+            lines.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return sink.getvalue()
+
+    def end(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def cut(self, why: str) -> bytes:
+        """A line that does not end."""
+        return b'"CUT: ' + why.replace('"', "'").encode()
+
+
+class ArrowResult:
+    """Arrow's own stream."""
+
+    kind = "application/vnd.apache.arrow.stream"
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = io.BytesIO()
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+
+    def begin(self) -> bytes:
+        """The schema."""
+        return self._taken()
+
+    def batch(self, rows: pa.RecordBatch) -> bytes:
+        """Some rows."""
+        self._stream.write_batch(rows)
+        return self._taken()
+
+    def end(self) -> bytes:
+        """The mark that says that all of it is there."""
+        self._stream.close()
+        return self._taken()
+
+    def cut(self, why: str) -> bytes:
+        """The head of a message that never comes."""
+        return _MESSAGE_HEAD
+
+    def _taken(self) -> bytes:
+        content = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return content
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _rendered(column: pa.Array, render: Render | None) -> list[Any]:
+    try:
+        values = column.to_pylist()
+    except (ValueError, OverflowError):
+        raise SqlInvalid(
+            "A time in the result is beyond the years 1 to 9999", next_step="Cast it to text: CAST(… AS VARCHAR)"
+        ) from None
+    return values if render is None else [None if value is None else render(value) for value in values]
+
+
+def _renderers(schema: pa.Schema, types: Sequence[str]) -> list[Render | None]:
+    return [_whole if type_ in _WIDE else _renderer(field.type) for field, type_ in zip(schema, types, strict=True)]
+
+
+def _whole(value: Any) -> int | str:
+    number = int(value)
+    return number if _LONG_MIN <= number <= _LONG_MAX else str(number)
+
+
+def _renderer(type_: pa.DataType) -> Render | None:
+    """For values that are there; None where they stay as they are."""
+    if pt.is_struct(type_):
+        fields = {field.name: _or_null(_renderer(field.type)) for field in type_}
+        return lambda value: {name: fields[name](part) for name, part in value.items()}
+    if pt.is_list(type_) or pt.is_large_list(type_) or pt.is_fixed_size_list(type_):
+        each = _or_null(_renderer(type_.value_type))
+        return lambda value: [each(part) for part in value]
+    if pt.is_map(type_):
+        return _map_renderer(type_)
+    if pt.is_timestamp(type_):
+        return _time
+    if pt.is_integer(type_) or pt.is_boolean(type_) or pt.is_string(type_) or pt.is_large_string(type_):
+        return None
+    return _scalar
+
+
+def _or_null(render: Render | None) -> Render:
+    return lambda value: None if value is None else value if render is None else render(value)
+
+
+def _map_renderer(type_: pa.DataType) -> Render:
+    one, other = _or_null(_renderer(type_.key_type)), _or_null(_renderer(type_.item_type))
+    if pt.is_string(type_.key_type):
+        return lambda pairs: {name: other(value) for name, value in pairs}
+    return lambda pairs: [{"key": one(key), "value": other(value)} for key, value in pairs]
+
+
+def _time(value: datetime) -> str:
+    return value.isoformat().replace("+00:00", "Z")
+
+
+_INTERVAL = renderer(Primitive("interval"))
+
+
+def _scalar(value: Any) -> Any:
+    """Any other value: by what Python has for it."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else renderer(Primitive("double"))(value)
+        case bytes():
+            return base64.urlsafe_b64encode(value).decode()
+        case timedelta():
+            return _INTERVAL((0, 0, value // timedelta(microseconds=1)))
+        case pa.MonthDayNano():
+            return _INTERVAL((value.months, value.days, value.nanoseconds // 1_000))
+        case bool() | int() | str():
+            return value
+    return value.isoformat() if hasattr(value, "isoformat") else f"{value}"

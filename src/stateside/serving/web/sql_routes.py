@@ -1,0 +1,68 @@
+"""The routes of SQL: what there is to ask, and asking it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from stateside.layout import Layout
+from stateside.serving.sql.listing import listed
+from stateside.serving.sql.question import SCHEMA, Question
+from stateside.serving.sql.runner import SqlRunner
+from stateside.serving.sql.sealed import GatedTable
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.route import FLOOR, Body, Route
+
+_RELATIONS = "what a statement can name: views, their rollups and tables of the archive, with their columns"
+_SQL = (
+    "the result of one SELECT, as JSON, CSV or an Arrow stream, over one snapshot of each view that it names; the"
+    " stamps stand in the body, or in the header Stateside-Stamps"
+)
+_ANSWER = {
+    "type": "object",
+    "required": ["stamps", "columns", "rows"],
+    "properties": {
+        "stamps": {"type": "array", "items": {"type": "object"}},
+        "columns": {"type": "array", "items": {"type": "object", "required": ["name", "type"]}},
+        "rows": {"type": "array", "items": {"type": "array"}},
+    },
+}
+_LISTING = {
+    "type": "object",
+    "required": ["relations"],
+    "properties": {"relations": {"type": "array", "items": {"type": "object", "required": ["name", "view", "kind"]}}},
+}
+
+
+class SqlRoutes:
+    """The handlers, and what runs their statements."""
+
+    def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
+        self._runner = SqlRunner(layout, gated)
+
+    async def relations(self, request: Request) -> Response:
+        """The relations that this holder reaches."""
+        found = await self._runner.in_thread(listed, self._runner.folder, request.views, request.holder)
+        return Response({"relations": found})
+
+    async def run(self, request: Request) -> Response:
+        """The result of a statement."""
+        question = Question.parse(request.document())
+        running = await self._runner.run(question, request.views, request.holder, request.floor(), request.left)
+        stamps = json.dumps([stamp.as_dict() for stamp in running.stamps])
+        return Response(
+            {},
+            running.stamps,
+            stream=Stream(running.kind, running, running.cut),
+            headers=[("stateside-stamps", stamps)],
+        )
+
+
+def sql_routes(layout: Layout, gated: Sequence[GatedTable] = ()) -> list[Route]:
+    """The routes over a folder; `gated` are the tables that its application knows the gates of."""
+    routes = SqlRoutes(layout, gated)
+    return [
+        Route("/v1/sql", routes.relations, _RELATIONS, "sql", answer=_LISTING),
+        Route("/v1/sql", routes.run, _SQL, "sql", FLOOR, method="POST", body=Body(SCHEMA), answer=_ANSWER),
+    ]
