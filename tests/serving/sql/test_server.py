@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,6 +167,20 @@ def test_the_server_s_own_surroundings_are_in_no_answer(url: str) -> None:
         found = ask(url, text).text
         assert os.environ.get("HOME", "/root") not in found
         assert "site-packages" not in found
+
+
+def test_what_the_docs_show_is_answered(url: str) -> None:
+    docs = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    (shown,) = re.findall(r"<!-- test: sql -->\n```\n(.*?)```", docs, re.DOTALL)
+    answers = []
+    for line in shown.strip().splitlines():
+        _, _, address, *body = shlex.split(line)
+        address = address.replace("localhost:8000", url)
+        answers.append(httpx.post(address, content=body[1]) if body else httpx.get(address))
+    totals, emma, relations = answers
+    assert sorted(totals.json()["rows"]) == [["de", 164], ["fr", 7]]
+    assert emma.text.splitlines()[1:] == ['"emma","de",2,104,6']
+    assert relations.json()["relations"][0]["name"] == "spending"
 
 
 def test_no_statement_sees_half_a_batch(url: str, job: Job) -> None:
