@@ -7,6 +7,7 @@ row of its own, all of which change in every batch: a thousand different events.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import resource
@@ -39,17 +40,19 @@ def run(folder: Path) -> Iterator[Figure]:
         layout = Layout(folder / name.replace(" ", "-"))
         spark = PlayedSpark(layout.view("bench"), rollups=((),))
         spark.commit(spark.changelogs(np.arange(WATCHERS)))
-        with _server(layout) as port:
-            delays_ms = asyncio.run(_told(spark, port, f"/v1/views/bench/changes?{address}"))
+        with _server(layout) as (port, child):
+            delays_ms, busy_ms = asyncio.run(_told(spark, port, child, f"/v1/views/bench/changes?{address}"))
         told = f"{WATCHERS:,} watchers of {name} told after the commit"
         for label, share in (("p50", 50), ("p99", 99)):
             yield Figure(f"{told}, {label}", "ms", statistics.quantiles(delays_ms, n=100)[share - 1])
+        yield Figure(f"{told}, the server's processor time a batch", "ms", busy_ms)
 
 
-async def _told(spark: PlayedSpark, port: int, address: str) -> list[float]:
-    """The milliseconds from each commit to each watcher's receipt."""
+async def _told(spark: PlayedSpark, port: int, child: Child, address: str) -> tuple[list[float], float]:
+    """The milliseconds from each commit to each watcher's receipt, and those that the server computed a batch."""
     chance, watchers = random.Random(1), await _watchers(port, address)
     delays_ms: list[float] = []
+    began_s = _busy_s(child.pid)
     for number in range(1, BATCHES + 1):
         changelogs = spark.changelogs(np.arange(WATCHERS), number)
         await asyncio.sleep(chance.random() * GAP_S_MAX)
@@ -57,9 +60,10 @@ async def _told(spark: PlayedSpark, port: int, address: str) -> list[float]:
         committed_s = time.perf_counter()
         await asyncio.wait_for(asyncio.gather(*(each.told(number) for each in watchers)), WAIT_S_MAX)
         delays_ms += [1_000 * (each.told_s - committed_s) for each in watchers]
+    busy_ms = 1_000 * (_busy_s(child.pid) - began_s) / BATCHES
     for each in watchers:
         each.close()
-    return delays_ms
+    return delays_ms, busy_ms
 
 
 class _Watcher(asyncio.Protocol):
@@ -110,13 +114,13 @@ async def _watchers(port: int, address: str) -> list[_Watcher]:
 
 
 @contextmanager
-def _server(layout: Layout) -> Iterator[int]:
+def _server(layout: Layout) -> Iterator[tuple[int, Child]]:
     port = free_port()
     command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", str(port)]
     child = Child(command, layout.root / "server.log")
     try:
         _wait(f"http://127.0.0.1:{port}/v1/views/bench/rows/1", child)
-        yield port
+        yield port, child
     finally:
         child.stop()
 
@@ -131,6 +135,16 @@ def _wait(url: str, child: Child) -> None:
             pass
         time.sleep(0.05)
     raise TimeoutError(f"no server answered: {child.tail()}")
+
+
+def _busy_s(pid: int) -> float:
+    """The processor's time that a process and its children have had; none where the kernel does not tell."""
+    process = Path("/proc") / str(pid)
+    if not process.exists():
+        return 0.0
+    user, system = (process / "stat").read_text().rpartition(") ")[2].split()[11:13]
+    children = (process / "task" / str(pid) / "children").read_text().split()
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") + sum(_busy_s(int(child)) for child in children)
 
 
 def _allow_connections() -> None:

@@ -15,18 +15,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stateside.errors import ArchiveInvalid
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
 
 SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
 KEPT_BYTES_MAX = 64 << 20  # up to so much of them there

@@ -96,6 +96,18 @@ def arrow_type(type_: SparkType) -> pa.DataType:
     return pa.duration("us")
 
 
+def array_of(
+    type_: pa.DataType, there: Numbers, *buffers: Numbers, parts: Sequence[pa.Array] | None = None
+) -> pa.Array:
+    """The array of these buffers, or of a struct of its parts, with nulls where `there` says so.
+
+    `pa.array` would do, but the first call of it imports pandas, which takes a second.
+    """
+    nulls = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    filled = [nulls, *(pa.py_buffer(np.ascontiguousarray(buffer)) for buffer in buffers)]
+    return pa.Array.from_buffers(type_, len(there), filled, children=parts)
+
+
 def _in_months(name: str) -> bool:
     return name in ("interval year", "interval month", "interval year to month")
 
@@ -138,8 +150,7 @@ class _Cells:
 
     def array(self, type_: pa.DataType, *buffers: Numbers) -> pa.Array:
         """The array of these buffers, with nulls where there are no values."""
-        nulls = None if self._all else pa.py_buffer(np.packbits(self.there, bitorder="little"))
-        return pa.Array.from_buffers(type_, len(self), [nulls, *map(pa.py_buffer, buffers)])
+        return array_of(type_, self.there, *buffers)
 
 
 def _column(cells: _Cells, type_: SparkType) -> pa.Array:
@@ -154,8 +165,7 @@ def _column(cells: _Cells, type_: SparkType) -> pa.Array:
             low = cells.numbers("<i8")
             return cells.array(arrow_type(type_), np.stack([low, low >> 63], axis=1))
         case Struct(_, types) if types:
-            columns, fields = _columns(cells.elsewhere(), types), list(arrow_type(type_))
-            return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~cells.there))
+            return array_of(arrow_type(type_), cells.there, parts=_columns(cells.elsewhere(), types))
         case Primitive(name) if name.startswith("interval "):
             return cells.array(arrow_type(type_), cells.numbers("<i4" if _in_months(name) else "<i8"))
     return _one_by_one(cells, type_)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateside.checkpoint.arrow_rows import arrow_type
+from stateside.checkpoint.arrow_rows import array_of, arrow_type
 from stateside.checkpoint.slices import Numbers, Places, Slices, numbers_at
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct
 from stateside.replica.keys import KeyCodec
@@ -90,7 +90,7 @@ class _Content:
                 size, buffer = 8, self._longs(begins).astype(_INTEGERS[name])
             case _:
                 raise AssertionError(f"no key has a part of type {type_}")
-        return _array(arrow_type(type_), has, buffer), begins + size * has
+        return array_of(arrow_type(type_), has, buffer), begins + size * has
 
     def _longs(self, begins: Places) -> npt.NDArray[np.int64]:
         return (numbers_at(self.content, begins, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
@@ -108,7 +108,7 @@ class _Content:
         for part in type_.types:
             array, at = self.part(part, at, has)
             arrays.append(array)
-        return pa.StructArray.from_arrays(arrays, fields=list(arrow_type(type_)), mask=pa.array(~has)), at
+        return array_of(arrow_type(type_), has, parts=arrays), at
 
     def _texts(self, type_: SparkType, begins: Places, has: Mask) -> tuple[pa.Array, Places]:
         ends = np.where(has, self.zeros[np.searchsorted(self.zeros, begins)], begins)
@@ -119,14 +119,9 @@ class _Content:
         stops = np.cumsum(sizes)
         places = np.repeat(begins - (stops - sizes), sizes) + np.arange(int(sizes.sum()))
         offsets = np.concatenate([[0], stops]).astype(np.int32)
-        return _array(arrow_type(type_), has, offsets, self.octets[places]), behind
+        return array_of(arrow_type(type_), has, offsets, self.octets[places]), behind
 
     def _unescaped(self, begins: Places, ends: Places, has: Mask) -> list[bytes | None]:
         parts = zip(begins.tolist(), ends.tolist(), has.tolist(), strict=True)
         raw = (self.content[begin:end] if there else None for begin, end, there in parts)
         return [None if one is None else one.replace(b"\1\1", b"\0").replace(b"\1\2", b"\1") for one in raw]
-
-
-def _array(type_: pa.DataType, has: Mask, *buffers: Numbers) -> pa.Array:
-    nulls = None if has.all() else pa.py_buffer(np.packbits(has, bitorder="little"))
-    return pa.Array.from_buffers(type_, len(has), [nulls, *(pa.py_buffer(np.ascontiguousarray(b)) for b in buffers)])

@@ -43,7 +43,7 @@ class Asked:
         """What the answer must say, by key."""
         found: dict[tuple[Any, ...], int] = {}
         for (account, kind), value in state.items():
-            row = {"account": account, "kind": kind}
+            row = {"account": account, "kind": kind, "sum": value}
             coarser = tuple(row[name] for name in self.columns)
             if self._has(row):
                 found[coarser] = found.get(coarser, 0) + value
@@ -57,6 +57,7 @@ class Asked:
 
 PERIOD = "2026-02-02T02:40:00Z"
 OF_A_KIND = Holder("caller", frozenset({"read"}), where={"kind": "call"})
+OF_THREES = Holder("of threes", frozenset({"read"}), where={"sum": "3"})  # by a column that is not in the key
 OF_AN_ACCOUNT = Holder("one", frozenset({"read"}), where={"account": "1"})
 QUESTIONS = [
     Asked(),
@@ -67,6 +68,7 @@ QUESTIONS = [
     Asked(rollup=()),
     Asked(holder=OF_A_KIND),
     Asked(holder=OF_AN_ACCOUNT),
+    Asked(holder=OF_THREES),
     Asked(rollup=("account",), holder=OF_AN_ACCOUNT),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import sys
@@ -20,6 +21,7 @@ import pytest
 from benchmarks.played_spark import PlayedSpark, compressed, key_rows
 from stateside.layout import Layout
 from stateside.processes import Child, free_port
+from stateside.serving.clients import Client as Asking
 from tests.serving.changes.watched import ROLLUPS, VIEW, Follower, Told
 from tests.serving.conftest import wait_until_it_answers
 
@@ -171,6 +173,16 @@ def test_watchers_of_a_view_a_key_and_rollups_are_told_each_batch(server: Server
     server.put([1], 0)
 
 
+def test_what_the_docs_show_is_told_so(server: Server) -> None:
+    shown = re.search(r"curl -N '(http.*?)'", (Path(__file__).parents[3] / "docs" / "serving.md").read_text())
+    assert shown
+    path = shown[1].partition(":8471")[2]
+    with httpx.stream("GET", f"http://127.0.0.1:{server.port}{path}", timeout=30) as answer:
+        told = next(_events(answer))
+    assert (told.kind, told.data["last"], set(told.data)) == ("snapshot", True, {"stamp", "rows", "last"})
+    assert re.fullmatch(rf"{server.spark.batch}-[0-9a-f]{{8}}", told.id or "")
+
+
 def test_a_watcher_goes_on_without_gap_or_repeat_when_the_server_is_started_again(server: Server) -> None:
     client = Client(server.url, [("key", "7")])
     client.connect()
@@ -188,6 +200,19 @@ def test_a_watcher_goes_on_without_gap_or_repeat_when_the_server_is_started_agai
     kinds = [(told.kind, [row["sum"] for row in told.data.get("changed", [])]) for told in client.follower.told]
     assert kinds[1:] == [("changes", [8]), ("end", []), ("changes", [9]), ("changes", [10])]
     client.leave()
+
+
+def test_our_own_client_watches_over_a_restart(server: Server) -> None:
+    with Asking(f"http://127.0.0.1:{server.port}") as client:
+        watched = client.watch(VIEW, "11")
+        assert [row["sum"] for row in next(watched).rows] == [11]
+        server.put([11], 1)
+        assert [row["sum"] for row in next(watched).rows] == [12]
+        server.stop()
+        server.put([11], 2)
+        server.start()
+        change = next(watched)
+        assert (change.kind, [row["sum"] for row in change.rows]) == ("changes", [13])
 
 
 def test_the_same_by_long_poll(server: Server) -> None:

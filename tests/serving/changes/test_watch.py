@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied, HistoryGone, KeyInvalid, RequestInvalid
+from stateside.errors import AccessDenied, HistoryGone, KeyInvalid, Misdirected, RequestInvalid
 from stateside.replica.history import Keep
 from stateside.serving.access.holder import Holder
 from stateside.serving.changes import feed, pages
@@ -18,6 +19,7 @@ from stateside.serving.reading.floor import Floor
 from tests.serving.changes.room import (
     OF_A_KIND,
     OF_AN_ACCOUNT,
+    OF_THREES,
     PERIOD,
     QUESTIONS,
     ROWS_KEY,
@@ -26,7 +28,7 @@ from tests.serving.changes.room import (
     Room,
     in_a_room,
 )
-from tests.serving.changes.watched import Follower, Key, Mover, events, parsed
+from tests.serving.changes.watched import VIEW, Follower, Key, Mover, events, parsed
 from tests.sizes import sized
 
 accounts = st.tuples(st.integers(0, 2), st.sampled_from(["call", "data"]))
@@ -60,8 +62,9 @@ def test_a_watcher_that_drops_and_comes_back_at_any_moment_has_the_state_of_ever
                     clients[number].connect()
             await asyncio.to_thread(room.apply, changes)
             await asyncio.sleep(0.01 if pause else 0)
-        everything = {(account, kind): 99 for account in range(3) for kind in ("call", "data")}
-        await asyncio.to_thread(room.apply, everything)
+        for value in (98, 3):  # the last batch is one that everybody is told of
+            everything = {(account, kind): value for account in range(3) for kind in ("call", "data")}
+            await asyncio.to_thread(room.apply, everything)
         for client in clients:
             if not client.there:
                 client.connect()
@@ -333,13 +336,31 @@ def test_another_s_key_and_a_rollup_over_others_are_refused(mover: Mover) -> Non
     in_a_room(mover, run)
 
 
+def test_a_key_of_another_share_is_refused_with_its_place_and_rollups_are_the_share_s(mover: Mover) -> None:
+    async def run(room: Room) -> None:
+        reader = room.views.get(VIEW)
+        stamp = replace(await reader.stamp(), share="1/2")
+
+        def held(asked: Asked) -> bool:
+            try:
+                room.watch(asked).question.check_held(reader.shape, stamp)
+            except Misdirected:
+                return False
+            return True
+
+        assert {held(Asked((f"{number}",))) for number in range(20)} == {True, False}
+        assert held(Asked())
+        assert held(Asked(("call",), rollup=("kind",)))
+
+    in_a_room(mover, run)
+
+
 def test_a_row_that_becomes_somebody_else_s_is_told_as_removed(mover: Mover) -> None:
     """By a column that is not in the key: `sum` here."""
 
     async def run(room: Room) -> None:
         room.apply({(1, "call"): 3, (1, "data"): 4, (2, "call"): 5})
-        holder = Holder("of threes", frozenset({"read"}), where={"sum": "3"})
-        client = Client(room, Asked(holder=holder))
+        client = Client(room, Asked(holder=OF_THREES))
         client.connect()
         await client.told_up_to(1)
         room.apply({(1, "call"): 9, (1, "data"): 3, (2, "call"): 6})

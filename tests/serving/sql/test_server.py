@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,9 @@ import pyarrow as pa
 import pytest
 
 from stateside.layout import Layout
+from tests.replica.spark_job import Job
 from tests.serving.conftest import serving
+from tests.sizes import sized
 
 from .asking import shop
 
@@ -23,9 +27,18 @@ ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) WHERE hash(range) = 1"
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    layout = Layout(tmp_path_factory.mktemp("shop"))
-    shop(layout)
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    return Layout(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def job(layout: Layout) -> Job:
+    """What the server follows."""
+    return shop(layout)
+
+
+@pytest.fixture(scope="module")
+def url(job: Job, layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from serving(layout, tmp_path_factory.mktemp("logs") / "server.log", "/v1/views/spending/rows/emma")
 
 
@@ -151,3 +164,31 @@ def test_the_server_s_own_surroundings_are_in_no_answer(url: str) -> None:
         found = ask(url, text).text
         assert os.environ.get("HOME", "/root") not in found
         assert "site-packages" not in found
+
+
+def test_no_statement_sees_half_a_batch(url: str, job: Job) -> None:
+    """The last one, because it moves the view: while batches come, the rows always add up to the rollups."""
+    batches, ends = sized(30, 200), threading.Event()
+
+    def run() -> None:
+        rng = random.Random(7)
+        for number in range(batches):
+            keys = [(f"c{rng.randrange(50)}", rng.choice(["de", "fr"])) for _ in range(20)]
+            job.run({key: rng.choice([None, (1, number), (2, rng.randrange(1_000))]) for key in dict.fromkeys(keys)})
+            time.sleep(0.05)
+        ends.set()
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    text = """
+        SELECT sum(s.total), sum(s.price), count(*), any_value(t.total), any_value(t.price),
+            (SELECT sum(total) FROM spending__by_country), (SELECT count(*) FROM spending__by_country__customer)
+        FROM spending s, spending__total t"""
+    seen = set()
+    while not (ends.is_set() and job.batch - 1 in seen):
+        document = ask(url, text).json()
+        (((total, price, count, *rolled_up),), (stamp,)) = document["rows"], document["stamps"]
+        assert rolled_up == [total, price, total, count]
+        seen.add(stamp["batch"])
+    writer.join()
+    assert len(seen) > 3

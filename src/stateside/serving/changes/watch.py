@@ -39,7 +39,7 @@ class Watch:
     """What one question's watcher is told by a feed."""
 
     def __init__(self, feed: Feed, question: Question) -> None:
-        self._feed, self._question = feed, question
+        self._feed, self.question = feed, question
         self._pages = Pages(feed.reader, question)
 
     async def begin(self, last: EventId | None, floor: Floor) -> Begun:
@@ -87,7 +87,7 @@ class Watch:
                 yield page.event()
                 stand = page.batch
         assert stand is not None, "a watcher begins with rows, or has a batch"
-        watcher = Watcher(self._question, stand)
+        watcher = Watcher(self.question, stand)
         try:
             while True:
                 if self._feed.join(watcher):
@@ -182,7 +182,7 @@ class Watch:
 
     async def _moved(self, stand: AppliedBatch, deadline_s: float) -> bool:
         """Wait until something of the question changed, or may have; False if the time is over, or the feed ends."""
-        watcher = Watcher(self._question, stand)
+        watcher = Watcher(self.question, stand)
         try:
             if not self._feed.join(watcher):
                 return True

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stateside.checkpoint.arrow_rows import array_of
 from stateside.serving.sql.columns import Columns
 
 ROWS_MAX = 50_000  # decoded at once; a chunk that grows to twice as many is divided
@@ -72,7 +73,7 @@ class Chunk:
         new = columns.batch([key for key, _ in there], [row for _, row in there])
         order, keys = self._order(changes)
         both = pa.concat_batches([self.rows, new])
-        rows = both.take(pa.array(order))
+        rows = both.take(array_of(pa.int64(), np.ones(len(order), np.bool_), order))
         yield from Chunk(keys, rows).divided()
 
     def divided(self) -> Iterator[Chunk]:

@@ -35,7 +35,7 @@ from stateside.serving.sql.columns import RollupColumns, ViewColumns
 from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.engine import open_engine, told
 from stateside.serving.sql.kept import Kept, State
-from stateside.serving.sql.live import Rows, Scan, read
+from stateside.serving.sql.live import Rows, Scan, Whole, read
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
 from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
@@ -132,13 +132,13 @@ class Execution:
         sealed = {relation.table is not None for relation in self._relations if relation.view == view}
         return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
 
-    def _live(self, relation: Relation, view: Held) -> pa.Table | Scan:
+    def _live(self, relation: Relation, view: Held) -> Whole | Scan:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
         check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
         table = read(rows, scope, self._folder.kept, self.ending)
-        return Scan(rows, scope, self.ending, self._turn) if table is None else table
+        return Scan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
     def _sealed(self, table: str, view: Held) -> Any:
         columns = self._folder.archive.schema(table, view.stamp.view).names

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.checkpoint.arrow_rows import arrow_type, plain
+from stateside.checkpoint.arrow_rows import array_of, arrow_type, plain
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import KnownSteps
 from stateside.checkpoint.finalise import Finaliser
 from stateside.checkpoint.types import Decimal, Primitive, SparkType
+
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _MONTHS = ("interval year", "interval month", "interval year to month")
 _INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
@@ -36,9 +41,8 @@ def shown(type_: SparkType, column: pa.Array) -> pa.Array:
     if not _in_months(type_):
         return column if column.type == arrow_type(type_) else column.cast(arrow_type(type_))
     parts = np.zeros(len(column), _INTERVAL)
-    parts["months"] = column.fill_null(0).to_numpy(zero_copy_only=False)
-    nulls = pa.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
-    return pa.Array.from_buffers(pa.month_day_nano_interval(), len(column), [nulls, pa.py_buffer(parts)])
+    parts["months"] = _numbers(column)
+    return array_of(pa.month_day_nano_interval(), _there(column), parts)
 
 
 def values_array(type_: SparkType, values: Sequence[object]) -> pa.Array:
@@ -63,18 +67,16 @@ def _at_once(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array | None:
         case "average" if not buffers[0].null_count and not buffers[1].null_count:
             totals, counts = (buffer.to_numpy(zero_copy_only=False) for buffer in buffers)
             with np.errstate(all="ignore"):  # where nothing was counted there is no average
-                return pa.array(totals / counts, pa.float64(), mask=counts == 0)
+                return array_of(pa.float64(), counts != 0, totals / counts)
     return None
 
 
 def _unscaled(each: Finaliser, sums: pa.Array) -> pa.Array | None:
     assert isinstance(each.type, Decimal)
-    low, largest = sums.fill_null(0).to_numpy(zero_copy_only=False), 10**each.type.precision
+    low, largest = _numbers(sums), 10**each.type.precision
     if len(low) and (int(low.max()) >= largest or int(low.min()) <= -largest):
         return None
-    nulls = pa.py_buffer(np.packbits(sums.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
-    parts = pa.py_buffer(np.stack([low, low >> 63], axis=1))
-    return pa.Array.from_buffers(arrow_type(each.type), len(sums), [nulls, parts])
+    return array_of(arrow_type(each.type), _there(sums), np.stack([low, low >> 63], axis=1))
 
 
 def _one_by_one(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
@@ -95,28 +97,40 @@ class ComputedArrays:
         """The computed columns of rows with these keys and these other columns."""
         if not self._of:
             return []
-        by = pa.table([key[place] for place in self._by], [str(place) for place in self._by])
-        kinds = by.group_by(by.column_names, use_threads=False).aggregate([]).to_pylist()
+        by = [key[place].dictionary_encode() for place in self._by]
+        kinds, some = _kinds([_numbers(each.indices, -1) for each in by])
         numbers = [columns[place] for place in self._of]
-        longs = [each.fill_null(0).to_numpy(zero_copy_only=False) for each in numbers]
+        longs, there = [_numbers(each) for each in numbers], [_there(each) for each in numbers]
         found = [np.zeros(len(each), np.int64) for each in longs]
-        known = np.zeros(by.num_rows, np.bool_)
-        for kind in kinds:
-            if None in kind.values():
-                continue
-            steps, which = self._steps.of(tuple(kind.values())), _rows_of(by, kind)
-            known |= which
-            for values, quantities, column in zip(found, longs, numbers, strict=True):
-                these = which & column.is_valid().to_numpy(zero_copy_only=False)
-                values[these] = steps.values(quantities[these])
-        pairs = zip(found, numbers, strict=True)
-        return [pa.array(v, pa.int64(), mask=~known | c.is_null().to_numpy(zero_copy_only=False)) for v, c in pairs]
+        for kind, row in some:
+            texts: list[Any] = [
+                each.dictionary[each.indices[row].as_py()].as_py() if each[row].is_valid else None for each in by
+            ]
+            which = kinds == kind
+            steps = None if None in texts else self._steps.of(tuple(texts))
+            for values, quantities, has in zip(found, longs, there, strict=True):
+                has &= ~which if steps is None else True
+                if steps is not None:
+                    values[which & has] = steps.values(quantities[which & has])
+        return [array_of(pa.int64(), has, values) for has, values in zip(there, found, strict=True)]
 
 
-def _rows_of(by: pa.Table, kind: dict[str, str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which rows have these texts."""
-    which = np.ones(by.num_rows, np.bool_)
-    for name, text in kind.items():
-        equal = pc.fill_null(pc.equal(by[name], text), False)
-        which &= equal.combine_chunks().to_numpy(zero_copy_only=False)
-    return which
+def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
+    """A number for each row, the same for rows with the same codes; and each of these numbers with one of its rows."""
+    kinds = np.zeros(len(codes[0]), np.int64)
+    for each in codes:
+        kinds = kinds * (int(each.max(initial=0)) + 2) + each + 1
+    found, rows = np.unique(kinds, return_index=True)
+    return kinds, list(zip(found.tolist(), rows.tolist(), strict=True))
+
+
+def _numbers(column: pa.Array, instead: int = 0) -> Longs:
+    """A column's whole numbers, with another one in place of nulls."""
+    filled = column.fill_null(instead) if column.null_count else column
+    numbers: Longs = filled.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _there(column: pa.Array) -> Mask:
+    """Which of its values are not null."""
+    return np.array(column.is_valid().to_numpy(zero_copy_only=False))

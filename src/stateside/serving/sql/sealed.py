@@ -15,10 +15,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 
 from stateside.archive.followed import FollowedTable
 from stateside.archive.table import BATCH_COLUMN
@@ -26,6 +26,9 @@ from stateside.errors import NotFreshEnough
 from stateside.layout import Layout
 from stateside.serving.sql.scope import condition
 from stateside.serving.stamp import Stamp
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
 
 Gate = Callable[[Stamp], pc.Expression]
 
