@@ -63,9 +63,9 @@ class Cluster:
         self.written.batch(rows)
         return batch
 
-    def start(self, name: str, share: str | None = None) -> str:
+    def start(self, name: str, share: str | None = None, *more: str) -> str:
         """Start a server, of a share or of all keys, and wait until it answers and is announced; its address."""
-        self.begin(name, share)
+        self.begin(name, share, *more)
         return self.wait_for(name)
 
     def start_all(self, **shares: str | None) -> list[str]:
@@ -74,12 +74,12 @@ class Cluster:
             self.begin(name, share)
         return [self.wait_for(name) for name in shares]
 
-    def begin(self, name: str, share: str | None = None, announced: Path | None = None) -> None:
-        """Start a server, and do not wait for it."""
+    def begin(self, name: str, share: str | None = None, *more: str, announced: Path | None = None) -> None:
+        """Start a server, with more options if there are any, and do not wait for it."""
         port = free_port()
         command = [sys.executable, "-m", "stateside", "serve", str(self.folder / "orders"), "--port", str(port)]
         command += ["--declare", str(self.folder / "views.toml"), "--dir", str(self.folder / f"replicas-{name}")]
-        command += ["--announce", str(announced or self.announced), "--name", name]
+        command += ["--announce", str(announced or self.announced), "--name", name, *more]
         child = Child([*command, "--share", share] if share else command, self.folder / f"{name}.log")
         self.servers[name] = child, f"http://127.0.0.1:{port}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -66,6 +67,8 @@ def test_rows_stand_in_the_order_of_their_keys_whatever_these_look_like_in_an_an
 @given(st.sampled_from(KEYABLE).flatmap(lambda t: st.tuples(st.just(t), st.none() | fitting(t))))
 def test_a_value_is_read_back_as_it_was(given_: tuple[str, Any]) -> None:
     type_, value = given_
+    if isinstance(value, float) and math.isnan(value):
+        value = math.nan  # Spark stores all of them as this one
     codec = KeyCodec([type_])
     assert codec.encode([value_of("k", parse_type(type_), shown(type_, value))]) == codec.encode([value])
 
