@@ -30,7 +30,7 @@ from stateside.serving.reading.views import Answer, ViewReader
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import File, Response, stamped
-from stateside.serving.web.route import FLOOR, Parameter, Route, whole
+from stateside.serving.web.route import FLOOR, JSON, Parameter, Route, whole
 from stateside.storage import Storage
 
 PAGE_MAX: Final = 1_000
@@ -51,13 +51,21 @@ def routes(layout: Layout) -> list[Route]:
     """Billing's routes for a folder; what they have read of it they keep."""
     api = Api(layout)
     bill = "every period of a customer with its state: draft, sealed, corrected"
+    document = "one invoice or note; NUMBER.pdf is for people"
     behind = "the very events behind one period's balance, adding up to it"
     letters = "events that break a rule: counted by reason, and a page of them"
     return [
         Route("/v1/customers/{customer}/bill", api.bill, bill, "customer", FLOOR),
         Route("/v1/customers/{customer}/bill/explain", api.explain, behind, "customer", (*_PERIOD, *_PAGE, *FLOOR)),
         Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
-        Route("/v1/invoices/{number}", api.invoice, "one invoice or note; NUMBER.pdf is for people", "own", FLOOR),
+        Route(
+            "/v1/invoices/{number}",
+            api.invoice,
+            "one invoice or note; NUMBER.pdf is for people",
+            "own",
+            FLOOR,
+            kinds=(JSON, "application/pdf"),
+        ),
         Route("/v1/periods/{period}/totals", api.totals, "all customers' totals: live and sealed", parameters=FLOOR),
         Route("/v1/dead-letters", api.dead_letters, letters, parameters=(_REASON, *_PAGE, *FLOOR)),
         Route("/v1/dead-letters/{offset}", api.dead_letter, "one of them", parameters=FLOOR),

@@ -177,6 +177,9 @@ class ArrowResult:
         return content
 
 
+KINDS: Final = (JsonResult.kind, CsvResult.kind, ArrowResult.kind)
+
+
 def _text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
 

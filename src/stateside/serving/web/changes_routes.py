@@ -12,7 +12,7 @@ from stateside.serving.changes.watch import Watch
 from stateside.serving.web.asked import Asked
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream, stamped
-from stateside.serving.web.route import FLOOR, KEY, Parameter, Route
+from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route
 
 _NO_BUFFERS = ("x-accel-buffering", "no")  # proxies are to hand events on as they come
 _TEXT = (
@@ -55,7 +55,11 @@ def changes_routes(feeds: Feeds) -> list[Route]:
         return Response({}, stream=Stream(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
 
     pattern = "/v1/views/{view}/changes"
-    return [Route(pattern, changes, _TEXT, "read", parameters=_PARAMETERS, answer=_ANSWER)]
+    return [
+        Route(
+            pattern, changes, _TEXT, "read", parameters=_PARAMETERS, answer=_ANSWER, kinds=("text/event-stream", JSON)
+        )
+    ]
 
 
 def _cut(why: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stateside.errors import NotFreshEnough
 from stateside.serving.health.condition import conditions
 from stateside.serving.health.metrics import KIND, Metrics
 from stateside.serving.web.request import Request
@@ -26,7 +27,7 @@ def health_routes(metrics: Metrics) -> list[Route]:
     return [
         Route("/healthz", _alive, _ALIVE, "anyone"),
         Route("/readyz", _ready, _READY, "anyone"),
-        Route("/metrics", measured, _METRICS),
+        Route("/metrics", measured, _METRICS, kinds=(KIND,)),
     ]
 
 
@@ -38,7 +39,8 @@ async def _ready(request: Request) -> Response:
     """Anyone may ask: so there is nothing here of paths and causes, which the log and /metrics tell."""
     found = await conditions(request.views)
     waiting = [each.view for each in found if each.batch is None]
-    reason = f"Not answered yet: {', '.join(waiting)}" if waiting else None if found else "There is no view here yet"
+    if waiting or not found:
+        why = f"Not answered yet: {', '.join(waiting)}" if waiting else "There is no view here yet"
+        raise NotFreshEnough(why, next_step="Ask again in a moment; the server's log says more")
     views = [{"view": each.view, "batch": each.batch, "age_ms": each.age_ms, "job": each.job} for each in found]
-    document = {"status": "not ready" if reason else "ready", "reason": reason, "views": views}
-    return Response(document, status=503 if reason else 200)
+    return Response({"status": "ready", "views": views})

@@ -14,7 +14,7 @@ from typing import Any
 from stateside.errors import InputError, OperatingError, StatesideError
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
-from stateside.serving.web.route import Parameter, Route
+from stateside.serving.web.route import JSON, Parameter, Route
 
 ADDRESS = "/v1/openapi.json"
 
@@ -89,7 +89,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.text,
         "parameters": [*_in_path(route), *map(_in_query, route.parameters)],
         "responses": {
-            "200": {"description": "the answer", "content": {"application/json": {"schema": dict(route.answer)}}},
+            "200": {"description": "the answer", "content": {kind: _content(route, kind) for kind in route.kinds}},
             "default": {
                 "description": _codes(),
                 "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
@@ -103,6 +103,10 @@ def _operation(route: Route) -> dict[str, Any]:
             "content": {route.body.kind: {"schema": dict(route.body.schema)}},
         }
     return operation
+
+
+def _content(route: Route, kind: str) -> dict[str, Any]:
+    return {"schema": dict(route.answer) if kind == JSON else {"type": "string"}}
 
 
 def _operation_id(route: Route) -> str:

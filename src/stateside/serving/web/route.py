@@ -19,6 +19,7 @@ Reach = Role | Literal["customer", "own", "anyone"]
 Schema = Mapping[str, Any]  # JSON Schema, as OpenAPI 3.1 has it
 
 BODY_BYTES_MAX = 1 << 20
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Body:
 
     schema: Schema = field(compare=False)
     bytes_max: int = BODY_BYTES_MAX
-    kind: str = "application/json"
+    kind: str = JSON
 
 
 def whole(name: str, text: str, least: int = 0) -> Parameter:
@@ -57,7 +58,7 @@ KEY = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. `text` says in a line what there is.
+    """One address. `text` says in a line what there is, `answer` and `kinds` what an answer looks like.
 
     `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
     customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also without a token.
@@ -72,6 +73,7 @@ class Route:
     method: str = "GET"
     body: Body | None = None
     answer: Schema = field(default_factory=lambda: {"type": "object"}, compare=False)
+    kinds: Sequence[str] = (JSON,)
 
     def check(self, holder: Holder, taken: Sequence[str]) -> None:
         """AccessDenied if this holder may not ask for this."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stateside.layout import Layout
 from stateside.serving.sql.listing import listed
 from stateside.serving.sql.question import SCHEMA, Question
+from stateside.serving.sql.result import KINDS
 from stateside.serving.sql.runner import SqlRunner
 from stateside.serving.sql.sealed import GatedTable
 from stateside.serving.web.request import Request
@@ -64,5 +65,5 @@ def sql_routes(layout: Layout, gated: Sequence[GatedTable] = ()) -> list[Route]:
     routes = SqlRoutes(layout, gated)
     return [
         Route("/v1/sql", routes.relations, _RELATIONS, "sql", answer=_LISTING),
-        Route("/v1/sql", routes.run, _SQL, "sql", FLOOR, method="POST", body=Body(SCHEMA), answer=_ANSWER),
+        Route("/v1/sql", routes.run, _SQL, "sql", FLOOR, "POST", Body(SCHEMA), _ANSWER, KINDS),
     ]

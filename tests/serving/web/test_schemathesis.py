@@ -1,0 +1,57 @@
+"""A server that is asked all that its OpenAPI document allows, and what it does not: never an error of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.serving.cluster import Cluster
+from tests.sizes import sized
+
+pytestmark = pytest.mark.e2e
+
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+NOT_READY = 503  # what a floor that is not reached is answered with: no error of the server's
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    cluster = Cluster(Path(tmp_path_factory.mktemp("cluster")))
+    yield cluster.start("asked")
+    cluster.close()
+
+
+def test_no_question_is_answered_with_an_error_of_the_server_s_own(url: str) -> None:
+    """All routes but streams, which have no end: `tests/serving/changes` has those."""
+    document = httpx.get(f"{url}/v1/openapi.json").json()
+    interface = schemathesis.openapi.from_dict(document).exclude(path_regex="/changes")
+    operations = [found.ok() for found in interface.get_all_operations()]
+    assert len(operations) > 12
+    for operation in operations:
+        ask(operation, url)
+
+
+def ask(operation: Any, url: str) -> None:
+    @settings(max_examples=sized(8, 200), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy())
+    def asked(case: Any) -> None:
+        if "wait_ms" in (case.query or {}):
+            case.query["wait_ms"] = 0  # whatever is asked for, it is not waited for
+        answer = case.call(base_url=url, timeout=60)
+        if answer.status_code == NOT_READY and answer.json().get("type", "").endswith("not-fresh-enough"):
+            return
+        case.validate_response(answer, checks=CHECKS)
+
+    asked()
