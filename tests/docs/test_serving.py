@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from stateside.cli import main
 from stateside.serving import server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
-from stateside.serving.sql import chunk, engine, kept, question, runner, statement
+from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
 from stateside.serving.web import application, route
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
@@ -74,4 +74,5 @@ def test_the_limits_of_sql_are_those_of_the_code() -> None:
     assert (question.JSON_ROWS_DEFAULT, question.JSON_ROWS_MAX, question.JSON_BYTES_MAX) == (10_000, 100_000, 32 << 20)
     assert (question.STREAM_ROWS_MAX, question.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
     assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (512 << 20, 256 << 20, 50_000)
-    assert statement.STATEMENT_CHARS_MAX == 65_536
+    assert question.STATEMENT_CHARS_MAX == 65_536
+    assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (3 << 30, 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.engine import open_engine, told
 from stateside.serving.sql.kept import Kept, State
 from stateside.serving.sql.live import Rows, Scan, Whole, read
+from stateside.serving.sql.question import Parameters
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
 from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
@@ -44,8 +45,6 @@ from stateside.serving.stamp import Source, Stamp
 from stateside.storage import Storage
 
 RESULT_BATCH_ROWS = 8_192
-
-Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
