@@ -73,6 +73,6 @@ def test_the_limits_of_sql_are_those_of_the_code() -> None:
     assert (question.TIMEOUT_MS_DEFAULT, question.TIMEOUT_MS_MAX, question.PARAMETERS_MAX) == (30_000, 300_000, 1_000)
     assert (question.JSON_ROWS_DEFAULT, question.JSON_ROWS_MAX, question.JSON_BYTES_MAX) == (10_000, 100_000, 32 << 20)
     assert (question.STREAM_ROWS_MAX, question.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
-    assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (512 << 20, 256 << 20, 50_000)
+    assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
     assert question.STATEMENT_CHARS_MAX == 65_536
-    assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (3 << 30, 2)
+    assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (4 << 30, 2)

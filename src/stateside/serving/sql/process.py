@@ -28,7 +28,7 @@ from stateside.serving.sql.frames import Asked, Kind
 from stateside.serving.sql.listing import listed
 from stateside.serving.sql.runner import SqlRunner
 
-PROCESS_BYTES_MAX = 3 << 30  # what is kept, four statements, and the program itself
+PROCESS_BYTES_MAX = 4 << 30  # what is kept, four statements, and the program itself
 _EXIT_NO_MEMORY = 12
 
 log = logging.getLogger(__name__)
