@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from benchmarks import app, billing, cold_start, decode, history, journal, replica, sql, visible
+from benchmarks import app, billing, cold_start, decode, fan_out, history, journal, replica, sql, visible
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "billing": billing.run,
     "cold-start": cold_start.run,
     "decode": decode.run,
+    "fan-out": fan_out.run,
     "history": history.run,
     "journal": journal.run,
     "replica": replica.run,

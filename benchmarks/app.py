@@ -24,7 +24,7 @@ from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.source import FORMAT
 from stateside.processes import Child, free_port
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from stateside.testing import session
 
 EVENTS = 2_000_000
@@ -122,8 +122,8 @@ def by_hand() -> int:
 
 
 def _asked(port: int) -> bool:
-    with suppress(StatesideError), Client(f"http://127.0.0.1:{port}") as client:
-        return bool(client.rows("total", "k0")["rows"])
+    with suppress(StatesideError), Client(f"http://127.0.0.1:{port}", direct=True) as client:
+        return bool(client.rows("total", "k0").rows)
     return False
 
 

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 from stateside.cli import main
 from stateside.serving import server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
+from stateside.serving.changes import feed, pages, watcher
+from stateside.serving.reading import reader
 from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
-from stateside.serving.web import application, route
+from stateside.serving.web import application, outlet, route
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -76,3 +78,12 @@ def test_the_limits_of_sql_are_those_of_the_code() -> None:
     assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
     assert question.STATEMENT_CHARS_MAX == 65_536
     assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (4 << 30, 2)
+
+
+def test_the_limits_of_watching_are_those_of_the_code() -> None:
+    assert (watcher.QUEUE_EVENTS_MAX, watcher.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
+    assert (outlet.ROOM_BYTES, outlet.STALLED_S) == (256 << 10, 30)
+    assert (pages.PAGE_ROWS_MAX, pages.PAGE_BYTES) == (1_000, 256 << 10)
+    assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
+    assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
+    assert reader.ROWS_MAX == 10_000

@@ -63,12 +63,12 @@ class Cluster:
         self.written.batch(rows)
         return batch
 
-    def start(self, name: str, share: str | None = None, *more: str) -> str:
+    def start(self, name: str, share: str | None = None, *more: str, announced: Path | None = None) -> str:
         """Start a server, of a share or of all keys, and wait until it answers and is announced; its address."""
         port = free_port()
         command = [sys.executable, "-m", "stateside", "serve", str(self.folder / "orders"), "--port", str(port)]
         command += ["--declare", str(self.folder / "views.toml"), "--dir", str(self.folder / f"replicas-{name}")]
-        command += ["--announce", str(self.announced), "--name", name, *more]
+        command += ["--announce", str(announced or self.announced), "--name", name, *more]
         child = Child([*command, "--share", share] if share else command, self.folder / f"{name}.log")
         url = f"http://127.0.0.1:{port}"
         self.servers[name] = child, url

@@ -17,7 +17,7 @@ from stateside.errors import AccessDenied, DocumentUnknown, RequestInvalid, Toke
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.serving.access.issuer import Issuer
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 
 from .conftest import GENERATOR
 

@@ -80,7 +80,7 @@ def test_a_computed_column_stands_in_rows_and_rollups_over_http_and_on_the_comma
         assert httpx.get(f"{url}/v1/views/spending/rows/emma").json()["rows"] == [row]
         germany = {"country": "de", "orders": 3, "total": 164, "price": 6}
         assert httpx.get(f"{url}/v1/views/spending/rollup/country/de").json()["rows"] == [germany]
-        command = [sys.executable, "-m", "stateside", "get", "spending/emma", "--url", url]
+        command = [sys.executable, "-m", "stateside", "get", "spending/emma", "--json", "--url", url]
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
         assert json.loads(answer.stdout)["rows"] == [row]
     finally:

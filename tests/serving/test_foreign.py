@@ -175,7 +175,7 @@ class TestRows:
         with serving(checkpoint) as server:
             server.eventually("/words/rows", "rows", [{"count": 3}])
             server.says("by nothing: count (long)")
-            command = [sys.executable, "-m", "stateside", "get", "words", "--url", server.url]
+            command = [sys.executable, "-m", "stateside", "get", "words", "--json", "--url", server.url]
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
             assert '"count": 3' in done.stdout
 

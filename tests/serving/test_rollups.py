@@ -19,7 +19,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ValueOv
 from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from stateside.positions import Position
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from stateside.testing import append, run_to
 
 from .conftest import serving
@@ -169,7 +169,7 @@ def visits_by_country(client: Client, receipt: Position) -> dict[str, int]:
 
 def test_the_command_line_asks_for_rollups(shop: str) -> None:
     command = [sys.executable, "-m", "stateside", "rollup", "spending", "country", "de", "--url", shop]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)["rows"] == [GERMANY]
     total = subprocess.run([*command[:5], "--url", shop], capture_output=True, text=True, check=False)
     assert total.returncode == 1

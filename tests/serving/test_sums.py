@@ -7,7 +7,7 @@ import pytest
 
 from stateside.errors import RequestInvalid
 from stateside.positions import Position
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 
 pytestmark = pytest.mark.spark
 

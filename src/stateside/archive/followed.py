@@ -127,22 +127,28 @@ class FollowedTable:
             return self._files
 
     def read(
-        self, columns: Sequence[str], *, equal: Mapping[str, Any] | None = None, below: Mapping[str, Any] | None = None
+        self,
+        columns: Sequence[str],
+        *,
+        equal: Mapping[str, Any] | None = None,
+        below: Mapping[str, Any] | None = None,
+        among: Mapping[str, Sequence[Any]] | None = None,
     ) -> pa.Table | None:
-        """These columns of the rows that have these values, and others below those; None if there is no such file.
+        """These columns of the rows that have these values, or one of those, and others below those.
 
-        `below` names columns of the files, not of their folders.
+        None if there is no such file. `below` and `among` name columns of the files, not of their folders.
         """
-        wanted, limits = dict(equal or {}), dict(below or {})
+        wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
         with self._lock:
             self._move_on()
             self._kept.move_on(self._files)
             files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
         files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
         files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
-        parts = [file.read(columns, _condition(file.partition, wanted, limits)) for file in files]
+        files = [file for file in files if all(_may_have_one(file, *pair) for pair in sets.items())]
+        parts = [file.read(columns, _condition(file.partition, wanted, limits, sets)) for file in files]
         if kept is not None:
-            condition = _condition({}, wanted, limits)
+            condition = _condition({}, wanted, limits, sets)
             parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
         return pa.concat_tables(parts) if parts else None
 
@@ -208,11 +214,19 @@ def _sure(bound: Any) -> bool:
     return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
 
 
+def _may_have_one(file: DataFile, column: str, values: Sequence[Any]) -> bool:
+    return any(file.may_have(column, value) for value in values)
+
+
 def _condition(
-    partition: Mapping[str, str], equal: Mapping[str, Any], below: Mapping[str, Any]
+    partition: Mapping[str, str],
+    equal: Mapping[str, Any],
+    below: Mapping[str, Any],
+    among: Mapping[str, Sequence[Any]],
 ) -> pc.Expression | None:
     parts = [pc.field(name) == value for name, value in equal.items() if name not in partition]
     parts += [pc.field(name) < limit for name, limit in below.items()]
+    parts += [pc.field(name).isin(list(values)) for name, values in among.items()]
     condition = None
     for part in parts:
         condition = part if condition is None else condition & part

@@ -5,7 +5,7 @@ what asks it, `auditing` what proves it, `tokens` who may ask, `billing` the com
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
-from stateside.cli.asking import get, rollup, sum_
+from stateside.cli.asking import get, locate, rollup, scan, sql, sum_, views, watch
 from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
@@ -14,5 +14,23 @@ from stateside.cli.tokens import token
 
 __all__ = ["PORT", "main"]
 
-for command in (append, audit, billing, demo, doctor, get, new, rollup, run, serve, sum_, token):
+for command in (
+    append,
+    audit,
+    billing,
+    demo,
+    doctor,
+    get,
+    locate,
+    new,
+    rollup,
+    run,
+    scan,
+    serve,
+    sql,
+    sum_,
+    token,
+    views,
+    watch,
+):
     main.add_command(command)

@@ -28,7 +28,7 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
     from stateside.billing.audit import audit as run_audit
     from stateside.billing.audit import live_rows
     from stateside.layout import Layout
-    from stateside.serving.client import Client
+    from stateside.serving.clients import Client
 
     layout = Layout(folder.absolute())
     with _bar() as watch:
@@ -39,7 +39,7 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
                 found = run_audit(
                     layout,
                     live_rows(layout),
-                    ask=lambda customer, floor: client.rows("bill", customer, min_position=floor),
+                    ask=lambda customer, floor: dict(client.rows("bill", customer, min_position=floor).document),
                     full=full,
                     watch=watch,
                 )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import click
 
-from stateside.cli.asking import asking, client_of, floor_of
+from stateside.cli.asking import client_of, floor_of, floored
 from stateside.cli.billing_events import clock, generate
 from stateside.cli.billing_tables import bill_text, dead_letters_text, documents_text, explained_text, totals_text
 from stateside.cli.group import FILE, FOLDER
@@ -40,7 +40,7 @@ billing.add_command(clock)
 billing.add_command(generate)
 
 
-def _ask(url: str, path: str, floor: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
+def _ask(url: Sequence[str], path: str, floor: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
     given = {name: value for name, value in parameters.items() if value is not None}
     with client_of(url) as client:
         return client.get(path, **floor, **given)
@@ -53,8 +53,8 @@ def _show(answer: Mapping[str, Any], as_json: bool, text: str) -> None:
 @billing.command()
 @click.argument("customer")
 @_JSON
-@asking
-def bill(customer: str, as_json: bool, url: str, min_position: str | None, **floor: int | None) -> None:
+@floored
+def bill(customer: str, as_json: bool, url: Sequence[str], min_position: str | None, **floor: int | None) -> None:
     """Show a CUSTOMER's bill: every period, open or closed, with its lines.
 
     A `draft` is open: events still come in, also for the grace time after the period's end. `sealed` has an invoice;
@@ -72,7 +72,7 @@ def bill(customer: str, as_json: bool, url: str, min_position: str | None, **flo
 @click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
 @click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
 @_JSON
-@asking
+@floored
 def explain(
     customer: str,
     period: str | None,
@@ -81,7 +81,7 @@ def explain(
     limit: int | None,
     after: int | None,
     as_json: bool,
-    url: str,
+    url: Sequence[str],
     min_position: str | None,
     **floor: int | None,
 ) -> None:
@@ -102,13 +102,13 @@ def explain(
 @click.option("--number", metavar="NUMBER", help="One document, like I-000000001, in place of a customer's.")
 @click.option("--pdf", "pdf_file", type=FILE, help="Write the document of --number here as a PDF.")
 @_JSON
-@asking
+@floored
 def invoices(
     customer: str | None,
     number: str | None,
     pdf_file: Path | None,
     as_json: bool,
-    url: str,
+    url: Sequence[str],
     min_position: str | None,
     **floor: int | None,
 ) -> None:
@@ -134,8 +134,8 @@ def invoices(
 @billing.command()
 @click.argument("period")
 @_JSON
-@asking
-def totals(period: str, as_json: bool, url: str, min_position: str | None, **floor: int | None) -> None:
+@floored
+def totals(period: str, as_json: bool, url: Sequence[str], min_position: str | None, **floor: int | None) -> None:
     """Show all customers' totals of a PERIOD, like 2026-01, by currency and type.
 
     Open bills and documents of the same batch are added up in one answer: the total is right at every moment, also
@@ -224,13 +224,13 @@ def dead_letters() -> None:
 @click.option("--limit", type=click.IntRange(1, 1_000), help="How many; 100 by default.")
 @click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
 @_JSON
-@asking
+@floored
 def list_dead_letters(
     reason: str | None,
     limit: int | None,
     after: int | None,
     as_json: bool,
-    url: str,
+    url: Sequence[str],
     min_position: str | None,
     **floor: int | None,
 ) -> None:
@@ -242,8 +242,8 @@ def list_dead_letters(
 
 @dead_letters.command()
 @click.argument("offset", type=click.IntRange(0))
-@asking
-def show(offset: int, url: str, min_position: str | None, **floor: int | None) -> None:
+@floored
+def show(offset: int, url: Sequence[str], min_position: str | None, **floor: int | None) -> None:
     """Show the dead letter at an OFFSET of the journal, with the reason and its whole payload, as JSON."""
     answer = _ask(url, f"/v1/dead-letters/{offset}", floor_of(min_position, floor))
     click.echo(json.dumps(answer["dead_letter"], indent=2))

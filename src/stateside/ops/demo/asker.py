@@ -10,7 +10,7 @@ from typing import Any
 
 from stateside.errors import StatesideError
 from stateside.positions import Position
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 
 PAUSE_S = 0.01
 READY_PAUSE_S = 0.1
@@ -34,7 +34,7 @@ class Asker:
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self.stamp: dict[str, Any] | None = None
-        self._client = Client(url)
+        self._client = Client(url, direct=True)  # a request that fails is to be counted, not hidden by another try
         self._customers = customers
         self._random = random.Random(seed)
         self._stop = threading.Event()

@@ -31,7 +31,7 @@ from stateside.ops.demo.report import DemoReport, ReportFile
 from stateside.ops.demo.supervised import Supervised
 from stateside.positions import Position
 from stateside.processes import free_port
-from stateside.serving.client import Client
+from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
 
 START_S_MAX = 120.0
@@ -267,7 +267,7 @@ class Demo:
         )
 
     def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
-        return self._client.rows(VIEW, customer, min_position=floor)
+        return dict(self._client.rows(VIEW, customer, min_position=floor).document)
 
     def _all_rows(self, display: Display) -> list[dict[str, Any]]:
         """Every customer's open rows as of the journal's end, asked for one by one: with many it takes a while."""

@@ -10,7 +10,8 @@
         "batch": 12,                        the batch that it stands at
         "age_ms": 40,                       how old its answers are
         "replica": "r-3f…",                 the replica's own name
-        "key": [["customer", "string"]]     the key's columns with their types: by the first one's value goes the share
+        "key": [["customer", "string"]],    the key's columns with their types: by the first one's value goes the share
+        "columns": [["customer", "string"], ["total", "long"]]      all columns, as rows have them
       }}
     }
 
@@ -45,6 +46,7 @@ class Held:
     age_ms: int
     replica: str
     key: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...] = ()
 
     def leading(self, parts: Sequence[str]) -> bytes | None:
         """What the share of a key goes by, told from the texts of its first parts; None if they do not tell it.
@@ -67,14 +69,15 @@ class Held:
         """As it stands in an announcement."""
         share = None if self.share is None else str(self.share)
         document = {"share": share, "batch": self.batch, "age_ms": self.age_ms, "replica": self.replica}
-        return document | {"key": [list(column) for column in self.key]}
+        key, columns = ([list(column) for column in each] for each in (self.key, self.columns))
+        return document | {"key": key, "columns": columns}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Held:
         """What `as_dict` gave."""
         share = None if document["share"] is None else Share.parse(document["share"])
-        key = tuple((str(name), str(type_)) for name, type_ in document["key"])
-        return cls(share, int(document["batch"]), int(document["age_ms"]), str(document["replica"]), key)
+        key, columns = (tuple((str(name), str(type_)) for name, type_ in document[each]) for each in ("key", "columns"))
+        return cls(share, int(document["batch"]), int(document["age_ms"]), str(document["replica"]), key, columns)
 
 
 @dataclass(frozen=True, slots=True)

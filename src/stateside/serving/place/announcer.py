@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.checkpoint.computed import TYPE as COMPUTED_TYPE
 from stateside.clock import Clock, SystemClock
 from stateside.errors import SettingInvalid, SetupError, StatesideError
 from stateside.replica.share import Share
@@ -22,6 +24,8 @@ from stateside.serving.place.announcement import ANNOUNCE_S, Announcement, Held
 from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Floor, Views
 from stateside.storage import write_atomically
+
+Columns = tuple[tuple[str, str], ...]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _WILDCARDS: Final = ("0.0.0.0", "::")
@@ -103,6 +107,13 @@ class Announcer:
                 stamp = await reader.stamp(_OWN_LOOK)
             except StatesideError:  # no batch yet, or it is refused: whoever asks is told, nobody is sent here for it
                 continue
-            key = tuple((column.name, column.asked_type) for column in reader.shape.catalogue.key)
             share = None if stamp.share is None else Share.parse(stamp.share)
-            yield name, Held(share, stamp.batch, stamp.age_ms, stamp.replica, key)
+            yield name, Held(share, stamp.batch, stamp.age_ms, stamp.replica, *_columns(reader.shape.catalogue))
+
+
+def _columns(catalogue: Catalogue) -> tuple[Columns, Columns]:
+    """The key's columns with the types that they are asked by, and all columns with those that rows have."""
+    key = tuple((column.name, column.asked_type) for column in catalogue.key)
+    shown = [(column.name, column.type) for column in catalogue.key]
+    shown += [(column.name, column.type) for column in catalogue.columns]
+    return key, (*shown, *((column.name, COMPUTED_TYPE) for column in catalogue.computed))

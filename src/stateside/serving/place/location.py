@@ -23,11 +23,15 @@ class Holding:
         """Where it is reached."""
         return self.server.url
 
+    @property
+    def share(self) -> str | None:
+        """The share that it has; None for all keys."""
+        return None if self.held.share is None else str(self.held.share)
+
     def as_dict(self, now_us: int) -> dict[str, Any]:
         """As it stands in the answer to who asks for a location: its age is that of the answers it would give now."""
-        share = None if self.held.share is None else str(self.held.share)
         age_ms = self.held.age_ms + self.server.silent_ms(now_us)
-        told = {"url": self.url, "name": self.server.name, "share": share, "replica": self.held.replica}
+        told = {"url": self.url, "name": self.server.name, "share": self.share, "replica": self.held.replica}
         return told | {"batch": self.held.batch, "age_ms": age_ms}
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import RequestInvalid
 from stateside.replica.keys import NO_KEY
 from stateside.replica.store import Snapshot
-from stateside.serving.reading.columns import Show
+from stateside.serving.reading.columns import Show, Values
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
 from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.json_key import parse_json_key
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.shape import Shape
-from stateside.serving.stamp import Stamp
+from stateside.serving.stamp import Source, Stamp
 
 KEYS_MAX = 1_000
 KEYS_AT_ONCE_MAX = 100  # more of them are looked up in a thread, and other requests are answered meanwhile
@@ -55,21 +55,40 @@ async def lookup(
     as_of: AsOf = NEWEST,
     scope: Scope = EVERYTHING,
     show: Show | None = None,
+    source: Source = "live",
 ) -> LookupAnswer:
-    """The live rows of these whole keys; waits like every read. AccessDenied if one of the keys is another's."""
-    shape, shown = reader.shape, show or reader.shape.columns.shown
-    encoded = [shape.codec.encode(scope.narrowed(key)) or NO_KEY for key in keys]
+    """The rows of these whole keys; waits like every read. AccessDenied if one of the keys is another's."""
+    keys = [scope.narrowed(key) for key in keys]
+    asked = _Keys(reader, keys, scope, show or reader.shape.columns.shown, source)
+    aside = len(keys) > KEYS_AT_ONCE_MAX or source != "live"
+    return await reader.read(floor, asked.answer, as_of, aside=aside)
 
-    def found(snapshot: Snapshot, key: bytes) -> dict[str, Any] | None:
-        row = snapshot.get(key)
-        if row is None:
-            return None
-        values = shape.values(key, row)
-        return shown(values) if scope.has(values) else None
 
-    def read(snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
-        for key in encoded:
-            check_held(stamp, shape.codec, key)
-        return LookupAnswer(stamp, [found(snapshot, key) for key in encoded])
+class _Keys:
+    """The keys of a lookup, in one snapshot."""
 
-    return await reader.read(floor, read, as_of, aside=len(encoded) > KEYS_AT_ONCE_MAX)
+    def __init__(
+        self, reader: ViewReader, keys: Sequence[Sequence[Value]], scope: Scope, show: Show, source: Source
+    ) -> None:
+        self._reader, self._scope, self._show, self._source = reader, scope, show, source
+        self._codec = reader.shape.codec
+        self._keys = [(self._codec.encode(key) or NO_KEY, key) for key in keys]
+
+    def answer(self, snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
+        """Their rows: first the live ones, then, of those that are not live, the sealed ones."""
+        for key, _ in self._keys:
+            check_held(stamp, self._codec, key)
+        found: dict[bytes, Values] = {} if self._source == "archive" else self._live(snapshot)
+        missing = [values for key, values in self._keys if key not in found]
+        if missing and self._source != "live" and self._reader.sealed is not None:
+            found |= self._reader.sealed.of_keys(missing, stamp.batch)
+        rows = [self._shown(found.get(key)) for key, _ in self._keys]
+        return LookupAnswer(replace(stamp, source=self._source), rows)
+
+    def _live(self, snapshot: Snapshot) -> dict[bytes, Values]:
+        values = self._reader.shape.values
+        rows = ((key, snapshot.get(key)) for key, _ in self._keys)
+        return {key: values(key, row) for key, row in rows if row is not None}
+
+    def _shown(self, values: Values | None) -> dict[str, Any] | None:
+        return self._show(values) if values is not None and self._scope.has(values) else None

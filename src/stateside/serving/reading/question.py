@@ -37,7 +37,7 @@ class Question:
     show: Show
     limit: int
     source: Source
-    point: bool  # one whole key of the live rows, and nothing else: answered without a scan
+    point: bool  # one whole key, and nothing else: answered without a scan
 
     @classmethod
     def parse(
@@ -52,7 +52,7 @@ class Question:
         shape = reader.shape
         order = Order.parse(shape.columns, parameters["order"]) if "order" in parameters else None
         chosen = {name: parameters.get(name) for name in ("order", "columns")}
-        source = _source(reader, parameters.get("source"), by_key=bool(parts))
+        source = parse_source(reader, parameters.get("source"), by_key=bool(parts))
         key = shape.parse_key(parts)
         return cls(
             texts=json.dumps([list(parts), list(wheres), chosen, source]),
@@ -62,7 +62,7 @@ class Question:
             show=parse_columns(shape, parameters.get("columns")),
             limit=_limit(limit, ordered=order is not None, by_key=bool(parts)),
             source=source,
-            point=source == "live" and not wheres and order is None and is_whole(shape.key_parts, key),
+            point=not wheres and order is None and is_whole(shape.key_parts, key),
         )
 
     def digest(self) -> str:
@@ -87,7 +87,7 @@ def _limit(given: int | None, *, ordered: bool, by_key: bool) -> int:
     return given
 
 
-def _source(reader: ViewReader, given: str | None, *, by_key: bool) -> Source:
+def parse_source(reader: ViewReader, given: str | None, *, by_key: bool) -> Source:
     """Where rows are looked for; both, by default, if there is an archive and a key to find them by."""
     if given is None:
         return "both" if reader.sealed is not None and by_key else "live"

@@ -73,6 +73,15 @@ class ViewReader:
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
 
+    @property
+    def replica(self) -> ReplicaReader:
+        """What the rows are read from, for those who read many snapshots."""
+        return self._replica
+
+    def stamp_of(self, snapshot: Snapshot) -> Stamp | None:
+        """The stamp of what is made of this snapshot; None before the first batch."""
+        return self._stamp(snapshot)
+
     def close(self) -> None:
         """Let the replica go."""
         if self._owns_replica:

@@ -5,7 +5,7 @@ Which rollups there are the replica says, snapshot by snapshot: they may be decl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
@@ -55,16 +55,11 @@ class RollupReader:
         added up, which averages and rounded sums cannot.
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
-        kept = snapshot.rollups()
-        if tuple(columns) not in kept:
-            raise self._unknown(columns, kept)
-        if snapshot.computed() != self._computed:
-            raise self._not_yet(snapshot)
-        codec = KeyCodec([self._types[name] for name in columns])
+        codec, number = self.codec(columns), self.number(snapshot, columns)
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)]
         rows: list[dict[str, Any]] = []
         places = [(place, wanted[name]) for place, name in enumerate(columns) if name in wanted]
-        for coarser, row in snapshot.rollup(kept.index(tuple(columns)), codec.encode(key)):
+        for coarser, row in snapshot.rollup(number, codec.encode(key)):
             decoded = codec.decode(coarser)
             if any(decoded[place] != value for place, value in places):
                 continue
@@ -73,6 +68,32 @@ class RollupReader:
             shown = {name: show(value) for (name, show), value in zip(render, decoded, strict=True)}
             rows.append(shown | (_tallies(row) if tallies else self._values(row)))
         return rows
+
+    def codec(self, columns: Sequence[str]) -> KeyCodec:
+        """What encodes the coarser keys of the rollup by these columns."""
+        return KeyCodec([self._types[name] for name in columns])
+
+    def number(self, snapshot: Snapshot, columns: Sequence[str]) -> int:
+        """The number of the rollup by these columns in a snapshot.
+
+        RequestInvalid if there is none; NotFreshEnough while they have other computed columns than the catalogue.
+        """
+        kept = snapshot.rollups()
+        if tuple(columns) not in kept:
+            raise self._unknown(columns, kept)
+        if snapshot.computed() != self._computed:
+            raise self._not_yet(snapshot)
+        return kept.index(tuple(columns))
+
+    def values(self, columns: Sequence[str]) -> Callable[[bytes, bytes], tuple[Value, ...]]:
+        """What makes the values of a row of this rollup, the key's columns first, out of what a snapshot has."""
+        codec = self.codec(columns)
+        return lambda coarser, row: (*codec.decode(coarser), *self._rows.values(row))
+
+    def shower(self, columns: Sequence[str]) -> Callable[[Sequence[Value]], dict[str, Any]]:
+        """What makes of these values the row of an answer."""
+        render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
+        return lambda values: {name: show(value) for (name, show), value in zip(render, values, strict=True)}
 
     def columns(self) -> dict[str, Any]:
         """How tallies become values: what `RollupRows` is made of."""

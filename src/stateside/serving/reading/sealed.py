@@ -12,7 +12,7 @@ that were sealed up to N. It may have those of N + 1 too, which the snapshot sti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -25,10 +25,11 @@ from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid
 from stateside.layout import Layout, ViewLayout
+from stateside.serving.reading.columns import Values
 from stateside.serving.reading.order import Found
 from stateside.serving.reading.shape import Shape
 
-SEALED_ROWS_MAX = 20_000  # that begin with one key
+SEALED_ROWS_MAX = 20_000  # that one question looks at
 
 _FOUND_BY = ("string", "byte", "short", "integer", "long")  # types of columns that files are chosen by
 _NUMBERS = {"timestamp": pa.int64(), "timestamp_ntz": pa.int64(), "date": pa.int32()}
@@ -57,26 +58,37 @@ class SealedRows:
 
         Called after the snapshot was taken that stands at this batch. KeyInvalid if there are too many.
         """
-        named = list(zip(self._key_names, key, strict=False))
-        equal = {name: value for name, value in named if value is not None and self._found_by(name)}
-        table = self._table.read(list(self._types), equal=equal, below={BATCH_COLUMN: batch + 1})
+        prefix = self._shape.codec.encode(key)
+        found = self._read({name: [value] for name, value in zip(self._key_names, key, strict=False)}, batch)
+        return sorted((row for row in found if row[0].startswith(prefix)), key=lambda row: row[0])
+
+    def of_keys(self, keys: Sequence[Sequence[Value]], batch: int) -> dict[bytes, Values]:
+        """Of these whole keys those whose rows were sealed up to a batch, encoded, each with its row; as for `rows`."""
+        encoded = {self._shape.codec.encode(key) for key in keys}
+        wanted = {name: [key[place] for key in keys] for place, name in enumerate(self._key_names)}
+        return {key: values for key, values in self._read(wanted, batch) if key in encoded}
+
+    def _read(self, wanted: Mapping[str, Sequence[Value]], batch: int) -> Iterator[Found]:
+        """The rows whose key's columns have one of these values each; others too, where a column cannot be told by."""
+        sets = {name: list(dict.fromkeys(values)) for name, values in wanted.items() if self._found_by(name, values)}
+        equal = {name: values[0] for name, values in sets.items() if len(values) == 1}
+        among = {name: values for name, values in sets.items() if name not in equal}
+        table = self._table.read(list(self._types), equal=equal, below={BATCH_COLUMN: batch + 1}, among=among)
         if table is None:
-            return []
-        for name, value in named:
-            mask = None if name in equal else _mask(table[name], self._types[name], value)
+            return iter(())
+        for name in wanted:
+            mask = None if name in sets else _mask(table[name], self._types[name], wanted[name])
             table = table if mask is None else table.filter(mask)
         if table.num_rows > SEALED_ROWS_MAX:
             raise KeyInvalid(
-                f"More than {SEALED_ROWS_MAX:,} sealed rows begin with this key",
-                next_step="Give more of its parts, or ask for the live rows alone: source=live",
+                f"More than {SEALED_ROWS_MAX:,} sealed rows would have to be looked at for this",
+                next_step="Give more of the key's parts, or fewer keys; or ask for the live rows alone: source=live",
             )
-        prefix = self._shape.codec.encode(key)
-        found = (self._row(values) for values in self._values(table))
-        return sorted((row for row in found if row[0].startswith(prefix)), key=lambda row: row[0])
+        return (self._row(values) for values in self._values(table))
 
-    def _found_by(self, name: str) -> bool:
+    def _found_by(self, name: str, values: Sequence[Value]) -> bool:
         type_ = self._types[name]
-        return isinstance(type_, Primitive) and type_.name in _FOUND_BY
+        return isinstance(type_, Primitive) and type_.name in _FOUND_BY and None not in values
 
     def _values(self, table: pa.Table) -> list[tuple[Value, ...]]:
         columns = [_listed(table[name].combine_chunks(), type_) for name, type_ in self._types.items()]
@@ -94,17 +106,18 @@ def _start(session: Value) -> Value:
     return session[0]
 
 
-def _mask(column: Any, type_: SparkType, value: Value) -> Any:
-    """Which rows have this value, or a struct these first fields; None where only the key's bytes tell."""
-    if value is None:
-        return pc.is_null(column)
+def _mask(column: Any, type_: SparkType, wanted: Sequence[Value]) -> Any:
+    """Which rows have one of these values, or a struct one of these in each field; None where that cannot be told."""
+    if None in wanted:
+        return None
     if isinstance(type_, Struct):
-        fields = value if isinstance(value, tuple) else (value,)  # of a session its start is asked for
-        parts = enumerate(zip(type_.types, fields, strict=False))
-        masks = [_mask(pc.struct_field(column, [place]), part, field) for place, (part, field) in parts]
+        tuples = [value if isinstance(value, tuple) else (value,) for value in wanted]  # of a session only its start
+        parts = enumerate(zip(type_.types, zip(*tuples, strict=False), strict=False))
+        masks = [_mask(pc.struct_field(column, [place]), part, fields) for place, (part, fields) in parts]
         return reduce(pc.and_, [mask for mask in masks if mask is not None], pc.is_valid(column))
     if isinstance(type_, Primitive) and type_.name in _NUMBERS:
-        return pc.equal(column.cast(_NUMBERS[type_.name]), value)
+        number = _NUMBERS[type_.name]
+        return pc.is_in(column.cast(number), value_set=pa.array(wanted, number))
     return None
 
 

@@ -29,7 +29,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
 from stateside.serving.access.holder import Holder
 from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.holding import check_held, not_whole
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.sql.columns import RollupColumns, ViewColumns
 from stateside.serving.sql.ending import Ending
@@ -135,11 +135,13 @@ class Execution:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
-        check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
+        check_held(view.stamp, _codec(view.catalogue), scope.prefix)
         table = read(rows, scope, self._folder.kept, self.ending)
         return Scan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
     def _sealed(self, table: str, view: Held) -> Any:
+        if view.stamp.share is not None:  # the table has all keys' rows, the replica has not
+            raise not_whole(view.stamp)
         columns = self._folder.archive.schema(table, view.stamp.view).names
         where = self._holder.rows_of(view.stamp.view, columns)
         return self._folder.archive.rows(table, view.stamp.view, view.catalogue.application, view.stamp, where)

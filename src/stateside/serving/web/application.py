@@ -31,15 +31,20 @@ from stateside.errors import (
 from stateside.serving.access.guard import Guard, Visit
 from stateside.serving.access.headers import security_headers
 from stateside.serving.access.holder import Holder
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.place.announcer import Announcer, Identity
 from stateside.serving.place.location import location
 from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Views
+from stateside.serving.web.changes_routes import changes_routes
+from stateside.serving.web.connections import Connections
 from stateside.serving.web.etag import NOT_MODIFIED, validated
+from stateside.serving.web.outlet import send
 from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
+from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 PATH_CHARS_MAX = 4_096
@@ -63,21 +68,28 @@ class Application:
         self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
     ) -> None:
         self._views, self._guard = views, guard
-        self._routes = [HEALTH, *VIEW_ROUTES, *routes]
+        self._feeds, self._connections = Feeds(views), Connections()
+        self._routes = [HEALTH, *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
         if self._servers is not None and identity is not None:
             self._routes += place_routes(self._servers, identity.name)
 
     def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
-        """Called by Granian when the worker starts: from then on the server is announced."""
+        """Called by Granian when the worker starts: from then on the server is announced, and hears when to stop."""
+        on_stop(loop, self._feeds.stop)
         if self._announcer is not None:
             self._announcing = loop.create_task(self._announcer.run())
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
         with self._guard.visit(scope) as visit:
-            await _answer(visit, protocol, *await self._respond(visit, scope, protocol))
+            response, problem = await self._respond(visit, scope, protocol)
+            if response.stream is None:
+                _answer(protocol, response, problem)
+            else:
+                connection = self._connections.of(scope.client)
+                await send(protocol, response, response.stream, connection, visit.is_over)
 
     async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
         try:
@@ -156,13 +168,9 @@ async def _body(protocol: Any, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-async def _answer(visit: Visit, protocol: Any, response: Response, problem: bool) -> None:
-    """Send a response, with the headers that every one has."""
+def _answer(protocol: Any, response: Response, problem: bool) -> None:
+    """Send a response that is there as a whole, with the headers that every one has."""
     headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
-    if response.stream is not None:
-        headers += security_headers(response.stream.kind, response.headers)
-        await _send(visit, protocol, response.status, headers, response.stream)
-        return
     if response.status == NOT_MODIFIED:
         protocol.response_empty(response.status, [*headers, *security_headers("application/json", response.headers)])
         return
@@ -174,18 +182,3 @@ async def _answer(visit: Visit, protocol: Any, response: Response, problem: bool
         headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
     headers += security_headers(kind, response.headers)
     protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
-
-
-async def _send(visit: Visit, protocol: Any, status: int, headers: list[tuple[str, str]], stream: Stream) -> None:
-    """Send a stream's parts, each at once, until it ends, the client goes away, or may not have them any more."""
-    try:
-        transport = protocol.response_stream(status, [("content-type", stream.kind), *headers])
-        async for part in stream.parts:
-            if visit.is_over():
-                await transport.send_bytes(stream.cut("token-invalid: the token is not valid any more"))
-                break
-            await transport.send_bytes(part)
-    finally:
-        close = getattr(stream.parts, "aclose", None)
-        if close is not None:
-            await close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import AccessDenied, KeyInvalid
+from stateside.errors import KeyInvalid
+from stateside.serving.place.announcement import Announcement
 from stateside.serving.place.location import location
 from stateside.serving.place.servers import Servers
 from stateside.serving.reading.values import described
+from stateside.serving.web.asked import Asked, reaches, reaches_all
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import KEY, Route
@@ -33,16 +37,15 @@ class _Place:
     async def servers(self, request: Request) -> Response:
         """Those that announce themselves where this one does, and which of them this one is."""
         now_us, found = self._clock.now_us(), await asyncio.to_thread(self._servers.now)
-        told = [server.as_dict() | {"silent_ms": server.silent_ms(now_us)} for server in found]
-        return Response({"name": self._name, "servers": told})
+        return Response({"name": self._name, "servers": [_told(request, server, now_us) for server in found]})
 
     async def location(self, request: Request) -> Response:
         """Who holds the keys that begin so."""
+        asked = await Asked.of(request)
         view, *in_path = request.parts
-        parts = [*in_path, *request.keys]
-        shape = request.views.get(view).shape
-        leading = shape.codec.leading_of(shape.codec.encode(shape.parse_key(parts)))
-        _check_own(request, view, [name for name, _ in shape.key_parts], parts)
+        shape = asked.reader.shape
+        key = asked.scope.narrowed(shape.parse_key([*in_path, *request.keys]))
+        leading = shape.codec.leading_of(shape.codec.encode(key))
         if leading is None:
             raise KeyInvalid(
                 "Where a key is, its first column tells, and it is not all there",
@@ -52,15 +55,11 @@ class _Place:
         return Response(location(found, view, leading, self._clock.now_us()))
 
 
-def _check_own(request: Request, view: str, columns: list[str], parts: list[str]) -> None:
-    """AccessDenied for a key that the holder has no rows of."""
-    given = dict(zip(columns, parts, strict=False))
-    for name, value in request.holder.rows_of(view, columns).items():
-        if given.get(name, value) != value:
-            raise AccessDenied(
-                f"This token reaches rows by their column {name!r}, and this key has another value there",
-                next_step="Ask for your own key, or with another token",
-            )
+def _told(request: Request, server: Announcement, now_us: int) -> dict[str, Any]:
+    """A server, with those of its views that the holder may ask."""
+    views, holder = request.views, request.holder
+    held = {name: each for name, each in server.views.items() if reaches_all(holder) or reaches(holder, views, name)}
+    return replace(server, views=held).as_dict() | {"silent_ms": server.silent_ms(now_us)}
 
 
 _SERVERS = "the servers that announce themselves where this one does: url, and of each view share, batch, age, replica"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
-from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns
+from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
 from stateside.serving.reading.scan import page
 from stateside.serving.reading.sums import Span
 from stateside.serving.web.asked import Asked, reaches, reaches_all
@@ -26,7 +26,13 @@ async def _rows(request: Request) -> Response:
     cursor = request.parameters.get("cursor")
     if cursor is None and question.point:
         found = await lookup(
-            asked.reader, [question.key], asked.floor, as_of=asked.as_of, scope=asked.scope, show=question.show
+            asked.reader,
+            [question.key],
+            asked.floor,
+            as_of=asked.as_of,
+            scope=asked.scope,
+            show=question.show,
+            source=question.source,
         )
         return stamped(found.stamp, {"rows": [row for row in found.rows if row is not None], "cursor": None})
     answer = await page(asked.reader, question, asked.floor, as_of=asked.as_of, cursor=cursor, scope=asked.scope)
@@ -36,8 +42,15 @@ async def _rows(request: Request) -> Response:
 async def _lookup(request: Request) -> Response:
     asked = await Asked.of(request)
     shape = asked.reader.shape
-    keys, show = parse_keys(shape, request.document()), parse_columns(shape, request.parameters.get("columns"))
-    answer = await lookup(asked.reader, keys, asked.floor, as_of=asked.as_of, scope=asked.scope, show=show)
+    answer = await lookup(
+        asked.reader,
+        parse_keys(shape, request.document()),
+        asked.floor,
+        as_of=asked.as_of,
+        scope=asked.scope,
+        show=parse_columns(shape, request.parameters.get("columns")),
+        source=parse_source(asked.reader, request.parameters.get("source"), by_key=True),
+    )
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
 
 
@@ -116,7 +129,9 @@ VIEW_ROUTES = [
     Route("/v1/views", _views, _JOB_STATES, "read"),
     Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
     Route("/v1/views/{view}/rows/{key...}", _rows, _ROWS, "read", _ROW_PARAMETERS),
-    Route("/v1/views/{view}/lookup", _lookup, _LOOKUP, "read", (_COLUMNS, _AS_OF, *FLOOR), "POST", Body(_KEYS)),
+    Route(
+        "/v1/views/{view}/lookup", _lookup, _LOOKUP, "read", (_COLUMNS, _SOURCE, _AS_OF, *FLOOR), "POST", Body(_KEYS)
+    ),
     Route("/v1/views/{view}/sum", _sum, _SUM, "read", _SUM_PARAMETERS),
     Route("/v1/views/{view}/sum/{key...}", _sum, _SUM, "read", _SUM_PARAMETERS),
     Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, "read", _ROLLUP_PARAMETERS),

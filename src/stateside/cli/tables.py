@@ -1,0 +1,125 @@
+"""Answers on the terminal: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from stateside.serving.clients import Answer, Change, Stamp
+
+MICROS: Final = "_micros"  # ends the names of columns with amounts, which people read in whole units
+_PIPE_CHARS = 100_000  # into a pipe nothing is cut off or wrapped
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
+_DECIMALS_MIN = 2
+
+
+def show_answer(answer: Answer, as_json: bool) -> None:
+    """A stamped answer."""
+    if as_json:
+        show_json(answer.document)
+        return
+    show_rows(answer.rows, answer.stamps)
+    if not answer.one_batch:
+        click.echo("These rows are of several batches: a share's history does not go back so far.", err=True)
+    if answer.cursor is not None:
+        click.echo("There are more rows: `stateside scan` shows them all.", err=True)
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], stamps: Sequence[Stamp]) -> None:
+    """Rows as a table, and under it what they are rows of."""
+    _show_table(rows)
+    for line in dict.fromkeys(_stamped(stamp) for stamp in stamps):
+        click.secho(line, dim=True)
+
+
+def show_change(change: Change, as_json: bool) -> None:
+    """What a watch tells."""
+    if as_json:
+        stamp = None if change.stamp is None else change.stamp.as_dict()
+        told = {"kind": change.kind, "id": change.id, "stamp": stamp, "rows": change.rows, "removed": change.removed}
+        show_json(told | {"last": change.last}, lines=True)
+        return
+    head = change.kind if change.stamp is None else f"{change.kind}: {_stamped(change.stamp)}"
+    click.secho(head, dim=True)
+    if change.rows:
+        _show_table(change.rows)
+    if change.removed:
+        click.echo("gone:")
+        _show_table(change.removed)
+
+
+def show_document(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """A document, of which people want these rows."""
+    show_json(document) if as_json else _show_table(rows)
+
+
+def show_json(document: Any, *, lines: bool = False) -> None:
+    """A document as JSON; with `lines` in one line."""
+    click.echo(json.dumps(document, indent=None if lines else 2, ensure_ascii=False))
+
+
+def readable(name: str, value: Any) -> str:
+    """A value of this column for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _amount(value) if name.endswith(MICROS) else f"{value:,}"
+    if isinstance(value, str):
+        found = _TIME.fullmatch(value)
+        return f"{found[1]} {found[2]}{found[3] or ''}" if found else value
+    return f"{value:,}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        click.echo("no rows")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        table.add_column(name.removesuffix(MICROS), justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_plain(readable(name, row.get(name))) for name in names))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_CHARS, no_color=True)
+    with console.capture() as shown:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
+
+
+def _plain(text: str) -> Any:
+    """A text that means nothing to rich, whatever brackets it has."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _amount(micros: int) -> str:
+    whole, rest = divmod(abs(micros), 1_000_000)
+    decimals = f"{rest:06}".rstrip("0").ljust(_DECIMALS_MIN, "0")
+    return f"{'-' if micros < 0 else ''}{whole:,}.{decimals}"
+
+
+def _stamped(stamp: Stamp) -> str:
+    """What an answer is an answer of, in a line."""
+    share = "" if stamp.share is None else f", share {stamp.share}"
+    source = "" if stamp.source == "live" else f", {stamp.source}"
+    return f"{stamp.view}, batch {stamp.batch}{share}{source}, position {stamp.position}, {_age(stamp.age_ms)} old"
+
+
+def _age(age_ms: int) -> str:
+    seconds = age_ms / 1_000
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.1f} s"

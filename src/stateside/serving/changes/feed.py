@@ -1,0 +1,267 @@
+"""The feed of a view: finds that its replica has a new batch, and tells all who watch the view in this process.
+
+The replica is moved by another process, and LMDB wakes nobody. So the feed looks at the replica's batch every
+POLL_S, one look for all watchers and only while there are any: 20 microseconds, and 5 ms of delay in the mean. What a
+batch changed is read once; for each question that anybody has its events are made once, in a thread; then they are
+put before the watchers, who send them on by themselves.
+
+A batch with more changes than FEED_ROWS_MAX is not held in memory: each watcher is told that it is *behind*, and reads
+its own part out of the history, as do those who come back after a while. The same if the history does not lead from the
+batch that was told last to the present one: then they find that out, and begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+
+from stateside.errors import StatesideError
+from stateside.replica.applied import AppliedBatch
+from stateside.replica.changes import Extent
+from stateside.replica.ordered import behind
+from stateside.replica.store import Snapshot
+from stateside.serving.changes.event import EventId, changes_event, comment, told
+from stateside.serving.changes.pages import GONE, paged, stamped
+from stateside.serving.changes.question import Looks, Question, ShownChange
+from stateside.serving.changes.watcher import BEHIND, Batch, Item, Watcher
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.reading.views import Views
+from stateside.serving.stamp import Stamp
+
+POLL_S = 0.01
+FEED_ROWS_MAX = 10_000  # changes that are held for all watchers together, in rows and in each rollup
+FEED_BATCHES_MAX = 16  # that are told one by one, if they come between two looks
+KEEP_ALIVE_S = 15.0
+_ALIVE_LOOK_S = 1.0
+
+Table = tuple[str, ...] | None  # a rollup by its columns; None: the rows
+
+log = logging.getLogger(__name__)
+
+
+class Feed:
+    """Tells the watchers of one view, in one process. To be used on the event loop only."""
+
+    def __init__(self, reader: ViewReader, views: Views) -> None:
+        self.reader = reader
+        self._views, self._name = views, reader.shape.catalogue.view
+        self._watchers: set[Watcher] = set()
+        self._stand: AppliedBatch | None = None  # what the watchers have been told up to
+        self._task: asyncio.Task[None] | None = None
+        self._ended: Item | None = None
+        self._trouble, self._alive_s = "", time.monotonic()
+
+    def join(self, watcher: Watcher) -> bool:
+        """Tell this watcher all batches after the one that it stands at; False if it has to read up to here itself."""
+        if self._ended is not None:
+            watcher.put(self._ended)
+            return True
+        if self._stand is None:
+            self._stand = watcher.stand
+        if not _is_at(watcher.stand, self._stand):
+            return False
+        self._watchers.add(watcher)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return True
+
+    def leave(self, watcher: Watcher) -> None:
+        """Tell this watcher nothing more."""
+        self._watchers.discard(watcher)
+
+    def end(self, reason: str, detail: str) -> None:
+        """Tell all watchers, and those who still come, that this feed has ended."""
+        self._ended = Item(told("end", reason, detail), last=True)
+        for watcher in self._watchers:
+            watcher.put(self._ended)
+        self._watchers.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody is told anything here any more."""
+        return self._ended is not None
+
+    async def _run(self) -> None:
+        try:
+            while self._watchers:
+                await asyncio.sleep(POLL_S)
+                await self._look()
+        finally:
+            self._task, self._stand = None, None
+
+    async def _look(self) -> None:
+        try:
+            if self._views.get(self._name) is not self.reader:
+                self.end("declared-anew", "The view was declared anew. Connect again")
+                return
+            await self._move()
+            self._keep_alive()
+            self._trouble = ""
+        except StatesideError as error:  # whatever it is: watchers have what they have, and it is tried again
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                log.warning("changes of %s: %s", self._name, error)
+        except Exception:
+            log.exception("changes of %s failed", self._name)
+            self._cut_all(StatesideError("The changes cannot be told; the server's log has the cause"))
+
+    async def _move(self) -> None:
+        assert self._stand is not None, "who runs has a watcher, and so a stand"
+        with self.reader.replica.snapshot() as snapshot:
+            now = snapshot.batch()
+        if now is None or now == self._stand:
+            return
+        questions = frozenset(watcher.question for watcher in self._watchers)
+        batches = await asyncio.to_thread(self._batches, self._stand, questions)
+        if batches is None:
+            self._stand = now
+            for watcher in [each for each in self._watchers if each.stand != now]:
+                watcher.put(BEHIND)
+                self.leave(watcher)
+            return
+        for batch in batches:
+            self._stand = batch.batch
+            self._watchers -= {watcher for watcher in self._watchers if not watcher.tell(batch)}
+
+    def _batches(self, stand: AppliedBatch, questions: frozenset[Question]) -> list[Batch] | None:
+        """The batches since this one; None if the history does not lead here, or there is too much. In a thread."""
+        with self.reader.replica.snapshot() as snapshot:
+            try:
+                snapshot.as_of(stand.batch, stand.fingerprint)
+                _, now = stamped(self.reader, snapshot)
+                if now.batch - stand.batch > FEED_BATCHES_MAX:
+                    return None
+                tables = {table: self._changes(snapshot, table, stand) for table in _tables(questions)}
+            except GONE:
+                return None
+            if any(changes is None for changes in tables.values()):
+                return None
+            held = {table: changes for table, changes in tables.items() if changes is not None}
+            return list(self._each(snapshot, stand, now, held, questions))
+
+    def _changes(self, snapshot: Snapshot, table: Table, stand: AppliedBatch) -> _Changes | None:
+        """Everything that changed in a table since a batch; None if that is too much, or it is not kept any more."""
+        looks = Looks(self.reader.shape, table)
+        try:
+            number = None if table is None else self.reader.shape.rollups.number(snapshot, table)
+        except StatesideError:
+            return None  # who asks for it is told so
+        found = list(islice(Extent(rollup=number).steps(snapshot, stand.batch), FEED_ROWS_MAX + 1))
+        if len(found) > FEED_ROWS_MAX:
+            return None
+        by_batch: dict[int, list[ShownChange]] = defaultdict(list)
+        for batch, changed in found:
+            by_batch[batch].append(ShownChange(changed, looks))
+        return _Changes(by_batch)
+
+    def _each(
+        self,
+        snapshot: Snapshot,
+        stand: AppliedBatch,
+        now: AppliedBatch,
+        tables: Mapping[Table, _Changes],
+        questions: frozenset[Question],
+    ) -> Iterator[Batch]:
+        for number in range(stand.batch + 1, now.batch + 1):
+            stamp, batch = stamped(self.reader, snapshot.as_of(number))
+            events = {each: _events(stamp, batch, tables[each.rollup], each) for each in questions}
+            told_ = {question: content for question, content in events.items() if content is not None}
+            yield Batch(stand, batch, told_, questions)
+            stand = batch
+
+    def _keep_alive(self) -> None:
+        """Send something to those who have not been sent anything for long; where their batch moved, its id too."""
+        now_s = time.monotonic()
+        if now_s - self._alive_s < _ALIVE_LOOK_S:
+            return
+        self._alive_s = now_s
+        waiting = [w for w in self._watchers if w.idle and now_s - w.told_s >= KEEP_ALIVE_S]
+        stamp = self._stamp() if waiting else None
+        for watcher in waiting:
+            watcher.put(Item(_alive(watcher, stamp)))
+
+    def _stamp(self) -> tuple[Stamp, AppliedBatch] | None:
+        """The stamp of the batch that has been told, if the replica is still there."""
+        with self.reader.replica.snapshot() as snapshot:
+            stamp, batch = stamped(self.reader, snapshot)
+        return (stamp, batch) if batch == self._stand else None
+
+    def _cut_all(self, error: StatesideError) -> None:
+        for watcher in self._watchers:
+            watcher.cut_by(error)
+        self._watchers.clear()
+
+
+class Feeds:
+    """The feeds of all views in this process."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._feeds: dict[str, Feed] = {}
+        self._stopped = False
+
+    def of(self, reader: ViewReader) -> Feed:
+        """The feed of the view that this reads."""
+        name = reader.shape.catalogue.view
+        found = self._feeds.get(name)
+        if found is None or found.ended or found.reader is not reader:
+            found = self._feeds[name] = Feed(reader, self._views)
+        if self._stopped:
+            self._end(found)
+        return found
+
+    def stop(self) -> None:
+        """Tell all watchers, and those who still come, that the server stops."""
+        self._stopped = True
+        for feed in self._feeds.values():
+            self._end(feed)
+
+    def _end(self, feed: Feed) -> None:
+        feed.end("stopping", "This server stops. Connect again with the last id, here or elsewhere")
+
+
+class _Changes:
+    """What changed in one table, batch by batch, in order of the keys."""
+
+    def __init__(self, by_batch: Mapping[int, list[ShownChange]]) -> None:
+        self._by_batch = by_batch
+        self._keys = {batch: [each.key for each in changes] for batch, changes in by_batch.items()}
+
+    def of(self, batch: int, prefix: bytes) -> Sequence[ShownChange]:
+        """What a batch changed in the keys that begin with a prefix."""
+        keys, end = self._keys.get(batch, []), behind(prefix)
+        stop = bisect_left(keys, end) if end else len(keys)
+        return self._by_batch[batch][bisect_left(keys, prefix) : stop] if keys else ()
+
+
+def _tables(questions: Collection[Question]) -> set[Table]:
+    return {question.rollup for question in questions}
+
+
+def _is_at(stand: AppliedBatch, told_: AppliedBatch) -> bool:
+    """Whether who stands there misses nothing that comes after what was told."""
+    return stand.batch > told_.batch or stand == told_
+
+
+def _events(stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Question) -> bytes | StatesideError | None:
+    """What a question's watchers are told of a batch; None if nothing of it changed."""
+    try:
+        shown = (each.to(question.scope) for each in changes.of(batch.batch, question.prefix))
+        those = [each for each in shown if each is not None]
+    except StatesideError as error:  # a row that cannot be shown: those alone who ask for it are told
+        return error
+    if not those:
+        return None
+    return b"".join(page.event() for page in paged(stamp, batch.batch - 1, batch, those))
+
+
+def _alive(watcher: Watcher, now: tuple[Stamp, AppliedBatch] | None) -> bytes:
+    if now is None or now[1] != watcher.stand or watcher.named == watcher.stand:
+        return comment(f"batch {watcher.stand.batch}")
+    after, watcher.named = watcher.named, watcher.stand
+    return changes_event(now[0], after.batch, [], [], EventId.of(watcher.stand))

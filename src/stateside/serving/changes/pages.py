@@ -1,0 +1,186 @@
+"""Pages: what one question's watcher is told, read out of the replica a bounded piece at a time.
+
+All of it blocks, for a few milliseconds a page, and is called in threads. Between two pages no snapshot is held: the
+next page is read as of the same batch, out of the history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import orjson
+
+from stateside.errors import HistoryGone, NotFreshEnough
+from stateside.replica.applied import AppliedBatch
+from stateside.replica.changes import Changed
+from stateside.replica.store import Snapshot
+from stateside.serving.changes.event import EventId, Json, changes_event, snapshot_event
+from stateside.serving.changes.question import Looks, Question, ShownChange
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.stamp import Stamp
+
+PAGE_ROWS_MAX = 1_000
+PAGE_BYTES = 256 * 1024  # a page ends with the row that goes beyond
+STEP_BATCHES_MAX = 64  # who is further behind is told all batches in one
+STEP_ROWS_MAX = 1_000  # and so is who would be told more changes than this
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPage:
+    """Some of the rows of a batch; `beyond` is the key that the next page begins behind, None if this is the last."""
+
+    stamp: Stamp
+    batch: AppliedBatch
+    rows: list[Json]
+    beyond: bytes | None
+
+    def event(self) -> bytes:
+        """As it is told."""
+        return snapshot_event(self.stamp, self.rows, None if self.beyond else EventId.of(self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPage:
+    """Some of what changed after a batch, up to another one; `beyond` as for rows."""
+
+    stamp: Stamp
+    after: int
+    batch: AppliedBatch
+    changed: list[Json]
+    removed: list[Json]
+    beyond: bytes | None = None
+
+    def event(self) -> bytes:
+        """As it is told."""
+        last = None if self.beyond else EventId.of(self.batch)
+        return changes_event(self.stamp, self.after, self.changed, self.removed, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The changes of some batches, one by one, without those that have none; and the batch that they lead to."""
+
+    pages: list[ChangesPage]
+    now: AppliedBatch
+
+
+class Pages:
+    """Reads for one question."""
+
+    def __init__(self, reader: ViewReader, question: Question) -> None:
+        self._reader, self._question = reader, question
+        self._looks = Looks(reader.shape, question.rollup)
+
+    def find(self, id_: EventId) -> AppliedBatch:
+        """The batch of an event's id; errors as for `EventId.find`."""
+        with self._reader.replica.snapshot() as snapshot:
+            self._stamped(snapshot)
+            return id_.find(snapshot)
+
+    def rows(self, before: RowsPage | None = None) -> RowsPage:
+        """The first page of the newest batch, or the one that follows on another; HistoryGone if that is gone."""
+        at = () if before is None else (before.batch.batch, before.batch.fingerprint)
+        with self._reader.replica.snapshot(*at) as snapshot:
+            stamp, batch = self._stamped(snapshot)
+            extent = self._question.extent(self._reader.shape, snapshot)
+            page = _Page()
+            for key, row in extent.rows(snapshot, before.beyond if before else None):
+                if not page.takes(key):
+                    return RowsPage(stamp, batch, page.rows, page.last)
+                values = self._looks.values(key, row)
+                if self._looks.has(self._question.scope, values):
+                    page.add(True, orjson.dumps(self._looks.shown(values)))
+            return RowsPage(stamp, batch, page.rows, None)
+
+    def changes(self, stand: AppliedBatch, before: ChangesPage | None = None) -> ChangesPage:
+        """What changed since a batch, in one, up to the newest batch, or the page that follows on another.
+
+        HistoryGone if it is not known any more, NotFreshEnough if the replica has not come so far.
+        """
+        with self._reader.replica.snapshot() as now:
+            now.as_of(stand.batch, stand.fingerprint)
+            upto = now if before is None else now.as_of(before.batch.batch, before.batch.fingerprint)
+            stamp, batch = stamped(self._reader, upto)
+            extent = self._question.extent(self._reader.shape, now)
+            beyond = before.beyond if before else None
+            page = _Page()
+            for each in extent.changed(now, stand.batch, batch.batch, beyond):
+                if not page.takes(each.key):
+                    return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed, page.last)
+                told = ShownChange(each, self._looks).to(self._question.scope)
+                if told is not None:
+                    page.add(*told)
+            return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed)
+
+    def steps(self, stand: AppliedBatch) -> Steps | None:
+        """What changed since a batch, batch by batch; None if that would be too much. Errors as for `changes`."""
+        with self._reader.replica.snapshot() as snapshot:
+            snapshot.as_of(stand.batch, stand.fingerprint)
+            _, now = stamped(self._reader, snapshot)
+            if now.batch - stand.batch > STEP_BATCHES_MAX:
+                return None
+            extent = self._question.extent(self._reader.shape, snapshot)
+            found = list(islice(extent.steps(snapshot, stand.batch), STEP_ROWS_MAX + 1))
+            if len(found) > STEP_ROWS_MAX:
+                return None
+            return Steps(list(self._stepwise(snapshot, found)), now)
+
+    def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
+        """As `stamped`; Misdirected too if the replica does not hold what is asked for."""
+        stamp, batch = stamped(self._reader, snapshot)
+        self._question.check_held(self._reader.shape, stamp)
+        return stamp, batch
+
+    def _stepwise(self, snapshot: Snapshot, found: Sequence[tuple[int, Changed]]) -> Iterator[ChangesPage]:
+        by_batch: dict[int, list[Changed]] = defaultdict(list)
+        for number, changed in found:
+            by_batch[number].append(changed)
+        for number in sorted(by_batch):
+            shown = [ShownChange(each, self._looks) for each in by_batch[number]]
+            told = [each for each in (one.to(self._question.scope) for one in shown) if each is not None]
+            if told:
+                stamp, batch = stamped(self._reader, snapshot.as_of(number))
+                yield from paged(stamp, number - 1, batch, told)
+
+
+class _Page:
+    """A page that is being filled."""
+
+    def __init__(self) -> None:
+        self.rows: list[Json] = []
+        self.removed: list[Json] = []
+        self.last: bytes | None = None
+        self._looked = self._bytes = 0
+
+    def takes(self, key: bytes) -> bool:
+        """Whether this key goes on this page still. Rows that are not told count too: a page is bounded in time."""
+        if self._looked == PAGE_ROWS_MAX or self._bytes > PAGE_BYTES:
+            return False
+        self._looked, self.last = self._looked + 1, key
+        return True
+
+    def add(self, there: bool, json: Json) -> None:
+        (self.rows if there else self.removed).append(json)
+        self._bytes += len(json)
+
+
+def paged(stamp: Stamp, after: int, batch: AppliedBatch, told: Sequence[tuple[bool, Json]]) -> Iterator[ChangesPage]:
+    """All changes of a batch that a watcher is told, as pages; `beyond` is a mark only, that there is another one."""
+    pages = [told[at : at + PAGE_ROWS_MAX] for at in range(0, len(told), PAGE_ROWS_MAX)] or [[]]
+    for number, page in enumerate(pages, 1):
+        changed, removed = ([json for is_there, json in page if is_there is there] for there in (True, False))
+        yield ChangesPage(stamp, after, batch, changed, removed, b"more" if number < len(pages) else None)
+
+
+def stamped(reader: ViewReader, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
+    """A snapshot's stamp and batch; NotFreshEnough if it has none yet, or is another query's."""
+    stamp, batch = reader.stamp_of(snapshot), snapshot.batch()
+    if stamp is None or batch is None:
+        raise NotFreshEnough(f"The view {reader.shape.catalogue.view!r} has no batch yet", next_step="Ask again")
+    return stamp, batch
+
+
+GONE = (HistoryGone, NotFreshEnough)  # what a batch that a watcher has is told as, if the replica does not have it

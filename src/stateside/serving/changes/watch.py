@@ -1,0 +1,202 @@
+"""Watching: one watcher's way. A snapshot, or where it was; then what it missed; then what its feed tells it.
+
+    begun ──► snapshot ──► joined: batch by batch ──► cut, end
+      │          ▲            │      ▲
+      │          │ reset      ▼      │
+      └──────► reads what it missed ─┘
+
+It joins the feed at the very batch that it was told up to, and otherwise reads up to there itself: no gap, no repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from stateside.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
+from stateside.replica.applied import AppliedBatch
+from stateside.serving.changes.event import OPENING, EventId, Json, told
+from stateside.serving.changes.feed import POLL_S, Feed
+from stateside.serving.changes.pages import GONE, ChangesPage, Pages, RowsPage
+from stateside.serving.changes.question import Question
+from stateside.serving.changes.watcher import Watcher, cut
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.reader import ROWS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a watcher begins: at a batch that it has, or with a first page of rows; and why it could not go on."""
+
+    stand: AppliedBatch | None = None
+    page: RowsPage | None = None
+    gone: StatesideError | None = None
+
+
+class Watch:
+    """What one question's watcher is told by a feed."""
+
+    def __init__(self, feed: Feed, question: Question) -> None:
+        self._feed, self.question = feed, question
+        self._pages = Pages(feed.reader, question)
+
+    async def begin(self, last: EventId | None, floor: Floor) -> Begun:
+        """Find where to begin: behind the event that the watcher had last, else at the newest rows.
+
+        The rows are waited for as the floor says, then NotFreshEnough; so is the batch of the event.
+        """
+        gone: StatesideError | None = None
+        if last is not None:
+            try:
+                return Begun(await self._found(last, floor))
+            except HistoryGone as error:
+                gone = error
+        return Begun(page=await self._first_rows(floor), gone=gone)
+
+    async def parts(self, begun: Begun) -> AsyncGenerator[bytes]:
+        """All events, from there on, until it is cut off or the feed ends."""
+        yield OPENING
+        try:
+            async for content in self._told(begun):
+                yield content
+        except StatesideError as error:
+            yield cut(error)
+
+    async def once(self, last: EventId | None, floor: Floor) -> RowsPage | ChangesPage:
+        """The rows; or what changed since an event, waited for as long as the floor says, nothing if nothing did.
+
+        HistoryGone if that is not known any more, KeyInvalid if it is too much for one answer.
+        """
+        deadline_s = time.monotonic() + floor.wait_ms / 1_000
+        if last is None:
+            return await self._all_rows(floor)
+        stand = await self._found(last, floor)
+        while True:
+            page = await self._changes_in_one(stand)
+            if page.changed or page.removed or not await self._moved(page.batch, deadline_s):
+                return page
+
+    async def _told(self, begun: Begun) -> AsyncGenerator[bytes]:
+        stand = begun.stand
+        if begun.page is not None:
+            if begun.gone is not None:
+                yield _reset(begun.gone)
+            async for page in self._rest(begun.page):
+                yield page.event()
+                stand = page.batch
+        assert stand is not None, "a watcher begins with rows, or has a batch"
+        watcher = Watcher(self.question, stand)
+        try:
+            while True:
+                if self._feed.join(watcher):
+                    while not (item := await watcher.next()).behind:
+                        yield item.content
+                        if item.last:
+                            return
+                missed = self._missed(watcher.stand)
+                async for content, stand in missed:
+                    watcher.stand = watcher.named = stand
+                    if content:
+                        yield content
+        finally:
+            self._feed.leave(watcher)
+
+    async def _missed(self, stand: AppliedBatch) -> AsyncGenerator[tuple[bytes, AppliedBatch]]:
+        """What happened since a batch, up to now, each with the batch that it leads to once it is all told."""
+        try:
+            steps = await asyncio.to_thread(self._pages.steps, stand)
+            if steps is None:
+                async for change in self._all_changes(stand):
+                    yield change.event(), change.batch
+                return
+            for step in steps.pages:
+                yield step.event(), step.batch
+            if steps.now == stand:
+                await asyncio.sleep(POLL_S)  # the feed has not seen yet that this is the newest batch now
+            yield b"", steps.now
+        except GONE as error:
+            yield _reset(error), stand
+            async for page in self._rest(await asyncio.to_thread(self._pages.rows)):
+                yield page.event(), page.batch
+
+    async def _all_changes(self, stand: AppliedBatch) -> AsyncGenerator[ChangesPage]:
+        page = await asyncio.to_thread(self._pages.changes, stand)
+        yield page
+        while page.beyond is not None:
+            page = await asyncio.to_thread(self._pages.changes, stand, page)
+            yield page
+
+    async def _rest(self, page: RowsPage) -> AsyncGenerator[RowsPage]:
+        """This page, and those that follow on it."""
+        yield page
+        while page.beyond is not None:
+            page = await asyncio.to_thread(self._pages.rows, page)
+            yield page
+
+    async def _changes_in_one(self, stand: AppliedBatch) -> ChangesPage:
+        changed: list[Json] = []
+        removed: list[Json] = []
+        try:
+            async for page in self._all_changes(stand):
+                changed, removed = changed + page.changed, removed + page.removed
+                if len(changed) + len(removed) > ROWS_MAX:
+                    raise _too_much(f"More than {ROWS_MAX} rows changed since batch {stand.batch}")
+        except NotFreshEnough as error:  # the batch was there a moment ago: the replica was loaded anew
+            raise HistoryGone(error.what, next_step=error.next_step) from error
+        return replace(page, changed=changed, removed=removed)
+
+    async def _all_rows(self, floor: Floor) -> RowsPage:
+        page = await self._first_rows(floor)
+        rows = [*page.rows]
+        while page.beyond is not None:
+            page = await asyncio.to_thread(self._pages.rows, page)
+            rows += page.rows
+            if len(rows) > ROWS_MAX:
+                raise _too_much(f"More than {ROWS_MAX} rows begin with this key")
+        return RowsPage(page.stamp, page.batch, rows, None)
+
+    async def _first_rows(self, floor: Floor) -> RowsPage:
+        deadline_s = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            left_ms = max(0, int(1_000 * (deadline_s - time.monotonic())))
+            await self._feed.reader.stamp(Floor(floor.min_position, floor.max_age_ms, left_ms))
+            page = await asyncio.to_thread(self._pages.rows)
+            if floor.missing(page.stamp) is None:
+                return page
+
+    async def _found(self, last: EventId, floor: Floor) -> AppliedBatch:
+        """The batch of an event; HistoryGone if the replica has it no more, or does not come to have it in time."""
+        deadline_s = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            try:
+                return await asyncio.to_thread(self._pages.find, last)
+            except NotFreshEnough as error:
+                if time.monotonic() >= deadline_s:
+                    raise HistoryGone(
+                        f"{error.what}: the checkpoint was rolled back, or this replica is far behind another one",
+                        next_step="Begin anew at the newest batch",
+                    ) from error
+            await asyncio.sleep(POLL_S)
+
+    async def _moved(self, stand: AppliedBatch, deadline_s: float) -> bool:
+        """Wait until something of the question changed, or may have; False if the time is over, or the feed ends."""
+        watcher = Watcher(self.question, stand)
+        try:
+            if not self._feed.join(watcher):
+                return True
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                return not (await watcher.next()).last
+        except TimeoutError:
+            return False
+        finally:
+            self._feed.leave(watcher)
+
+
+def _reset(error: StatesideError) -> bytes:
+    return told("reset", error.code, error.what)
+
+
+def _too_much(what: str) -> KeyInvalid:
+    return KeyInvalid(what, next_step="Give more of the key's parts, or watch with `Accept: text/event-stream`")

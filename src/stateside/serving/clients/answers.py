@@ -1,0 +1,213 @@
+"""Answers as a client gives them: rows with their stamp, and as frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from stateside.errors import SetupError
+from stateside.positions import Position
+from stateside.serving.stamp import Stamp
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+
+class Stamped(Protocol):
+    """Whatever has a stamp."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """What it is an answer of."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, objects by column name, with what is known of the columns' types (as Spark writes them)."""
+
+    rows: list[Row]
+    types: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table. Columns have the types of the view where these are known, else those of JSON."""
+        from stateside.serving.clients.frames import arrow_table
+
+        return arrow_table(self.rows, self.types)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a pandas frame, with the same types."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """The rows as a polars frame, with the same types; SetupError where polars is not installed."""
+        try:
+            import polars
+        except ImportError:
+            raise SetupError(
+                "polars is not installed", next_step="Install it (pip install polars), or use to_arrow() or to_pandas()"
+            ) from None
+        frame = polars.from_arrow(self.to_arrow())
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+
+@dataclass(frozen=True)
+class Answer(Table):
+    """A stamped answer.
+
+    One that was put together from several shares has the stamp of each in `stamps`; where all are of one batch, as
+    `one_batch` says, `stamp` is that of all shares together, else it is the oldest of them. `document` is the answer as
+    HTTP has it, and `answer["range"]` a part of it.
+    """
+
+    stamp: Stamp = field(kw_only=True)
+    cursor: str | None = field(kw_only=True, default=None)
+    stamps: tuple[Stamp, ...] = field(kw_only=True, default=())
+    document: Mapping[str, Any] = field(kw_only=True, default_factory=dict, repr=False)
+
+    @property
+    def one_batch(self) -> bool:
+        """Whether all of it is of one batch, which only an answer of several shares may not be."""
+        return len({(stamp.batch, stamp.position) for stamp in self.stamps}) <= 1
+
+    @property
+    def position(self) -> Position:
+        """What it covers: as `min_position` of another question, that one's answer is no older."""
+        return self.stamp.position
+
+    def __getitem__(self, name: str) -> Any:
+        return self.document[name]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], types: Mapping[str, str] | None = None) -> Answer:
+        """The answer in a document; LookupError, TypeError or ValueError if it is none."""
+        stamp = Stamp.of(document["stamp"])
+        rows, cursor = document["rows"], document.get("cursor")
+        return cls(rows, types or {}, stamp=stamp, cursor=cursor, stamps=(stamp,), document=document)
+
+    @classmethod
+    def together(cls, rows: list[Row], stamps: Sequence[Stamp], types: Mapping[str, str]) -> Answer:
+        """The answer that those of several shares make."""
+        stamp = joined(stamps)
+        document = {"stamp": stamp.as_dict(), "rows": rows, "cursor": None}
+        if len(stamps) > 1:
+            document["stamps"] = [each.as_dict() for each in stamps]
+        return cls(rows, types, stamp=stamp, stamps=tuple(stamps), document=document)
+
+    def first(self, count: int) -> Answer:
+        """The same with its first rows only."""
+        rows = self.rows[:count]
+        return replace(self, rows=rows, document={**self.document, "rows": rows})
+
+
+@dataclass(frozen=True)
+class Lookup(Answer):
+    """The answer to many keys at once: `found` has for each key its row, or None if there is none."""
+
+    found: list[Row | None] = field(kw_only=True, default_factory=list)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], types: Mapping[str, str] | None = None) -> Lookup:
+        """The answer in a document."""
+        return cls.together_found(document["rows"], [Stamp.of(document["stamp"])], types or {})
+
+    @classmethod
+    def together_found(cls, found: list[Row | None], stamps: Sequence[Stamp], types: Mapping[str, str]) -> Lookup:
+        """The answer that those of several places make."""
+        whole = Answer.together([row for row in found if row is not None], stamps, types)
+        document = {**whole.document, "rows": found}
+        return cls(whole.rows, types, stamp=whole.stamp, stamps=whole.stamps, document=document, found=found)
+
+
+def joined(stamps: Sequence[Stamp]) -> Stamp:
+    """The stamp of several shares' answers together: theirs, if they are of one batch, else the oldest one."""
+    oldest = min(stamps, key=lambda stamp: (stamp.batch, -stamp.age_ms))
+    if len(stamps) == 1 or len({(stamp.batch, stamp.position) for stamp in stamps}) > 1:
+        return oldest
+    return replace(oldest, share=None, replica=",".join(stamp.replica for stamp in stamps))
+
+
+@dataclass(frozen=True)
+class SqlAnswer(Table):
+    """What a statement gave, and a stamp for each view that it named. `document` is the answer as HTTP has it.
+
+    Of two columns of the same name the second one gets a number: `sum`, `sum_2`.
+    """
+
+    stamps: tuple[Stamp, ...] = field(kw_only=True, default=())
+    document: Mapping[str, Any] = field(kw_only=True, default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> SqlAnswer:
+        """The answer in a document; LookupError, TypeError or ValueError if it is none."""
+        stamps = tuple(Stamp.of(stamp) for stamp in document["stamps"])
+        names = _distinct([column["name"] for column in document["columns"]])
+        rows = [dict(zip(names, row, strict=True)) for row in document["rows"]]
+        known = ((name, spark_type(column["type"])) for name, column in zip(names, document["columns"], strict=True))
+        types = {name: type_ for name, type_ in known if type_ is not None}
+        return cls(rows, types, stamps=stamps, document=document)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(2))
+        found.append(name if name not in found else next(each for each in numbered if each not in [*found, *names]))
+    return found
+
+
+_TYPES_OF_SQL = {
+    "BOOLEAN": "boolean",
+    "TINYINT": "byte",
+    "SMALLINT": "short",
+    "INTEGER": "integer",
+    "BIGINT": "long",
+    "HUGEINT": "decimal(38,0)",  # what DuckDB adds whole numbers up in
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "VARCHAR": "string",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp_ntz",
+    "TIMESTAMP WITH TIME ZONE": "timestamp",
+    "BLOB": "binary",
+}
+
+
+def spark_type(sql: str) -> str | None:
+    """The type of a statement's column in the words of views; None if there is no such word."""
+    decimal = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", sql)
+    return f"decimal({decimal[1]},{decimal[2]})" if decimal else _TYPES_OF_SQL.get(sql)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a watch tells: a part of the snapshot that it begins with, or what a batch changed.
+
+    kind        what
+    snapshot    `rows` are rows as they are; the last part of a snapshot has `last`
+    changes     `rows` are those that the batch changed or added, `removed` the keys of those that it took away
+    reset       what was told so far does not hold on, for this `reason`: a snapshot follows
+    """
+
+    kind: Literal["snapshot", "changes", "reset"]
+    id: str | None
+    stamp: Stamp | None
+    rows: list[Row]
+    removed: list[Row]
+    last: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a key is: in which share, and which servers have that, the newest batch first."""
+
+    share: str | None
+    servers: list[dict[str, Any]]

@@ -1,0 +1,284 @@
+"""The same client for `async` code: see `client`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from stateside.errors import StatesideError
+from stateside.journal.event import Event
+from stateside.positions import Position
+from stateside.serving.clients import http
+from stateside.serving.clients.answers import Answer, Change, Location, Lookup, SqlAnswer
+from stateside.serving.clients.asking import Asking
+from stateside.serving.clients.core import DEADLINE_S, Core
+from stateside.serving.clients.questions import Floor, Part, other_parameters, span, texts
+from stateside.serving.clients.scanning import PAGE_ROWS, Scan, ScanQuestion
+from stateside.serving.clients.steps import Deliver, NextLine, Open, Pause, Reply, Send, Silence, Step, Steps, Together
+from stateside.serving.clients.watching import Watch, WatchQuestion
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Asks servers, and takes each question to one that has the keys. For one event loop.
+
+    `urls` are the servers to begin with; the others that they tell of are found by themselves. Every call ends within
+    `deadline_s`, and what may be repeated is, until then; if nobody can be reached at all, within `unreached_s`.
+    `certificate` is a file with those to trust beside the usual ones. With `direct` only the given servers are asked,
+    once each.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        certificate: str | Path | None = None,
+        direct: bool = False,
+        unreached_s: float | None = None,
+    ) -> None:
+        core = Core(http.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
+        self._asking = Asking(core)
+        self._http = httpx.AsyncClient(**http.settings(token, certificate))
+
+    async def rows(
+        self,
+        view: str,
+        *key: Part,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The rows of one key, or of all keys that begin with these parts."""
+        return await self._run(self._asking.rows(view, key, Floor(min_position, max_age_ms, wait_ms, as_of)))
+
+    async def lookup(
+        self,
+        view: str,
+        keys: Sequence[Sequence[Part] | str],
+        *,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Lookup:
+        """The rows of many whole keys, of one batch: `found` has them in the order of the keys."""
+        return await self._run(self._asking.lookup(view, keys, Floor(min_position, max_age_ms, wait_ms, as_of)))
+
+    def scan(
+        self,
+        view: str,
+        *key: Part,
+        where: Sequence[str] = (),
+        order: str | None = None,
+        columns: Sequence[str] | None = None,
+        page_rows: int = PAGE_ROWS,
+        rows_max: int | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> AsyncIterator[Answer]:
+        """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
+        return self._iterate(Scan(self._asking, question).pages())
+
+    def watch(
+        self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
+    ) -> AsyncIterator[Change]:
+        """What is there, and then what every batch changes; goes on over connections that break.
+
+        `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
+        """
+        return self._iterate(Watch(self._asking, WatchQuestion(view, texts(key), rollup, after)).changes())
+
+    async def sum(
+        self,
+        view: str,
+        *key: Part,
+        from_time: Part | None = None,
+        to_time: Part | None = None,
+        last: str | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The buckets of one key in a range of times, or over the last so long ("24h"), combined into one row."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        return await self._run(self._asking.sum(view, key, span(from_time, to_time, last), floor))
+
+    async def rollup(
+        self,
+        view: str,
+        columns: Sequence[str],
+        *key: Part,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The view's rows added up by these columns: for one coarser key, or for all that begin with these parts."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        return await self._run(self._asking.rollup(view, columns, key, floor))
+
+    async def sql(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        rows_max: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SqlAnswer:
+        """What a statement gives, over one snapshot of each view that it names."""
+        return await self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
+
+    async def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
+        """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
+        return await self._run(self._asking.append(events))
+
+    async def views(self) -> list[dict[str, Any]]:
+        """The views that are served, each with the state of its job."""
+        return await self._run(self._asking.views())
+
+    async def servers(self) -> list[dict[str, Any]]:
+        """The servers that there are, and what they hold."""
+        return await self._run(self._asking.servers())
+
+    async def locate(self, view: str, *key: Part) -> Location:
+        """Which share a key is in, and which servers hold that."""
+        return await self._run(self._asking.locate(view, key))
+
+    async def get(
+        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
+    ) -> dict[str, Any]:
+        """The JSON document at a path, such as that of a bill."""
+        floor = Floor(min_position, None, wait_ms)
+        return await self._run(self._asking.document(path, other_parameters(parameters), floor))
+
+    async def content(
+        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
+    ) -> bytes:
+        """What is not JSON at a path, such as a PDF."""
+        floor = Floor(min_position, None, wait_ms)
+        return await self._run(self._asking.content(path, other_parameters(parameters), floor))
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Go a course of steps to its end."""
+        go_on: Callable[[], Step] = partial(steps.send, None)
+        while True:
+            try:
+                step = go_on()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                go_on = partial(steps.send, await self._do(step))
+            except StatesideError as error:
+                go_on = partial(steps.throw, error)
+
+    async def _iterate(self, steps: Steps[None]) -> AsyncIterator[Any]:
+        """Go a course of steps, and hand over what it delivers. A stream that it opens is closed with it."""
+        go_on: Callable[[], Step] = partial(steps.send, None)
+        stream = _Stream(self._http)
+        try:
+            while True:
+                try:
+                    step = go_on()
+                except StopIteration:
+                    return
+                if isinstance(step, Deliver):
+                    yield step.value
+                    go_on = partial(steps.send, None)
+                    continue
+                try:
+                    told = await (stream.do(step) if isinstance(step, Open | NextLine) else self._do(step))
+                    go_on = partial(steps.send, told)
+                except StatesideError as error:
+                    go_on = partial(steps.throw, error)
+        finally:
+            steps.close()
+            await stream.close()
+
+    async def _do(self, step: Step) -> Any:
+        match step:
+            case Send():
+                return await self._send(step)
+            case Pause(seconds):
+                return await asyncio.sleep(seconds)
+            case Together(courses):
+                return await self._together(courses)
+        raise AssertionError(f"{step} is not for here")
+
+    async def _together(self, courses: Sequence[Steps[Any]]) -> list[Any]:
+        """All of them; the first error is raised once all have ended, so that none goes on unseen."""
+        results = await asyncio.gather(*map(self._run, courses), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return list(results)
+
+    async def _send(self, step: Send) -> Reply | Silence:
+        """One attempt. Its time is over even if the server goes on sending, little by little."""
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                response = await self._http.request(**http.request(step.url, step.ask, step.timeout_s))
+                return http.reply(response, response.content)
+        except httpx.HTTPError as error:
+            return http.silence(error)
+        except TimeoutError:
+            return Silence(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
+
+
+class _Stream:
+    """The one stream that a course of steps has open."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._http, self._opened, self._lines = client, AsyncExitStack(), _no_lines()
+
+    async def do(self, step: Open | NextLine) -> Reply | Silence | str | None:
+        """Open it, in the place of the one before, or have its next line; None at its end."""
+        try:
+            return await (self._open(step) if isinstance(step, Open) else anext(self._lines, None))
+        except httpx.HTTPError as error:
+            return http.silence(error)
+
+    async def close(self) -> None:
+        """Let it go."""
+        await self._opened.aclose()
+
+    async def _open(self, step: Open) -> Reply:
+        await self._opened.aclose()
+        asked = self._http.stream(**http.request(step.url, step.ask, step.timeout_s))
+        response = await self._opened.enter_async_context(asked)
+        self._lines = response.aiter_lines()
+        return http.reply(response, b"" if response.is_success else await response.aread())
+
+
+async def _no_lines() -> AsyncIterator[str]:
+    nothing: tuple[str, ...] = ()
+    for line in nothing:
+        yield line

@@ -1,0 +1,277 @@
+"""The client: asks servers from Python, and raises their problems as the errors they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from stateside.errors import StatesideError
+from stateside.journal.event import Event
+from stateside.positions import Position
+from stateside.serving.clients import http
+from stateside.serving.clients.answers import Answer, Change, Location, Lookup, SqlAnswer
+from stateside.serving.clients.asking import Asking
+from stateside.serving.clients.core import DEADLINE_S, Core
+from stateside.serving.clients.questions import Floor, Part, other_parameters, span, texts
+from stateside.serving.clients.scanning import PAGE_ROWS, Scan, ScanQuestion
+from stateside.serving.clients.steps import Deliver, NextLine, Open, Pause, Reply, Send, Silence, Step, Steps, Together
+from stateside.serving.clients.watching import Watch, WatchQuestion
+
+T = TypeVar("T")
+
+TOGETHER_MAX = 32  # shares that are asked at the same time
+
+
+class Client:
+    """Asks servers, and takes each question to one that has the keys. May be used by several threads.
+
+    `urls` are the servers to begin with; the others that they tell of are found by themselves. Every call ends within
+    `deadline_s`, and what may be repeated is, until then; if nobody can be reached at all, within `unreached_s`.
+    `certificate` is a file with those to trust beside the usual ones. With `direct` only the given servers are asked,
+    once each.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        certificate: str | Path | None = None,
+        direct: bool = False,
+        unreached_s: float | None = None,
+    ) -> None:
+        core = Core(http.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
+        self._asking = Asking(core)
+        self._http = httpx.Client(**http.settings(token, certificate))
+
+    def rows(
+        self,
+        view: str,
+        *key: Part,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The rows of one key, or of all keys that begin with these parts."""
+        return self._run(self._asking.rows(view, key, Floor(min_position, max_age_ms, wait_ms, as_of)))
+
+    def lookup(
+        self,
+        view: str,
+        keys: Sequence[Sequence[Part] | str],
+        *,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Lookup:
+        """The rows of many whole keys, of one batch: `found` has them in the order of the keys."""
+        return self._run(self._asking.lookup(view, keys, Floor(min_position, max_age_ms, wait_ms, as_of)))
+
+    def scan(
+        self,
+        view: str,
+        *key: Part,
+        where: Sequence[str] = (),
+        order: str | None = None,
+        columns: Sequence[str] | None = None,
+        page_rows: int = PAGE_ROWS,
+        rows_max: int | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Iterator[Answer]:
+        """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
+        return self._iterate(Scan(self._asking, question).pages())
+
+    def watch(
+        self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
+    ) -> Iterator[Change]:
+        """What is there, and then what every batch changes; goes on over connections that break.
+
+        `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
+        """
+        return self._iterate(Watch(self._asking, WatchQuestion(view, texts(key), rollup, after)).changes())
+
+    def sum(
+        self,
+        view: str,
+        *key: Part,
+        from_time: Part | None = None,
+        to_time: Part | None = None,
+        last: str | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The buckets of one key in a range of times, or over the last so long ("24h"), combined into one row."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        return self._run(self._asking.sum(view, key, span(from_time, to_time, last), floor))
+
+    def rollup(
+        self,
+        view: str,
+        columns: Sequence[str],
+        *key: Part,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Answer:
+        """The view's rows added up by these columns: for one coarser key, or for all that begin with these parts."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        return self._run(self._asking.rollup(view, columns, key, floor))
+
+    def sql(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        rows_max: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SqlAnswer:
+        """What a statement gives, over one snapshot of each view that it names."""
+        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
+
+    def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
+        """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
+        return self._run(self._asking.append(events))
+
+    def views(self) -> list[dict[str, Any]]:
+        """The views that are served, each with the state of its job."""
+        return self._run(self._asking.views())
+
+    def servers(self) -> list[dict[str, Any]]:
+        """The servers that there are, and what they hold."""
+        return self._run(self._asking.servers())
+
+    def locate(self, view: str, *key: Part) -> Location:
+        """Which share a key is in, and which servers hold that."""
+        return self._run(self._asking.locate(view, key))
+
+    def get(
+        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
+    ) -> dict[str, Any]:
+        """The JSON document at a path, such as that of a bill."""
+        floor = Floor(min_position, None, wait_ms)
+        return self._run(self._asking.document(path, other_parameters(parameters), floor))
+
+    def content(
+        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
+    ) -> bytes:
+        """What is not JSON at a path, such as a PDF."""
+        floor = Floor(min_position, None, wait_ms)
+        return self._run(self._asking.content(path, other_parameters(parameters), floor))
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        """Go a course of steps to its end."""
+        go_on: Callable[[], Step] = partial(steps.send, None)
+        while True:
+            try:
+                step = go_on()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                go_on = partial(steps.send, self._do(step))
+            except StatesideError as error:
+                go_on = partial(steps.throw, error)
+
+    def _iterate(self, steps: Steps[None]) -> Iterator[Any]:
+        """Go a course of steps, and hand over what it delivers. A stream that it opens is closed with it."""
+        go_on: Callable[[], Step] = partial(steps.send, None)
+        with closing(_Stream(self._http)) as stream, closing(steps):
+            while True:
+                try:
+                    step = go_on()
+                except StopIteration:
+                    return
+                if isinstance(step, Deliver):
+                    yield step.value
+                    go_on = partial(steps.send, None)
+                    continue
+                try:
+                    told = stream.do(step) if isinstance(step, Open | NextLine) else self._do(step)
+                    go_on = partial(steps.send, told)
+                except StatesideError as error:
+                    go_on = partial(steps.throw, error)
+
+    def _do(self, step: Step) -> Any:
+        match step:
+            case Send():
+                return self._send(step)
+            case Pause(seconds):
+                time.sleep(seconds)
+                return None
+            case Together(courses):
+                return self._together(courses)
+        raise AssertionError(f"{step} is not for here")
+
+    def _together(self, courses: Sequence[Steps[Any]]) -> list[Any]:
+        if len(courses) == 1:
+            return [self._run(courses[0])]
+        with ThreadPoolExecutor(min(len(courses), TOGETHER_MAX)) as pool:
+            return list(pool.map(self._run, courses))
+
+    def _send(self, step: Send) -> Reply | Silence:
+        """One attempt. Its time is over even if the server goes on sending, little by little."""
+        until_s = time.monotonic() + step.timeout_s
+        try:
+            with self._http.stream(**http.request(step.url, step.ask, step.timeout_s)) as response:
+                content = bytearray()
+                for part in response.iter_bytes():
+                    content += part
+                    if time.monotonic() > until_s:
+                        return Silence(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
+                return http.reply(response, bytes(content))
+        except httpx.HTTPError as error:
+            return http.silence(error)
+
+
+class _Stream:
+    """The one stream that a course of steps has open."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._http, self._opened = client, ExitStack()
+        self._lines: Iterator[str] = iter(())
+
+    def do(self, step: Open | NextLine) -> Reply | Silence | str | None:
+        """Open it, in the place of the one before, or have its next line; None at its end."""
+        try:
+            return self._open(step) if isinstance(step, Open) else next(self._lines, None)
+        except httpx.HTTPError as error:
+            return http.silence(error)
+
+    def close(self) -> None:
+        """Let it go."""
+        self._opened.close()
+
+    def _open(self, step: Open) -> Reply:
+        self._opened.close()
+        response = self._opened.enter_context(self._http.stream(**http.request(step.url, step.ask, step.timeout_s)))
+        self._lines = response.iter_lines()
+        return http.reply(response, b"" if response.is_success else response.read())

@@ -1,0 +1,81 @@
+"""The route of changes: server-sent events, or the same once, by long-poll."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stateside.serving.changes.event import KIND, EventId, listed, told
+from stateside.serving.changes.feed import Feeds
+from stateside.serving.changes.pages import ChangesPage, RowsPage
+from stateside.serving.changes.question import Question
+from stateside.serving.changes.watch import Watch
+from stateside.serving.web.asked import Asked
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import Response, Stream, stamped
+from stateside.serving.web.route import FLOOR, KEY, Parameter, Route
+
+_NO_BUFFERS = ("x-accel-buffering", "no")  # proxies are to hand events on as they come
+_TEXT = (
+    "the rows of one key, of all keys that begin with these parts, or of the whole view, and from then on what every "
+    "batch changes: as server-sent events or, with `Accept: application/json`, once, waited for (wait_ms)"
+)
+_PARAMETERS = (
+    KEY,
+    Parameter(
+        "rollup", "instead of the rows those of the rollup by these columns, joined by commas; empty for the total"
+    ),
+    Parameter("after", "the id of the last event that you have, as the header Last-Event-ID: go on behind it"),
+    *FLOOR,
+)
+_ANSWER = {
+    "type": "object",
+    "required": ["stamp", "id"],
+    "properties": {
+        "stamp": {"type": "object"},
+        "id": {"type": "string"},
+        "rows": {"type": "array", "items": {"type": "object"}},
+        "after": {"type": "integer"},
+        "changed": {"type": "array", "items": {"type": "object"}},
+        "removed": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+def changes_routes(feeds: Feeds) -> list[Route]:
+    """The routes of what these feeds tell."""
+
+    async def changes(request: Request) -> Response:
+        asked = await Asked.of(request)
+        question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope)
+        watch = Watch(feeds.of(asked.reader), question)
+        after = request.parameters.get("after")
+        if "application/json" in request.headers.get("accept", ""):
+            return _once(await watch.once(_last(after), asked.floor))
+        begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
+        return Response({}, stream=Stream(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
+
+    pattern = "/v1/views/{view}/changes"
+    return [Route(pattern, changes, _TEXT, "read", parameters=_PARAMETERS, answer=_ANSWER)]
+
+
+def _cut(why: str) -> bytes:
+    reason, _, detail = why.partition(": ")
+    return told("cut", reason, detail)
+
+
+def _last(text: str | None) -> EventId | None:
+    return None if text is None else EventId.parse(text)
+
+
+def _rollup(request: Request) -> list[str] | None:
+    columns = request.parameters.get("rollup")
+    return None if columns is None else [name for name in columns.split(",") if name]
+
+
+def _once(page: RowsPage | ChangesPage) -> Response:
+    document: dict[str, Any] = {"id": str(EventId.of(page.batch))}
+    if isinstance(page, RowsPage):
+        document |= {"rows": listed(page.rows), "cursor": None}
+    else:
+        document |= {"after": page.after, "changed": listed(page.changed), "removed": listed(page.removed)}
+    return stamped(page.stamp, document)

@@ -1,0 +1,117 @@
+"""Live and sealed rows together behind real Spark, windows and sessions: a replica that follows batch by batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stateside
+from stateside.checkpoint.catalogue import Catalogue
+from stateside.journal import Event
+from stateside.layout import Layout
+from stateside.replica.tail import Tail
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.reading.scan import Page, page
+from stateside.serving.stamp import iso_time
+from stateside.testing import append, run_to
+
+from .shop import Asked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+HOUR_US, START_US = 3_600_000_000, 1_767_225_600_000_000
+CUSTOMERS = ("emma", "ben")
+EVENTS = [
+    Event(f"{n}", CUSTOMERS[n % 2], "order", START_US + n * HOUR_US // 3, {"amount": n, "price": f"{n}.25"})
+    for n in range(30)
+]
+
+
+def shop() -> stateside.App:
+    from pyspark.sql import functions as F
+
+    app = stateside.App("shop", fields="amount long, price string")
+
+    def folded(events: DataFrame, period: Any) -> DataFrame:
+        named = events.selectExpr("entity as customer", "time", "amount", "cast(price as decimal(20,2)) as price")
+        return (
+            named.withWatermark("time", "1 hour")
+            .groupBy("customer", period)
+            .agg(F.count("*").alias("orders"), F.sum("price").alias("paid"), F.max("time").alias("last"))
+        )
+
+    @app.view(key=["customer", "window"], archive="hours")
+    def hourly(events: DataFrame) -> DataFrame:
+        return folded(events, F.window("time", "1 hour"))
+
+    @app.view(key=["customer", "session"], archive="visits")
+    def visits(events: DataFrame) -> DataFrame:
+        return folded(events, F.session_window("time", "10 minutes").alias("session"))
+
+    return app
+
+
+def expected(view: str, customer: str, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What all events up to a position come to: hours, or a session for each event."""
+    groups: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.entity == customer:
+            start_us = event.time_us - event.time_us % HOUR_US if view == "hourly" else event.time_us
+            end_us = start_us + (HOUR_US if view == "hourly" else 600_000_000)
+            groups[start_us, end_us].append(event)
+    return [
+        {
+            "customer": customer,
+            "window" if view == "hourly" else "session": {"start": iso_time(start_us), "end": iso_time(end_us)},
+            "orders": len(group),
+            "paid": f"{sum(25 + 100 * event.payload['amount'] for event in group) / 100:.2f}",
+            "last": iso_time(max(event.time_us for event in group)),
+        }
+        for (start_us, end_us), group in sorted(groups.items())
+    ]
+
+
+def ask(layout: Layout, view: str, asked: Asked) -> Page:
+    reader = ViewReader(layout.view(view))
+    try:
+        return asyncio.run(page(reader, asked.question(reader), Floor(wait_ms=0)))
+    finally:
+        reader.close()
+
+
+def test_every_period_is_there_once_at_every_batch_live_or_sealed(spark: SparkSession, layout: Layout) -> None:
+    """The job is far ahead, and has sealed rows of batches that the replica does not have yet."""
+    append(layout, EVENTS)
+    run_to(shop(), layout, spark, events_per_batch=5)
+    for view, table in (("hourly", "hours"), ("visits", "visits")):
+        assert Catalogue.load(layout.view(view).catalogue).archive == table
+        tail, sealed_counts = Tail(layout.view(view)), set()
+        tail.close()
+        for _ in range(50):
+            tail = Tail(layout.view(view))
+            moved = tail.step()
+            tail.close()
+            for customer in CUSTOMERS:
+                answer = ask(layout, view, Asked(parts=(customer,)))
+                seen = EVENTS[: answer.stamp.position["0"]]
+                assert answer.stamp.source == "both"
+                assert answer.rows == expected(view, customer, seen)
+                sealed = ask(layout, view, Asked(parts=(customer,), source="archive")).rows
+                live = ask(layout, view, Asked(parts=(customer,), source="live")).rows
+                assert sealed + live == answer.rows, "sealed ones are the older ones"
+                sealed_counts.add(len(sealed))
+            if not moved:
+                break
+        assert len(sealed_counts) > 2, "rows were sealed while the replica moved"
+        start = iso_time(EVENTS[0].time_us)
+        (first,) = ask(layout, view, Asked(parts=("emma", start))).rows
+        assert first["last"] >= start
+        assert ask(layout, view, Asked(parts=("emma", start), source="live")).rows == []

@@ -1,0 +1,101 @@
+"""Streams on a real server: at the client's pace, and closed when the client goes away."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stateside.processes import Child, free_port
+from stateside.serving.web.outlet import ROOM_BYTES
+from tests.serving.conftest import wait_until_it_answers
+from tests.serving.web.streams import PART_BYTES, STALLED_S
+
+pytestmark = pytest.mark.e2e
+
+SERVE = (
+    "import sys; from pathlib import Path; from stateside.serving.server import serve\n"
+    "if __name__ == '__main__':\n"
+    "    serve(Path(sys.argv[1]), port=int(sys.argv[2]), routes=('tests.serving.web.streams:routes',))\n"
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    folder: Path
+    port: int
+    child: Child
+
+    def ask(self, path: str, receive_bytes: int = 0) -> socket.socket:
+        """A connection that has asked, and reads as little as it likes."""
+        asked = socket.socket()
+        if receive_bytes:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        asked.connect(("127.0.0.1", self.port))
+        asked.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\n\r\n".encode())
+        return asked
+
+    def note(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("streams"), free_port()
+    script = folder / "serve.py"
+    script.write_text(SERVE)
+    child = Child([sys.executable, str(script), str(folder), str(port)], folder / "server.log")
+    try:
+        wait_until_it_answers(f"http://127.0.0.1:{port}/healthz", child)
+        yield Server(folder, port, child)
+    finally:
+        child.stop()
+
+
+def until(done: Callable[[], bool], what: str, wait_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + wait_s
+    while not done():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.02)
+
+
+def test_a_stream_is_closed_when_its_client_goes_away_while_nothing_is_sent(server: Server) -> None:
+    asked = server.ask("/idle")
+    head = b""
+    while b"hello" not in head:
+        head += asked.recv(4_096)
+    assert server.note("idle") == ""
+    asked.close()
+    until(lambda: server.note("idle") == "closed", "the stream was not closed")
+
+
+def test_no_more_is_asked_for_than_the_client_takes_and_who_takes_nothing_is_disconnected(server: Server) -> None:
+    """Granian alone would take all of it into memory."""
+    asked = server.ask("/flood", receive_bytes=64 * 1024)
+    time.sleep(1.0)
+    parts = int(server.note("flood"))
+    assert parts <= (ROOM_BYTES + 1_000_000) / PART_BYTES, "the kernel's buffers, and the room"
+    taken = 0
+    while taken < 5_000_000:
+        taken += len(asked.recv(1 << 20))
+    until(lambda: int(server.note("flood").split()[0]) >= taken / PART_BYTES, "who reads on gets on")
+    until(lambda: "closed" in server.note("flood"), "who takes nothing is not kept", STALLED_S + 10)
+    asked.settimeout(10)
+    with pytest.raises(OSError):
+        while asked.recv(1 << 20):
+            pass
+        raise ConnectionResetError
+    assert httpx.get(f"http://127.0.0.1:{server.port}/healthz").status_code == 200
+
+
+def test_a_stream_that_fails_breaks_off_and_the_log_says_why(server: Server) -> None:
+    with httpx.stream("GET", f"http://127.0.0.1:{server.port}/broken") as answer:
+        assert answer.read() == b"so far\n"
+    until(lambda: "a mistake in what makes the parts" in server.child.tail(60), server.child.tail(60))
