@@ -39,6 +39,7 @@ from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from stateside.serving.web.event_routes import event_routes
+from stateside.serving.web.route import Route
 from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
@@ -159,8 +160,8 @@ def load_application(
         logs.log_json()
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
-    loaded = event_routes(layout) + sql_routes(layout, [table for name in tables for table in _named(name)()])
-    loaded += [route for name in routes for route in _named(name)(layout)]
+    added = (route for name in routes for route in _load_routes(name, layout))
+    loaded = [*event_routes(layout), *sql_routes(layout, tables), *added]
     return Application(Views(layout), loaded, guard=guard, identity=identity)
 
 
@@ -175,8 +176,7 @@ def _connections_max() -> int:
     return max(1, files - _FILES_BESIDE)
 
 
-def _named(name: str) -> Callable[..., Sequence[Any]]:
-    """The function that a name like `module:function` means."""
+def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
     module, _, attribute = name.partition(":")
-    function: Callable[..., Sequence[Any]] = getattr(import_module(module), attribute)
-    return function
+    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
+    return routes(layout)
