@@ -135,7 +135,7 @@ class Execution:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
-        check_held(view.stamp, _codec(view.catalogue), scope.prefix)
+        check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
         table = read(rows, scope, self._folder.kept, self.ending)
         return Scan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
