@@ -11,6 +11,10 @@ VENV := .venv/bin
 STAMP := .venv/.stamp
 ARGS =
 
+# Where Python is told to keep no compiled files, every process of a test or demo would compile Spark's anew: 2 s each.
+# They stay in this folder, and git ignores them.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
@@ -24,7 +28,7 @@ test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python tools/test.py $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network
-	$(VENV)/python -m pytest -n 2 -m "not spark and not e2e and not network" $(ARGS)
+	$(VENV)/python -m pytest -n 2 --dist worksteal -m "not spark and not e2e and not network" $(ARGS)
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests

@@ -12,13 +12,19 @@ import pytest
 from hypothesis import settings
 
 from stateside.layout import Layout
+from tests.sizes import sized
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from stateside.ops.broker import Broker
 
-settings.register_profile("stateside", deadline=None)  # no timed tests: this machine is noisy
+settings.register_profile(
+    "stateside",
+    deadline=None,  # no timed tests: this machine is noisy
+    max_examples=sized(40, 200),  # others at every run
+    print_blob=True,  # with it one that failed can be run again, see `reproduce_failure`
+)
 settings.load_profile("stateside")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be every process that a test starts.
@@ -30,7 +36,8 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
-SECOND_HALF = ("billing", "replica", "serving")  # rooms whose tests with Spark run in the second process
+# Rooms whose tests with Spark run in the second process.
+SECOND_HALF = ("billing", "examples", "replica", "serving", "setup")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

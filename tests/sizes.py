@@ -17,6 +17,11 @@ def sized(short: T, full: T) -> T:
     return full if FULL else short
 
 
+def thinned(places: range, step: int) -> range:
+    """Every so-manieth place to damage, all of them in the long run. An odd step meets each byte of a field."""
+    return places[:: sized(step, 1)]
+
+
 def in_full(reason: str) -> pytest.MarkDecorator:
     """Marks a test that `make test` leaves out; the reason says which other one shows the same there."""
     return pytest.mark.skipif(not FULL, reason=f"in `make test-full`: {reason}")

@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from stateside.cli import main
 from stateside.errors import Misdirected
 from stateside.processes import Child, free_port
 from stateside.serving.clients import Client
@@ -21,20 +23,26 @@ from tests.written import WORDS, Written, WrittenOperator, words
 pytestmark = pytest.mark.e2e
 
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 
 
-def serve(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*prefix, sys.executable, "-m", "stateside", "serve", *map(str, arguments), "--port", "0"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def serve(*arguments: str | Path, prefix: tuple[str, ...] | None) -> tuple[int, str]:
+    """The exit code, and what is said; in a process of its own behind this prefix, or else in this one."""
+    given = ["serve", *map(str, arguments), "--port", "0"]
+    if prefix is None:
+        called = CliRunner().invoke(main, given)
+        return called.exit_code, called.stderr
+    command = [*prefix, sys.executable, "-m", "stateside", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stderr
 
 
-def refused(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> str:
+def refused(*arguments: str | Path, prefix: tuple[str, ...] | None = None) -> str:
     """The one sentence that is said, and nothing was made."""
-    done = serve(*arguments, prefix=prefix)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = done.stderr.splitlines()
+    code, errors = serve(*arguments, prefix=prefix)
+    assert code == 1, errors
+    assert "Traceback" not in errors
+    (line,) = errors.splitlines()
     assert line.startswith("Error: ")
     assert line.endswith(".")
     return line
@@ -169,7 +177,7 @@ class TestRefused:
     def test_no_refusal_leaves_anything_behind(self, checkpoint: Path, state_home: Path, tmp_path: Path) -> None:
         (tmp_path / "views.toml").write_text("[views.wrods]")
         refused(checkpoint, "--declare", tmp_path / "views.toml")
-        refused(checkpoint.parent)
+        refused(checkpoint.parent, prefix=())
         refused(checkpoint, "--share", "5/4")
         assert not state_home.exists()
 

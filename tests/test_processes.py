@@ -16,7 +16,7 @@ from stateside.processes import EXIT_NO_COMMAND, Child, free_port
 
 pytestmark = pytest.mark.e2e
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 90.0
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = [
     sys.executable,

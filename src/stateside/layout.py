@@ -13,6 +13,7 @@ FOLDER/
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
   views/VIEW/plans.json       of billing: the versions of price plans that rows and documents refer to
   views/VIEW/book/            of billing: snapshots of the book of plans and assignments
+  views/VIEW/reports/         of billing: what rating found in the batch that is running
   views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/progress.jsonl   what Spark reported of the newest batches

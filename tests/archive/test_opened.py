@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from stateside.archive import ArchiveTable, TableSpec
-from stateside.archive.opened import COMMITS_BETWEEN
+from stateside.archive import ArchiveTable, TableSpec, opened
 from stateside.errors import ArchiveInvalid, SinkAway
 
 SPEC = TableSpec("invoices", pa.schema([("customer", pa.string()), ("total", pa.int64())]))
@@ -31,8 +30,8 @@ def test_rows_and_counters_are_stored_together_and_these_may_go_back(archive: Ar
     assert archive.opened().counter("highest") is None
     archive.opened().store(rows(("emma", 1)), 3, {"highest": 7, "other": 1})
     archive.opened().store(rows(), 4, {"highest": 5})
-    opened = archive.opened()
-    assert (opened.counter("highest"), opened.counter("other")) == (5, 1)
+    found = archive.opened()
+    assert (found.counter("highest"), found.counter("other")) == (5, 1)
     assert archive.read().to_pylist() == [{"customer": "emma", "total": 1, "sealed_batch": 3}]
 
 
@@ -55,9 +54,9 @@ def test_a_writer_that_others_overtook_stores_nothing(archive: ArchiveTable) -> 
 def test_rows_are_read_by_a_condition(archive: ArchiveTable) -> None:
     for batch, customer in enumerate(["emma", "noah", "emma"]):
         archive.opened().store(rows((customer, batch)), batch, {"batch": batch})
-    opened = archive.opened()
+    before = archive.opened()
     archive.opened().store(rows(("emma", 9)), 3, {"batch": 3})
-    found = opened.read(["total"], pc.field("customer") == "emma")
+    found = before.read(["total"], pc.field("customer") == "emma")
     assert sorted(found["total"].to_pylist()) == [0, 2], "of the version that was opened"
 
 
@@ -66,13 +65,16 @@ def test_a_table_that_is_not_there_cannot_be_opened(tmp_path: Path) -> None:
         ArchiveTable(tmp_path / "table", SPEC, tmp_path / "mark.json").opened()
 
 
-def test_now_and_then_small_files_are_put_together(archive: ArchiveTable, tmp_path: Path) -> None:
+def test_now_and_then_small_files_are_put_together(
+    archive: ArchiveTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "COMMITS_BETWEEN", 10)
     tidied = 0
-    for batch in range(2 * COMMITS_BETWEEN):
+    for batch in range(20):
         archive.opened().store(rows((f"c{batch}", batch)), batch, {"batch": batch})
         tidied += archive.opened().tidy()
     assert tidied == 2
-    assert len(DeltaTable(tmp_path / "table").file_uris()) < COMMITS_BETWEEN
-    assert sorted(archive.read()["total"].to_pylist()) == list(range(2 * COMMITS_BETWEEN))
+    assert len(DeltaTable(tmp_path / "table").file_uris()) < 10
+    assert sorted(archive.read()["total"].to_pylist()) == list(range(20))
     assert archive.read(up_to_batch=4).num_rows == 5
-    assert archive.opened().counter("batch") == 2 * COMMITS_BETWEEN - 1
+    assert archive.opened().counter("batch") == 19

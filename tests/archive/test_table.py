@@ -201,6 +201,7 @@ def test_a_damaged_log_holds_the_batch(archive: ArchiveTable, tmp_path: Path) ->
         archive.append(BATCH, "query", 1)
 
 
+@pytest.mark.e2e
 def test_a_crash_before_the_files_are_written_changes_nothing(
     archive: ArchiveTable, tmp_path: Path, crash: Callable[[str], None]
 ) -> None:
@@ -224,6 +225,7 @@ open_table().append(rows, "query", 0)
 """
 
 
+@pytest.mark.e2e
 def test_a_crash_before_the_log_entry_leaves_files_that_nothing_refers_to(
     archive: ArchiveTable, tmp_path: Path, crash: Callable[[str], None]
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_crash_before_the_log_entry_leaves_files_that_nothing_refers_to(
     assert left < files(tmp_path)
 
 
+@pytest.mark.e2e
 def test_a_crash_after_the_log_entry_repeats_the_batch_without_effect(
     archive: ArchiveTable, crash: Callable[[str], None]
 ) -> None:
@@ -247,6 +250,7 @@ def test_a_crash_after_the_log_entry_repeats_the_batch_without_effect(
     assert stored(archive) == [("emma", 2, 0), ("noah", 3, 0)]
 
 
+@pytest.mark.e2e
 def test_a_crash_between_the_table_and_its_mark_makes_no_second_table(
     tmp_path: Path, crash: Callable[[str], None]
 ) -> None:

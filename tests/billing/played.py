@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -40,13 +43,13 @@ def sink(layout: Layout, on_step: OnStep = ignore_step) -> BillingSink:
     return BillingSink.of(SinkContext(layout, "bill", SCHEMA), on_step)
 
 
-def append(layout: Layout, events: list[tuple[int, Event]]) -> Journal:
-    """Append events, each at its own time."""
+def append(layout: Layout, events: Sequence[tuple[int, Event]]) -> Journal:
+    """Append events, each at its own time; neighbours of the same time together."""
     clock = ManualClock()
     with JournalWriter(layout.journal, clock=clock) as writer:
-        for appended_us, event in events:
+        for appended_us, together in groupby(events, itemgetter(0)):
             clock.time_us = appended_us
-            writer.append([event])
+            writer.append([event for _, event in together])
     return Journal(layout.journal)
 
 

@@ -22,7 +22,7 @@ from stateside.journal import Event, Journal, JournalWriter
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, references
 from tests.sizes import sized
 
-EXAMPLES = sized(20, 400)
+EXAMPLES = sized(10, 400)
 
 
 def write(folder: Path, frames: Appends) -> Journal:

@@ -49,7 +49,7 @@ def found(cycle: Cycle, text: str) -> tuple[str, str, str]:
     return period.label, utc(period.start_us), utc(period.end_us)
 
 
-@settings(max_examples=sized(300, 3_000))
+@settings(max_examples=sized(100, 3_000))
 @given(cycles, st.one_of(times, recent_times))
 def test_every_moment_lies_in_exactly_one_period_and_periods_join(cycle: Cycle, time_us: int) -> None:
     period = cycle.containing(time_us)
@@ -74,7 +74,7 @@ def test_many_at_once_may_lie_centuries_apart(cycle: Cycle, times_us: list[int])
     assert cycle.ends(np.array(times_us)).tolist() == [cycle.containing(time_us).end_us for time_us in times_us]
 
 
-@settings(max_examples=sized(200, 2_000))
+@settings(max_examples=sized(80, 2_000))
 @given(cycles, recent_times)
 def test_a_period_begins_on_its_first_day_as_the_clocks_there_show_it(cycle: Cycle, time_us: int) -> None:
     start_us = cycle.containing(time_us).start_us

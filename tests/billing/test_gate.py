@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -64,35 +65,46 @@ def _end_us(cycle: Cycle, time: datetime) -> int:
     return cycle.containing(round(time.timestamp() * 1_000_000)).end_us
 
 
-def answered(query: Query, gate: Gate) -> Counter[Account]:
+@dataclass(frozen=True)
+class Readers:
+    """What a server keeps open: it follows the documents, batch after batch."""
+
+    issued: Issued
+    sums: ArchiveSums
+
+    @classmethod
+    def of(cls, layout: Layout) -> Readers:
+        return cls(Issued.of(layout), ArchiveSums(followed(layout)))
+
+    def counting(self, gate: Gate) -> Iterator[Document]:
+        for name in NAMES:
+            yield from self.issued.of_customer(name, gate)
+
+
+def answered(query: Query, readers: Readers, gate: Gate) -> Counter[Account]:
     """The quantity on every customer's bill, by period: live rows and documents."""
     found: Counter[Account] = Counter()
     for (customer, end_us, _, _), (quantity, _) in query.open.items():
         found[customer, end_us] += quantity
-    for document in counting(query.layout, gate):
+    for document in readers.counting(gate):
         found[document.customer, document.period_end_us] += sum(line.quantity for line in document.lines)
     return found
 
 
-def counting(layout: Layout, gate: Gate) -> Iterator[Document]:
-    for name in NAMES:
-        yield from Issued.of(layout).of_customer(name, gate)
-
-
-def totals(query: Query, gate: Gate, ends_us: set[int]) -> Counter[int]:
+def totals(query: Query, readers: Readers, gate: Gate, ends_us: set[int]) -> Counter[int]:
     """The quantity of all customers, by period."""
     found: Counter[int] = Counter()
     for (_, end_us, _, _), (quantity, _) in query.open.items():
         found[end_us] += quantity
-    for entry in ArchiveSums(followed(query.layout)).of(ends_us, gate):
+    for entry in readers.sums.of(ends_us, gate):
         found[entry.end_us] += entry.sums.quantity
     return found
 
 
-def windows(layout: Layout, usage: Expected, gate: Gate) -> Counter[Account]:
+def windows(readers: Readers, usage: Expected, gate: Gate) -> Counter[Account]:
     """By how much the gate's docstring lets an answer be ahead, or behind: what documents have on the other side."""
     off: Counter[Account] = Counter()
-    for document in counting(layout, Gate(10**9, gate.watermark_us)):
+    for document in readers.counting(Gate(10**9, gate.watermark_us)):
         if document.sealed_position > gate.position:
             account = document.customer, document.period_end_us
             if document.is_invoice and not document.late:
@@ -105,20 +117,20 @@ def windows(layout: Layout, usage: Expected, gate: Gate) -> Counter[Account]:
     return off
 
 
-def check(query: Query, usage: Expected) -> bool:
+def check(query: Query, readers: Readers, usage: Expected) -> bool:
     """Bills, totals and the audit at a batch of a query; whether it is in none of the windows."""
     gate = Gate(query.position, query.watermark_us)
-    off = {account: many for account, many in windows(query.layout, usage, gate).items() if many}
+    off = {account: many for account, many in windows(readers, usage, gate).items() if many}
     right: Counter[Account] = Counter()
     for offset, account, quantity in usage:
         right[account] += quantity if offset < gate.position else 0
     for account, many in off.items():
         right[account] += many
-    assert answered(query, gate) == right
+    assert answered(query, readers, gate) == right
     by_end: Counter[int] = Counter()
     for (_, end_us), quantity in right.items():
         by_end[end_us] += quantity
-    assert totals(query, gate, {end_us for _, (_, end_us), _ in usage}) == by_end
+    assert totals(query, readers, gate, {end_us for _, (_, end_us), _ in usage}) == by_end
     if off:
         with pytest.raises(NotFreshEnough, match="the query was begun anew"):
             audited(query)
@@ -128,12 +140,13 @@ def check(query: Query, usage: Expected) -> bool:
 def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool) -> list[bool]:
     """Take batches of these lengths in turn, up to the journal's end, and check after each."""
     end, exact = Journal(query.layout.journal).end()["0"], []
+    readers = Readers.of(query.layout)
     for number in range(10_000):
         if query.position == end and query.watermark_us == query._next_watermark_us():
             return exact
         query = query.run(min(query.position + lengths[number % len(lengths)], end))
-        exact.append(check(query, usage))
-        if audits and exact[-1]:
+        exact.append(check(query, readers, usage))
+        if audits and exact[-1] and number % sized(2, 1) == 0:
             try:
                 assert audited(query).differences() == []
             except NotFreshEnough:  # a document reaches further, with no event behind this offset
@@ -145,7 +158,7 @@ def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool)
 def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp_path: Path, first: list[int]) -> None:
     """It fails if invoices count by their position too, or notes by the watermark alone: both were tried."""
     layout = Layout(tmp_path)
-    append(layout, months(7, days=70))
+    append(layout, months(7, days=sized(45, 70)))
     usage = expected(layout)
     assert all(play(Query(layout), first, usage, audits=True)), "an unbroken query is in no window"
     exact = play(Query(layout, "anew"), [9, 31, 2, 12], usage, audits=True)
@@ -155,7 +168,7 @@ def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp
 lengths = st.lists(st.sampled_from([0, 3, 7, 12, 40, 1_000]), min_size=1, max_size=5).filter(any)
 
 
-@settings(max_examples=sized(3, 200), deadline=None)
+@settings(max_examples=sized(2, 200), deadline=None)
 @given(st.integers(0, 10**6), lengths, lengths, st.integers(1, 60), lengths)
 def test_rollbacks_and_new_queries_with_any_batches_count_every_event_once(
     tmp_path_factory: pytest.TempPathFactory,

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateside.billing.calendar import Cycle
-from stateside.billing.pipeline.periods import EVENT_TIME, period_end
+from stateside.billing.pipeline.periods import EVENT_TIME, with_period_end
 from tests.sizes import sized
 
 pytestmark = pytest.mark.spark
@@ -50,7 +50,7 @@ def test_spark_and_python_agree_on_the_end_of_any_period_in_any_zone(spark: Spar
         "cycle": kinds,
         "anchor_day": pa.array(anchors, pa.int32()),
     }
-    found = spark.createDataFrame(pa.table(columns)).select("time", "time_zone", "cycle", "anchor_day", period_end())
+    found = with_period_end(spark.createDataFrame(pa.table(columns)))
     assert found.schema["period_end"].metadata == EVENT_TIME
     ends_us = pc.cast(found.toArrow()["period_end"], pa.int64()).to_pylist()
     wrong = [

@@ -1,4 +1,4 @@
-"""The function that Spark's workers call: the same rows whatever the batches, and whatever the worker did before."""
+"""Rating in Spark's workers: the same rows whatever the batches, and whatever the worker did before."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import random
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US, clock_tick, usage
 from stateside.billing.pipeline import rater
-from stateside.billing.pipeline.rater import IN, Rater
-from stateside.billing.rating.rating import events_table
+from stateside.billing.pipeline.rater import Rater
+from stateside.billing.rating import reports
+from stateside.billing.rating.rating import events_table, rate
 from stateside.journal import Journal
 from stateside.layout import Layout
 
@@ -42,38 +44,37 @@ def fill(stage: Stage, plan: str = "basic") -> None:
 
 
 def rated(rater: Rater, chance: random.Random | None = None) -> list[dict[str, object]]:
-    """The whole journal through the function, in batches of random sizes."""
-    journal = Journal(rater.journal)
-    events = events_table(journal, 0, journal.end()["0"]).select(IN).combine_chunks()
-    batches, first = [], 0
-    while first < events.num_rows:
-        size = events.num_rows if chance is None else chance.randint(1, 60)
-        batches += events.slice(first, size).combine_chunks().to_batches()
-        first += size
-    found: list[dict[str, object]] = pa.Table.from_batches(rater(iter(batches))).to_pylist()
+    """The rows of the whole journal, in ranges of random sizes."""
+    end = Journal(rater.journal).end()["0"]
+    found: list[dict[str, object]] = []
+    first = 0
+    while first < end:
+        last = end if chance is None else min(end, first + chance.randint(1, 60))
+        found += [row for rows in rater.rows(first, last) for row in rows.to_pylist()]
+        first = last
     return found
 
 
-def _by_id(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return sorted(rows, key=lambda row: str(row["id"]))
+def _sorted(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(rows, key=lambda row: [str(value) for value in row.values()])
 
 
-def test_the_cut_of_the_batches_makes_no_difference_and_a_retry_gives_the_same_rows_in_the_same_order(
+def test_the_cut_of_the_ranges_makes_no_difference_and_a_retry_gives_the_same_rows_in_the_same_order(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(stage)
-    function = Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True)
+    function = Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=False)
     whole = rated(function)
     monkeypatch.setattr(rater, "ROWS_PER_TABLE", 50)
     for seed in range(5):
         cut = rated(function, random.Random(seed))
-        assert _by_id(cut) == _by_id(whole)
+        assert _sorted(cut) == _sorted(whole)
         assert rated(pickle.loads(pickle.dumps(function)), random.Random(seed)) == cut
 
 
 def test_only_what_counts_and_ticks_of_the_clock_come_out_by_customer(stage: Stage) -> None:
     fill(stage)
-    rows = rated(Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True))
+    rows = rated(Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=False))
     customers = [str(row["customer"]) for row in rows]
     assert customers == sorted(customers)
     assert {row["type"] for row in rows} == {"call", "clock"}
@@ -84,14 +85,31 @@ def test_only_what_counts_and_ticks_of_the_clock_come_out_by_customer(stage: Sta
 def test_for_the_removal_of_duplicates_the_order_of_the_journal_is_kept(stage: Stage) -> None:
     """Sorted by customer, another event of an id would come first than in the journal, and count."""
     fill(stage)
-    rows = rated(Rater(stage.layout.journal, stage.layout.root / "book", by_customer=False))
+    rows = rated(Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=True))
     numbers = [int(str(row["id"])[1:]) for row in rows if row["type"] == "call"]
     assert numbers == sorted(numbers)
 
 
+def test_its_reports_are_those_of_the_whole_range_that_a_task_reads(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stage)
+    monkeypatch.setattr(reports, "EVENTS_MIN", 1)
+    monkeypatch.setattr(rater, "ROWS_PER_TABLE", 50)
+    view, journal = stage.layout.view("bill"), Journal(stage.layout.journal)
+    end = journal.end()["0"]
+    rated(Rater(journal.directory, view.root, with_ids=True))
+    found = reports.reports_of(view).read(str(journal.id()))
+    assert [report.start for report in found] == [0, *(report.stop for report in found[:-1])]
+    assert found[-1].stop == end
+    book = BookKeeper(journal, None).at(end)
+    bad = rate(events_table(journal, 0, end), book).filter(pc.field("reason") == "unknown-customer")
+    assert [offset for report in found for offset in report.bad] == bad["offset"].to_pylist() != []
+
+
 def test_another_journal_in_the_same_place_is_rated_by_its_own_plans(stage: Stage, tmp_path: Path) -> None:
     """A worker outlives the folders of the tests, and of whoever tries something out and begins anew."""
-    function = Rater(stage.layout.journal, stage.layout.root / "book", by_customer=True)
+    function = Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=False)
     fill(stage)
     rated(function)
     shutil.rmtree(stage.layout.journal)

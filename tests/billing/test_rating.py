@@ -18,7 +18,7 @@ from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, e
 from tests.billing.test_book import journal_of, simple_book, write
 from tests.sizes import sized
 
-EXAMPLES = sized(40, 600)
+EXAMPLES = sized(15, 600)
 DAY_US = 24 * HOUR_US
 BASIC = PlanVersion(
     "basic",

@@ -41,18 +41,11 @@ currency = "EUR"
 time_zone = "Europe/Berlin"
 cycle = "month"
 rounding = "half-even"
-[prices.call]
-included = 60
-price = "0.09"
-per = 60
-[prices.message]
-tiers = [{ up_to = 10, price = "0.10" }, { price = "0.05" }]
-[prices.data]
-price = "0.000003"
-[prices.package.weekend]
-price = "4.99"
-[fees.base]
-price = "9.99"
+prices.call = { included = 60, price = "0.09", per = 60 }
+prices.message = { tiers = [{ up_to = 10, price = "0.10" }, { price = "0.05" }] }
+prices.data = { price = "0.000003" }
+prices.package.weekend = { price = "4.99" }
+fees.base = { price = "9.99" }
 """
 SWISS = BASIC.replace('"basic"', '"swiss"').replace("EUR", "CHF").replace("Berlin", "Zurich")
 TOKYO = BASIC.replace('"basic"', '"tokyo"').replace("EUR", "JPY").replace("Europe/Berlin", "Asia/Tokyo")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stateside.checkpoint import blocks
 from stateside.checkpoint.blocks import whole_block
 from stateside.errors import CheckpointInvalid
+from tests.sizes import sized
 
 Encode = Callable[..., bytes]
 Record = tuple[bytes, bytes | None]
@@ -41,7 +42,7 @@ def read(content: bytes) -> list[Record]:
     return list(zip(keys, block.values.tolist(), strict=True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=sized(60, 400))
 @given(runs)
 def test_pairs_of_any_sizes_come_out_in_order(encode_delta: Encode, found: list[tuple[int, int, int | None]]) -> None:
     assert read(encode_delta(pairs_of(found))) == pairs_of(found)

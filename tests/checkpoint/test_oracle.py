@@ -31,7 +31,7 @@ def test_after_every_batch_the_replica_has_the_rows_that_spark_says_the_state_ha
     generate(Generator(seed=7, customers=9, events_per_period=6, periods=1), to_journal(layout.journal))
     end = Journal(layout.journal).end()["0"]
     seen: list[int] = []
-    for stop in range(40, end + 40, 40):
+    for stop in range(50, end + 50, 50):
         run_to(app, layout, spark, Position.of({"0": min(stop, end)}))
         found = answer(layout, "bill")
         assert sorted(map(_as_tuple, found.rows)) == _state(spark, layout, found.stamp.batch)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointInvalid
+from tests.sizes import sized
 
 EncodeRow = Callable[..., bytes]
 
@@ -35,7 +36,7 @@ def decoder(types: list[str]) -> RowDecoder:
     return RowDecoder([Column(f"c{index}", type_) for index, type_ in enumerate(types)])
 
 
-@settings(max_examples=150)
+@settings(max_examples=sized(60, 300))
 @given(types, st.data())
 def test_a_row_of_any_types_comes_back_as_it_went_in(
     encode_row: EncodeRow, types: list[str], data: st.DataObject

@@ -104,7 +104,7 @@ def test_the_servers_of_the_page_on_serving_share_the_keys_and_find_each_other(t
             url, name = f"http://127.0.0.1:{port}", given["--name"]
             child = Child([sys.executable, "-m", "stateside", *command], tmp_path / f"{name}.log")
             made.servers[name] = child, url
-            made.wait_for(name, url)
+            made.wait_for(name)
         with Client(url) as client:
             assert sum(len(page.rows) for page in client.scan("orders")) == 3 * made.customers
             assert {server["name"] for server in client.servers()} == {"one", "two"}

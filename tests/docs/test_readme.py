@@ -61,7 +61,7 @@ def test_the_application_of_the_readme_runs_and_answers_as_it_says(tmp_path: Pat
 
 
 def wait_for_answer(arguments: list[str], children: list[Child]) -> dict[str, Any]:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         found = subprocess.run(
             [sys.executable, "-m", "stateside", *arguments], capture_output=True, text=True, check=False

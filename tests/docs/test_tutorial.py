@@ -64,7 +64,7 @@ class Reader:
             self.terminals[name] = subprocess.Popen(
                 self.arguments(command), cwd=self.folder, stdout=output, stderr=output, text=True, env=_environment()
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 180
         while not _matches(self.with_taken_ports(expected), log.read_text()):
             assert time.monotonic() < deadline and self.terminals[name].poll() is None, log.read_text()
             time.sleep(0.2)
@@ -99,7 +99,7 @@ class Reader:
     def stop(self, name: str) -> None:
         process = self.terminals.pop(name)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (0, 130)
+        assert process.wait(timeout=120) in (0, 130)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     for process in reader.terminals.values():
         process.send_signal(signal.SIGINT)
     for process in reader.terminals.values():
-        process.wait(timeout=60)
+        process.wait(timeout=120)
 
 
 def test_every_command_of_the_tutorial_says_what_the_page_says(reader: Reader) -> None:

@@ -27,7 +27,7 @@ def running(layout: Layout) -> Iterator[subprocess.Popen[str]]:
     generate(Generator(seed=1, customers=2, events_per_period=5, periods=1), to_journal(layout.journal))
     command = [sys.executable, "-m", "stateside", "run", "stateside.billing.pipeline:app", "--dir", str(layout.root)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while not (layout.view("bill").checkpoint / "commits" / "0").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
@@ -39,7 +39,7 @@ def running(layout: Layout) -> Iterator[subprocess.Popen[str]]:
 def test_a_jvm_that_dies_is_told_in_one_sentence(running: subprocess.Popen[str], layout: Layout) -> None:
     jvm = int(layout.driver_lock.read_text().split()[1])
     os.kill(jvm, signal.SIGKILL)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "Error: The view 'bill' stopped: Spark's JVM is gone" in errors
     assert "resumes at its last committed batch" in errors
@@ -50,7 +50,7 @@ def test_a_jvm_that_dies_is_told_in_one_sentence(running: subprocess.Popen[str],
 def test_sigterm_stops_it_whole(running: subprocess.Popen[str], layout: Layout) -> None:
     jvm = int(layout.driver_lock.read_text().split()[1])
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
     assert "Traceback" not in errors
     assert not Path(f"/proc/{jvm}").exists()
@@ -65,7 +65,7 @@ def test_a_shower_of_signals_stops_it_as_one_does(running: subprocess.Popen[str]
     """
     for _ in range(30):  # without a pause: one must come while another is handled
         running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=60)
+    running.communicate(timeout=120)
     assert _state(layout) == "stopped"
 
 

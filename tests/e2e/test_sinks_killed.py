@@ -1,7 +1,7 @@
 """Whole drivers, Python and JVM, killed by SIGKILL at random moments under load: every sink has every row once.
 
 `tests/pipeline/sinks/` kills each sink at every step without Spark, quickly; here Spark itself is in it. `make test`
-kills a few times, `make test-full` thirty times.
+kills once, `make test-full` thirty times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stateside.storage import Storage
 from tests.pipeline.sinks.endpoint import Store, endpoint
 from tests.sizes import sized
 
-KILLS = sized(short=2, full=30)
+KILLS = sized(short=1, full=30)
 SEED = 11
 START_S_MAX = 120
 CATCH_UP_S_MAX = sized(short=120, full=900)  # with all that was produced during thirty starts

@@ -193,6 +193,7 @@ def test_an_end_mark_that_was_deleted_is_made_again_and_used_by_all(tmp_path: Pa
             assert list(Journal(tmp_path).events()) == make_events(4)
 
 
+@pytest.mark.e2e
 def test_a_fork_takes_turns_with_its_parent(tmp_path: Path, make_events: MakeEvents) -> None:
     script = """
 writer = JournalWriter(Path(sys.argv[1]))
@@ -227,13 +228,14 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.e2e
 def test_who_waits_for_a_paused_writer_gives_up_in_time_and_says_for_whom_it_waited(tmp_path: Path) -> None:
     with JournalWriter(tmp_path, wait_s_max=0.3) as writer, process(PAUSED, tmp_path) as paused:
         assert paused.stdout.readline() == "in its turn\n"
         began = time.monotonic()
         with pytest.raises(JournalLocked) as locked:
             writer.append([Event("mine", "emma", "call", 0, {})])
-        assert 0.3 <= time.monotonic() - began < 10
+        assert 0.3 <= time.monotonic() - began < 60
         assert f"Process {paused.pid} is appending to this journal" in str(locked.value)
         assert str(tmp_path) in str(locked.value)
         assert "Nothing was stored" in str(locked.value)
@@ -246,6 +248,7 @@ def test_who_waits_for_a_paused_writer_gives_up_in_time_and_says_for_whom_it_wai
     assert ids(tmp_path) == ["paused", "mine"]
 
 
+@pytest.mark.e2e
 def test_a_paused_writer_that_is_killed_leaves_the_turn_to_who_waits(tmp_path: Path) -> None:
     with JournalWriter(tmp_path) as writer, process(PAUSED, tmp_path) as paused:
         assert paused.stdout.readline() == "in its turn\n"
@@ -267,7 +270,7 @@ with JournalWriter(Path(sys.argv[1]), segment_bytes_max=segment_bytes) as writer
 """
 
 
-@pytest.mark.parametrize("producers", [2, 3])
+@pytest.mark.parametrize("producers", sized([3], [2, 3]))
 @pytest.mark.e2e
 def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_and_keep_their_order(
     tmp_path: Path, producers: int
@@ -297,6 +300,7 @@ def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_a
     assert len(segment_offsets(tmp_path)) > 2
 
 
+@pytest.mark.e2e
 def test_every_receipt_is_the_position_just_after_its_own_events(tmp_path: Path) -> None:
     receipts: dict[str, int] = {}
     with ExitStack() as running:
@@ -386,4 +390,4 @@ class Writers(RuleBasedStateMachine):
 
 
 TestWriters = Writers.TestCase
-TestWriters.settings = settings(max_examples=sized(15, 60), stateful_step_count=30, deadline=None)
+TestWriters.settings = settings(max_examples=sized(8, 60), stateful_step_count=30, deadline=None)

@@ -192,6 +192,7 @@ assert JournalWriter(folder).end["0"] == 11
 """
 
 
+@pytest.mark.e2e
 def test_a_full_disk_is_told_stores_nothing_and_is_forgotten_when_there_is_room(
     tmp_path: Path, run_python: Callable[..., str]
 ) -> None:

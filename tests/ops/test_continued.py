@@ -24,7 +24,7 @@ from stateside.testing import append, run_to
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 90.0
 
 
 def wait_until_ready(asker: Asker, position: Position) -> bool:

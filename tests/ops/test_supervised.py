@@ -16,7 +16,7 @@ from stateside.processes import free_port
 
 pytestmark = pytest.mark.e2e
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 90.0
 
 
 @pytest.fixture

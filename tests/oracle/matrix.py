@@ -95,15 +95,19 @@ def all_cases() -> list[Case]:
 def pairwise(cases: Sequence[Case]) -> list[Case]:
     """A few of the cases that have all pairs of values that are in any of them: each time the one with most new ones.
 
-    Of several, the first one; so the choice is always the same.
+    Of several, the first one; so the choice is always the same. Those that later ones made superfluous are left out.
     """
     missing = {pair for case in cases for pair in _pairs(case)}
     pairs = {case: set(_pairs(case)) for case in cases}
-    chosen = []
+    chosen: list[Case] = []
     while missing:
         best = max(cases, key=lambda case: len(pairs[case] & missing))
         chosen.append(best)
         missing -= pairs[best]
+    for case in list(chosen):
+        others = set().union(*(pairs[other] for other in chosen if other != case))
+        if pairs[case] <= others:
+            chosen.remove(case)
     return sorted(chosen, key=cases.index)
 
 

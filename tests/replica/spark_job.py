@@ -28,6 +28,7 @@ from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
 from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.tail import Tail
 
 PARTITIONS = 2
 STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -172,6 +173,14 @@ def catalogue(rollups: Iterable[Iterable[str]] = ()) -> Catalogue:
 def replica_rows(snapshot: Snapshot) -> Rows:
     """The rows of a snapshot of the replica."""
     return {_key(key): _decoded(row) for key, row in snapshot.range(b"")}
+
+
+def has(tail: Tail) -> tuple[int, Rows]:
+    """What readers in other processes have now of a replica that this process writes."""
+    with tail._writer._environment.begin() as transaction:
+        snapshot = Snapshot(transaction, tail._writer._databases)
+        batch = snapshot.batch()
+        return -1 if batch is None else batch.batch, replica_rows(snapshot)
 
 
 def answered(view: ViewLayout, as_of: int | None = None) -> tuple[int, Rows, str | None]:

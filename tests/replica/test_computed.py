@@ -10,30 +10,28 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from stateside.checkpoint.catalogue import Computed
 from stateside.checkpoint.computed import KnownSteps
 from stateside.checkpoint.steps import Step, Steps, extend_steps
 from stateside.errors import CheckpointInvalid, ValueOverflow
 from stateside.layout import Layout, ViewLayout
-from stateside.positions import Position
-from stateside.replica import generations
 from stateside.replica.keys import KeyCodec
-from stateside.replica.new_replica import NewReplica
 from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.share import Share
-from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
+from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.replica.tail import Tail
+from tests.sizes import sized
 
 from . import spark_job
-from .rollup_rows import ALL_KEPT, CODEC, COLUMNS, KEY, Key, Row, rollups
+from .replica_machine import Batch, ReplicaMachine
+from .rollup_rows import ALL_KEPT, COLUMNS, KEY, Key, Row, rollups
 from .spark_job import Job, answered
 
 LONG_MAX = 2**63 - 1
@@ -114,64 +112,33 @@ def _values(layout: RollupRows, row: bytes, computed: tuple[Computed, ...]) -> A
         return "too large"
 
 
-class Replica(RuleBasedStateMachine):
+class Replica(ReplicaMachine):
     """A replica whose writer applies batches, ends and begins anew, is loaded, and is told other computed columns."""
 
     @initialize(kept=st.sampled_from(ALL_KEPT), computed=st.sampled_from(ALL_COMPUTED))
     def open(self, kept: Kept, computed: tuple[Computed, ...]) -> None:
-        self.folder = TemporaryDirectory()
-        self.path = Path(self.folder.name) / "replica"
+        self.begin()
         extend_steps(Path(self.folder.name) / "steps.json", STEPS)
         self.kept, self.computed = kept, computed
-        self.rows, self.next, self.past = dict[Key, Row](), 0, dict[int, dict[Key, Row]]()
         self.reopen()
 
     def rollups(self) -> Any:
         return rollups(self.kept, self.computed, KnownSteps("spending", Path(self.folder.name) / "steps.json"))
 
-    def reopen(self) -> None:
-        self.writer = ReplicaWriter(self.path)
-        self.writer.keep_rollups(self.rollups())
-
     @rule(batch=changes)
-    def apply(self, batch: list[tuple[Key, Row | None]]) -> None:
-        encoded = [(CODEC.encode(key), None if row is None else row.encoded()) for key, row in batch]
-        self.writer.apply(AppliedBatch("q", self.next, Position.start(), 0, 0), encoded)
-        self.next += 1
-        for key, row in batch:
-            self.rows.pop(key, None) if row is None else self.rows.update({key: row})
-        self.past[self.next - 1] = dict(self.rows)
-
-    @rule()
-    def delete_all(self) -> None:
-        self.apply([(key, None) for key in self.rows])
+    def apply(self, batch: Batch) -> None:
+        self.take(batch)
 
     @rule(computed=st.sampled_from(ALL_COMPUTED))
     def declare_others(self, computed: tuple[Computed, ...]) -> None:
         if computed != self.computed:
-            self.past = {batch: rows for batch, rows in self.past.items() if batch == self.next - 1}
+            self.declared_anew()
         self.computed = computed
         self.writer.keep_rollups(self.rollups())
 
     @rule(batch=changes)
-    def load(self, batch: list[tuple[Key, Row | None]]) -> None:
-        folder = generations.next_folder(self.writer.directory)
-        new = NewReplica(folder, self.writer.name(), self.rollups())
-        new.put((CODEC.encode(key), None if row is None else row.encoded()) for key, row in batch)
-        new.finish(AppliedBatch("q", self.next, Position.start(), 0, 0))
-        self.writer.switch(folder)
-        self.rows = {key: row for key, row in dict(batch).items() if row is not None}
-        self.past, self.next = {self.next: dict(self.rows)}, self.next + 1
-        self.writer.close()
-        self.check()  # before any writer makes them anew
-        self.reopen()
-
-    @invariant()
-    def computed_columns_of_rollups_are_the_sums_of_the_rows_values(self) -> None:
-        if hasattr(self, "writer"):
-            self.writer.close()
-            self.check()
-            self.reopen()
+    def load(self, batch: Batch) -> None:
+        self.fill_another([batch])
 
     def check(self) -> None:
         reader = ReplicaReader(self.path)
@@ -182,13 +149,8 @@ class Replica(RuleBasedStateMachine):
                 assert found(snapshot, self.kept, self.computed) == recounted(rows, self.kept, self.computed)
         reader.close()
 
-    def teardown(self) -> None:
-        if hasattr(self, "writer"):
-            self.writer.close()
-            self.folder.cleanup()
 
-
-Replica.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)
 TestReplica = Replica.TestCase
 
 
@@ -255,7 +217,7 @@ def test_readers_are_told_which_entry_is_missing(job: Job, caplog: pytest.LogCap
     stop, tail = threading.Event(), Tail(job.view)
     running = threading.Thread(target=tail.run, args=(stop,))
     running.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not caplog.records and time.monotonic() < deadline:
         time.sleep(0.02)
     stop.set()

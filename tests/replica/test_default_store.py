@@ -16,6 +16,7 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.testing import append, crash_marker, rows, run_to
+from tests.sizes import sized
 from tests.spark_settings import stored
 
 pytestmark = pytest.mark.spark
@@ -65,7 +66,10 @@ def served(layout: Layout) -> dict[tuple[str, str], tuple[int, int]]:
     return {(row["entity"], row["type"]): (row["total"], row["orders"]) for row in rows(layout, "spending")}
 
 
-@pytest.mark.parametrize(("provider", "codec"), [(Provider.HDFS, "zstd"), (Provider.ROCKSDB, "snappy")])
+OTHERS = [(Provider.HDFS, "zstd"), (Provider.ROCKSDB, "snappy")]
+
+
+@pytest.mark.parametrize(("provider", "codec"), sized(OTHERS[:1], OTHERS))
 def test_a_view_in_another_store_or_codec_is_served_through_a_crash_and_restarts(
     spark: SparkSession, layout: Layout, provider: Provider, codec: str
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +17,9 @@ from stateside.layout import Layout, ViewLayout
 from stateside.replica import load
 from stateside.replica.reader import Snapshot
 from stateside.replica.tail import Tail
+from tests.waiting import wait_until
 
-from .spark_job import CODEC, DECODER, Changes, Job, Rows, answered, catalogue, replica_rows
+from .spark_job import CODEC, DECODER, Changes, Job, answered, catalogue, has
 
 CUSTOMERS, COUNTRIES = 8, 3
 
@@ -49,24 +49,14 @@ def run(job: Job, seeds: Iterable[int]) -> None:
         job.run(some(seed))
 
 
-def run_for(tail: Tail, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Let it follow the checkpoint, with something happening in the middle."""
+def run_until(tail: Tail, told: Callable[[str], bool]) -> None:
+    """Let it follow the checkpoint until readers are told this; nothing is told once it moves."""
     stop = threading.Event()
     thread = threading.Thread(target=tail.run, args=(stop,))
     thread.start()
-    time.sleep(seconds / 4)
-    meanwhile()
-    time.sleep(seconds * 3 / 4)
+    wait_until(lambda: told(tail._trouble or ""))
     stop.set()
     thread.join()
-
-
-def has(tail: Tail) -> tuple[int, Rows]:
-    """What readers in other processes have now."""
-    with tail._writer._environment.begin() as transaction:
-        snapshot = Snapshot(transaction, tail._writer._databases)
-        batch = snapshot.batch()
-        return -1 if batch is None else batch.batch, replica_rows(snapshot)
 
 
 def test_every_batch_is_what_the_job_says_it_is(job: Job) -> None:
@@ -307,15 +297,12 @@ def test_random_histories_of_retries_rollbacks_and_replacements_never_leave_a_wr
 
 def test_what_happens_during_a_rebuild_is_told_to_readers_and_taken_back(job: Job) -> None:
     run(job, range(3))
-    others = []
-
-    def replace_query() -> None:
-        shutil.rmtree(job.view.checkpoint)
-        others.append(Job(job.view, ids=job.ids))
-
-    run_for(Tail(job.view), 2, replace_query)
+    tail = Tail(job.view)
+    tail.step()
+    shutil.rmtree(job.view.checkpoint)
+    other = Job(job.view, ids=job.ids)
+    run_until(tail, lambda told: "no state to load yet" in told)
     assert "no state to load yet" in (answered(job.view)[2] or "")
-    (other,) = others
     other.run(some(5))
-    run_for(Tail(job.view), 1)
+    run_until(Tail(job.view), lambda told: not told)
     assert answered(job.view) == (0, other.rows, None)

@@ -6,24 +6,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from stateside.errors import ValueOverflow
 from stateside.positions import Position
-from stateside.replica import generations
 from stateside.replica import rollups as rollups_module
 from stateside.replica.keys import KeyCodec
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Kept, RollupRows, pack, unpack
+from stateside.replica.rollups import Kept, RollupRows, Rollups, pack, unpack
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
 from tests.sizes import sized
 
+from .replica_machine import Batch, ReplicaMachine
 from .rollup_rows import ALL_KEPT, CODEC, COLUMNS, KEY, Key, Row, expected, rollups
 
 LONG_MAX = 2**63 - 1
@@ -67,68 +65,35 @@ def recounted(rows: dict[Key, Row], kept: Kept) -> dict[tuple[str, ...], dict[tu
     return {columns: {key: fitting(row) for key, row in expected(rows, columns).items()} for columns in kept}
 
 
-class Replica(RuleBasedStateMachine):
+class Replica(ReplicaMachine):
     """A replica whose writer applies batches, ends and begins anew, and is told other rollups."""
 
     @initialize(kept=st.sampled_from(ALL_KEPT))
     def open(self, kept: Kept) -> None:
-        self.folder = TemporaryDirectory()
-        self.kept, self.rows, self.next = kept, dict[Key, Row](), 0
-        self.past: dict[int, dict[Key, Row]] = {}
+        self.begin()
+        self.kept = kept
         self.reopen()
 
-    def reopen(self) -> None:
-        self.writer = ReplicaWriter(Path(self.folder.name))
-        self.writer.keep_rollups(rollups(self.kept))
+    def rollups(self) -> Rollups:
+        return rollups(self.kept)
 
     @rule(batch=changes)
-    def apply(self, batch: list[tuple[Key, Row | None]]) -> None:
-        encoded = [(CODEC.encode(key), None if row is None else row.encoded()) for key, row in batch]
-        self.writer.apply(AppliedBatch("q", self.next, Position.start(), 0, 0), encoded)
-        self.next += 1
-        for key, row in batch:
-            self.rows.pop(key, None) if row is None else self.rows.update({key: row})
-        self.past[self.next - 1] = dict(self.rows)
+    def apply(self, batch: Batch) -> None:
+        self.take(batch)
 
     @rule(kept=st.sampled_from(ALL_KEPT))
     def declare_others(self, kept: Kept) -> None:
         if kept != self.kept:
-            self.past = {batch: rows for batch, rows in self.past.items() if batch == self.next - 1}
+            self.declared_anew()
         self.kept = kept
-        self.writer.keep_rollups(rollups(kept))
-
-    @rule()
-    def delete_all(self) -> None:
-        self.apply([(key, None) for key in self.rows])
+        self.writer.keep_rollups(self.rollups())
 
     @rule(batch=changes, more=changes)
-    def load(self, batch: list[tuple[Key, Row | None]], more: list[tuple[Key, Row | None]]) -> None:
-        """Fill a new replica, which takes the old one's place with its rollups in it."""
-        folder = generations.next_folder(self.writer.directory)
-        new = NewReplica(folder, self.writer.name(), rollups(self.kept))
-        for part in (batch, more):
-            new.put((CODEC.encode(key), None if row is None else row.encoded()) for key, row in part)
-        new.finish(AppliedBatch("q", self.next, Position.start(), 0, 0))
-        self.writer.switch(folder)
-        self.rows, self.next = (
-            {key: row for key, row in dict([*batch, *more]).items() if row is not None},
-            self.next + 1,
-        )
-        self.past = {self.next - 1: dict(self.rows)}
-        self.writer.close()
-        self.check()  # before any writer makes them anew
-        self.reopen()
-
-    @invariant()
-    def rollups_are_the_sums_of_the_live_rows(self) -> None:
-        if not hasattr(self, "writer"):
-            return
-        self.writer.close()
-        self.check()
-        self.reopen()
+    def load(self, batch: Batch, more: Batch) -> None:
+        self.fill_another([batch, more])
 
     def check(self) -> None:
-        reader = ReplicaReader(Path(self.folder.name))
+        reader = ReplicaReader(self.path)
         with reader.snapshot() as snapshot:
             assert snapshot.count() == len(self.rows)
             assert snapshot.rollups() == self.kept
@@ -140,11 +105,6 @@ class Replica(RuleBasedStateMachine):
                 assert dict(snapshot.range(b"")) == {CODEC.encode(key): row.encoded() for key, row in rows.items()}
                 assert found(snapshot, self.kept) == recounted(rows, self.kept)
         reader.close()
-
-    def teardown(self) -> None:
-        if hasattr(self, "writer"):
-            self.writer.close()
-            self.folder.cleanup()
 
 
 Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)

@@ -20,6 +20,7 @@ from stateside.layout import Layout
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.testing import append, rows, run_to
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -54,15 +55,14 @@ def totals(layout: Layout) -> dict[str, int]:
 
 def test_a_checkpoint_that_is_replaced_while_it_is_followed_is_read_anew(spark: SparkSession, layout: Layout) -> None:
     """A new query on the same journal, some batches further than the replica: none of the old rows may stay."""
-    for amount in (1, 2):
-        run(layout, spark, emma=amount, oliver=amount)
+    run(layout, spark, emma=1, oliver=1)
     with following(layout) as tail:
         shutil.rmtree(layout.view("spending").root / "checkpoint")
         shutil.rmtree(layout.journal)
-        for amount in (10, 20, 30):
+        for amount in (10, 20):
             run(layout, spark, emma=amount)
         tail.step()
-    assert totals(layout) == {"emma": 60}
+    assert totals(layout) == {"emma": 30}
 
 
 def test_a_checkpoint_that_was_rolled_back_and_went_on_is_read_anew(
@@ -119,7 +119,7 @@ def test_batches_that_are_gone_before_they_were_read_are_told_to_readers(spark: 
         tail.step()
     thread = threading.Thread(target=tail.run, args=(stop,))
     thread.start()
-    time.sleep(0.5)
+    wait_until(lambda: "Batch 0 is gone" in (tail._trouble or ""))
     stop.set()
     thread.join()
     reader = ReplicaReader(places.replica)
@@ -135,10 +135,10 @@ def test_what_a_killed_tail_told_readers_is_taken_back_once_the_next_one_moves(
     writer = ReplicaWriter(layout.view("spending").replica)
     writer.note_trouble("It was being loaded")
     writer.close()
-    stop = threading.Event()
-    thread = threading.Thread(target=Tail(layout.view("spending")).run, args=(stop,))
+    stop, tail = threading.Event(), Tail(layout.view("spending"))
+    thread = threading.Thread(target=tail.run, args=(stop,))
     thread.start()
-    time.sleep(0.5)
+    wait_until(lambda: tail._trouble is None)
     stop.set()
     thread.join()
     reader = ReplicaReader(layout.view("spending").replica)

@@ -14,8 +14,9 @@ from stateside.layout import Layout
 from stateside.replica import waking
 from stateside.replica.tail import Tail
 from stateside.replica.waking import Waking
+from tests.waiting import wait_until
 
-from .spark_job import Job, answered
+from .spark_job import Job, answered, has
 
 pytestmark = pytest.mark.e2e
 
@@ -137,7 +138,7 @@ def test_batches_are_visible_soon_after_their_commit_with_and_without_notificati
         thread.start()
         for number in range(5):
             job.run({("emma", "de"): (number, number)})
-            time.sleep(0.3)
+            wait_until(lambda number=number, tail=tail: has(tail)[0] == number)  # type: ignore[misc]
         stop.set()
         thread.join()
         assert answered(job.view) == (4, job.rows, None)
@@ -149,9 +150,9 @@ def test_a_tail_that_waits_takes_hardly_any_time_of_the_processor(tmp_path: Path
     tail, stop = Tail(job.view), threading.Event()
     thread = threading.Thread(target=tail.run, args=(stop,))
     thread.start()
-    time.sleep(0.5)
     job.run({("emma", "de"): (2, 2)})
-    time.sleep(1.5)
+    wait_until(lambda: has(tail)[0] == 1)
+    time.sleep(1.5)  # until its pauses are as long as they get
     before = os.times()
     time.sleep(2)
     after = os.times()

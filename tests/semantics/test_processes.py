@@ -18,7 +18,7 @@ from .months import usage
 pytestmark = [pytest.mark.spark, pytest.mark.e2e]
 
 START_TIMEOUT_S = 90
-EXIT_TIMEOUT_S = 30
+EXIT_TIMEOUT_S = 90
 
 
 class Driver:

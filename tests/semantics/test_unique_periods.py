@@ -7,11 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from .harness import Feed, Lab
-from .months import WATERMARK_KEY, clock, epoch_ms, local_ms, month_end, month_end_ms, totals, totals_in_state, usage
+from .monthly_model import UniqueModel, compared_runs
+from .months import WATERMARK_KEY, clock, epoch_ms, local_ms, month_end, totals, totals_in_state, usage
 
 pytestmark = pytest.mark.spark
 
@@ -92,7 +93,7 @@ def test_a_filter_of_clock_rows_below_the_removal_keeps_their_effect_on_both_ope
 
 
 def test_a_python_function_over_arrow_below_the_watermark_changes_none_of_this(lab: Lab, feed: Feed) -> None:
-    """Rating is such a function (`mapInArrow`): rows that it marks as bad are filtered before the watermark."""
+    """A view may have such a function (`mapInArrow`): rows that it marks as bad are filtered before the watermark."""
     schema = "id string, customer string, kind string, amount long, at timestamp, reason string"
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,50 +113,9 @@ def test_the_rule_holds_for_both_operators_over_many_batches_with_crashes_and_re
     run whose rows lie within a millisecond of three month ends, and whose ids come again and again.
     """
     chance = random.Random(2027)
-    model = Model()
-    ends_ms = [local_ms(2026, month) for month in (4, 5, 6)]
-    for round_number in range(4):
-        batches = [_rows_near(ends_ms[: round_number + 1], chance) for _ in range(3)]
-        for rows in batches:
-            feed.add(*rows)
-        expected = dict(model.run(batches))
-        emitted = _run_with_a_crash(lab, unique_totals(feed.stream()), crash_in=min(expected) + round_number % 3)
-        assert {batch: totals(rows) for batch, rows in emitted.items()} == expected
-        assert totals_in_state(lab.state()) == model.state
+    model = UniqueModel()
+    for _ in compared_runs(lab, feed, model, unique_totals, lambda near_ms: _rows_near(near_ms, chance)):
         assert remembered(lab) == model.seen
-
-
-class Model:
-    """What should happen, from the rows alone."""
-
-    def __init__(self) -> None:
-        self.state: dict[tuple[str, int], int] = {}
-        self.seen: set[tuple[str, int]] = set()
-        self._next_batch = 0
-        self._watermark_ms, self._watermark_before_ms = 0, 0
-        self._newest_ms = 0
-
-    def run(self, batches: list[list[Event]]) -> Iterator[tuple[int, dict[tuple[str, int], int]]]:
-        """All batches of one run: those with rows, and one without if the watermark moved in the last."""
-        for rows in batches:
-            yield self._batch(rows)
-        if self._newest_ms > self._watermark_ms:
-            yield self._batch([])
-
-    def _batch(self, rows: list[Event]) -> tuple[int, dict[tuple[str, int], int]]:
-        self._watermark_before_ms, self._watermark_ms = self._watermark_ms, self._newest_ms
-        for row in rows:
-            self._newest_ms = max(self._newest_ms, row["at_ms"])
-            end_ms = month_end_ms(row["at_ms"])
-            if end_ms > self._watermark_before_ms and (row["id"], end_ms) not in self.seen:
-                self.seen.add((row["id"], end_ms))
-                key = (row["customer"], end_ms)
-                self.state[key] = self.state.get(key, 0) + row["amount"]
-        sealed = {key: total for key, total in self.state.items() if key[1] <= self._watermark_ms}
-        self.state = {key: total for key, total in self.state.items() if key not in sealed}
-        self.seen = {key for key in self.seen if key[1] > self._watermark_ms}
-        self._next_batch += 1
-        return self._next_batch - 1, sealed
 
 
 def unique(stream: DataFrame, *more: Column) -> DataFrame:
@@ -191,19 +151,3 @@ def _rows_near(moments_ms: list[int], chance: random.Random) -> list[Event]:
         usage("omar" if id_ in "abc" else "emma", ord(id_), at_ms) | {"id": id_}
         for id_, at_ms in zip(ids, times_ms, strict=True)
     ]
-
-
-def _run_with_a_crash(lab: Lab, query: DataFrame, crash_in: int) -> dict[int, list[Row]]:
-    """Let one batch fail after its rows were computed, then restart. Returns what each batch emitted at last."""
-    emitted: dict[int, list[Row]] = {}
-
-    def sink(frame: DataFrame, batch: int) -> None:
-        is_first_attempt = batch not in emitted
-        emitted[batch] = frame.collect()
-        if batch == crash_in and is_first_attempt:
-            raise RuntimeError("crash")
-
-    with pytest.raises(StreamingQueryException, match="crash"):
-        lab.run_into(sink, query)
-    lab.run_into(sink, query)
-    return emitted

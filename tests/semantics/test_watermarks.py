@@ -1,15 +1,13 @@
 """Which watermark evicts, which one drops late rows, and what a restart makes of both."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
 
 from .harness import Feed, Lab
-from .months import clock, local_ms, month_end_ms, monthly_totals, totals, totals_in_state, usage
+from .monthly_model import Model, compared_runs
+from .months import clock, local_ms, monthly_totals, totals, totals_in_state, usage
 
 pytestmark = pytest.mark.spark
 
@@ -159,63 +157,10 @@ def test_the_rule_holds_over_many_batches_with_crashes_and_restarts(lab: Lab, fe
     predict each emitted row and each held row of a run whose rows lie within a millisecond of three month ends.
     """
     chance = random.Random(2026)
-    model = Model()
-    ends_ms = [local_ms(2026, month) for month in (4, 5, 6)]
-    for round_number in range(4):
-        batches = [_rows_near(ends_ms[: round_number + 1], chance) for _ in range(3)]
-        for rows in batches:
-            feed.add(*rows)
-        expected = dict(model.run(batches))
-        emitted = _run_with_a_crash(lab, monthly_totals(feed.stream()), crash_in=min(expected) + round_number % 3)
-        assert {batch: totals(rows) for batch, rows in emitted.items()} == expected
-        assert totals_in_state(lab.state()) == model.state
-
-
-class Model:
-    """What should happen, from the rows alone."""
-
-    def __init__(self) -> None:
-        self.state: dict[tuple[str, int], int] = {}
-        self._next_batch = 0
-        self._watermark_ms, self._watermark_before_ms = 0, 0
-        self._newest_ms = 0
-
-    def run(self, batches: list[list[Event]]) -> Iterator[tuple[int, dict[tuple[str, int], int]]]:
-        """All batches of one run: those with rows, and one without if the watermark moved in the last."""
-        for rows in batches:
-            yield self._batch(rows)
-        if self._newest_ms > self._watermark_ms:
-            yield self._batch([])
-
-    def _batch(self, rows: list[Event]) -> tuple[int, dict[tuple[str, int], int]]:
-        self._watermark_before_ms, self._watermark_ms = self._watermark_ms, self._newest_ms
-        for row in rows:
-            self._newest_ms = max(self._newest_ms, row["at_ms"])
-            key = (row["customer"], month_end_ms(row["at_ms"]))
-            if key[1] > self._watermark_before_ms:
-                self.state[key] = self.state.get(key, 0) + row["amount"]
-        sealed = {key: total for key, total in self.state.items() if key[1] <= self._watermark_ms}
-        self.state = {key: total for key, total in self.state.items() if key not in sealed}
-        self._next_batch += 1
-        return self._next_batch - 1, sealed
+    runs = compared_runs(lab, feed, Model(), monthly_totals, lambda near_ms: _rows_near(near_ms, chance))
+    assert len(list(runs)) == 4
 
 
 def _rows_near(moments_ms: list[int], chance: random.Random) -> list[Event]:
     times_ms = [chance.choice(moments_ms) + chance.randint(-1, 1) for _ in range(chance.randint(1, 3))]
     return [usage(chance.choice(["emma", "omar"]), chance.randint(1, 9), at_ms) for at_ms in times_ms]
-
-
-def _run_with_a_crash(lab: Lab, query: DataFrame, crash_in: int) -> dict[int, list[Row]]:
-    """Let one batch fail after its rows were computed, then restart. Returns what each batch emitted at last."""
-    emitted: dict[int, list[Row]] = {}
-
-    def sink(frame: DataFrame, batch: int) -> None:
-        is_first_attempt = batch not in emitted
-        emitted[batch] = frame.collect()
-        if batch == crash_in and is_first_attempt:
-            raise RuntimeError("crash")
-
-    with pytest.raises(StreamingQueryException, match="crash"):
-        lab.run_into(sink, query)
-    lab.run_into(sink, query)
-    return emitted

@@ -63,27 +63,36 @@ class Cluster:
         self.written.batch(rows)
         return batch
 
-    def start(self, name: str, share: str | None = None, *more: str, announced: Path | None = None) -> str:
+    def start(self, name: str, share: str | None = None) -> str:
         """Start a server, of a share or of all keys, and wait until it answers and is announced; its address."""
+        self.begin(name, share)
+        return self.wait_for(name)
+
+    def start_all(self, **shares: str | None) -> list[str]:
+        """Start several at the same time."""
+        for name, share in shares.items():
+            self.begin(name, share)
+        return [self.wait_for(name) for name in shares]
+
+    def begin(self, name: str, share: str | None = None, announced: Path | None = None) -> None:
+        """Start a server, and do not wait for it."""
         port = free_port()
         command = [sys.executable, "-m", "stateside", "serve", str(self.folder / "orders"), "--port", str(port)]
         command += ["--declare", str(self.folder / "views.toml"), "--dir", str(self.folder / f"replicas-{name}")]
-        command += ["--announce", str(announced or self.announced), "--name", name, *more]
+        command += ["--announce", str(announced or self.announced), "--name", name]
         child = Child([*command, "--share", share] if share else command, self.folder / f"{name}.log")
-        url = f"http://127.0.0.1:{port}"
-        self.servers[name] = child, url
-        self.wait_for(name, url)
-        return url
+        self.servers[name] = child, f"http://127.0.0.1:{port}"
 
-    def wait_for(self, name: str, url: str) -> None:
-        child, deadline = self.servers[name][0], time.monotonic() + WAIT_S_MAX
+    def wait_for(self, name: str) -> str:
+        """Wait until a server answers and is announced; its address."""
+        (child, url), deadline = self.servers[name], time.monotonic() + WAIT_S_MAX
         while True:
             assert child.returncode() is None, child.tail()
             assert time.monotonic() < deadline, child.tail()
             try:
                 found = httpx.get(f"{url}/v1/servers").json()["servers"]
                 if any(server["name"] == name and server["views"] for server in found):
-                    return
+                    return url
             except (httpx.TransportError, ValueError, LookupError):
                 pass
             time.sleep(0.05)

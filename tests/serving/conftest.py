@@ -100,7 +100,7 @@ def serving(layout: Layout, log: Path, path: str = "/v1/customers/c0/bill") -> I
 
 
 def wait_until_it_answers(url: str, child: Child) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while child.returncode() is None and time.monotonic() < deadline:
         try:
             if httpx.get(url).status_code == 200:

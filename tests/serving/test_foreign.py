@@ -38,7 +38,7 @@ from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 pytestmark = pytest.mark.e2e
 
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 90.0
 USER, COUNT = ("user", "string"), ("count", "long")
 
 

@@ -147,6 +147,22 @@ def test_a_jar_that_cannot_be_had_is_named_with_ways_out(tmp_path: Path, lock: P
 
 
 @pytest.mark.spark
+def test_of_several_jars_the_first_that_cannot_be_had_is_told_and_those_before_it_are_kept(
+    tmp_path: Path, lock: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one run of Ivy was to bring them all."""
+    monkeypatch.setattr("stateside.pipeline.jars.FETCHES_AT_ONCE", 1)
+    lines = [f"tools org.example:{name}:1.0 {GOOD_SHA256}" for name in ("tool", "missing", "third")]
+    lock.write_text("\n".join(lines))
+    repository.write_bytes(GOOD)
+    with pytest.raises(SetupError) as refusal:
+        fetch("tools", cache=tmp_path, lock=lock)
+    assert refusal.value.what == "org.example:missing:1.0 could not be fetched"
+    assert "org.example#missing;1.0: not found" in str(refusal.value.where)
+    assert [each.name for each in (tmp_path / "jars").iterdir()] == ["tool-1.0.jar"]
+
+
+@pytest.mark.spark
 def test_without_a_network_the_error_says_that_the_server_was_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_java_is_called_by_its_major_version(version: str, number: int) -> Non
     assert major(version) == number
 
 
+@pytest.mark.e2e
 def test_looking_for_java_does_not_import_spark() -> None:
     program = "import sys, stateside.pipeline.java, stateside.pipeline.jars; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -34,8 +34,6 @@ USAGE_TYPES: Final[Mapping[str, str]] = {  # each with its unit
 }
 NAMED_TYPES: Final = ("package", "fee")  # usage that says which one: its type on the bill is `package:NAME`
 
-FIELDS: Final = "quantity long, name string, currency string"  # of a usage event's payload, as columns
-
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
 GRACE_US: Final = 3 * DAY_US  # how long after its period's end an event may still come in: the watermark's delay

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,6 +51,39 @@ def _show(answer: Mapping[str, Any], as_json: bool, text: str) -> None:
     click.echo(json.dumps(answer, indent=2) if as_json else text)
 
 
+Ask = Callable[..., None]
+
+
+def _paged(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of a command that asks for a list in pages; as `ask` it gets what asks for a page and shows it."""
+
+    @click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
+    @click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
+    @_JSON
+    @floored
+    @wraps(command)
+    def paged(
+        *,
+        limit: int | None,
+        after: int | None,
+        as_json: bool,
+        url: Sequence[str],
+        min_position: str | None,
+        wait_ms: int | None,
+        max_age_ms: int | None,
+        **chosen: Any,
+    ) -> None:
+        floor = floor_of(min_position, {"wait_ms": wait_ms, "max_age_ms": max_age_ms})
+
+        def ask(path: str, text: Callable[[Mapping[str, Any]], str], **parameters: Any) -> None:
+            answer = _ask(url, path, floor, **parameters, limit=limit, after=after)
+            _show(answer, as_json, text(answer))
+
+        command(**chosen, ask=ask)
+
+    return paged
+
+
 @billing.command()
 @click.argument("customer")
 @_JSON
@@ -69,21 +103,13 @@ def bill(customer: str, as_json: bool, url: Sequence[str], min_position: str | N
 @click.option("--period", metavar="PERIOD", help="Like 2026-01; the newest one by default.")
 @click.option("--currency", metavar="CODE", help="Where the period has bills in several.")
 @click.option("--type", "type_", metavar="TYPE", help="Only events of this type on the bill, like call.")
-@click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
-@click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
-@_JSON
-@floored
+@_paged
 def explain(
     customer: str,
     period: str | None,
     currency: str | None,
     type_: str | None,
-    limit: int | None,
-    after: int | None,
-    as_json: bool,
-    url: Sequence[str],
-    min_position: str | None,
-    **floor: int | None,
+    ask: Ask,
 ) -> None:
     """Show the very events behind one period of a CUSTOMER's bill, each with what it added.
 
@@ -92,9 +118,7 @@ def explain(
     that came too late for the invoice are shown with the note that has them.
     """
     path = f"/v1/customers/{quote(customer, safe='')}/bill/explain"
-    given = {"period": period, "currency": currency, "type": type_, "limit": limit, "after": after}
-    answer = _ask(url, path, floor_of(min_position, floor), **given)
-    _show(answer, as_json, explained_text(answer))
+    ask(path, explained_text, period=period, currency=currency, type=type_)
 
 
 @billing.command()
@@ -221,23 +245,10 @@ def dead_letters() -> None:
 
 @dead_letters.command(name="list")
 @click.option("--reason", metavar="REASON", help="Only those with this reason, like unknown-customer.")
-@click.option("--limit", type=click.IntRange(1, 1_000), help="How many; 100 by default.")
-@click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
-@_JSON
-@floored
-def list_dead_letters(
-    reason: str | None,
-    limit: int | None,
-    after: int | None,
-    as_json: bool,
-    url: Sequence[str],
-    min_position: str | None,
-    **floor: int | None,
-) -> None:
+@_paged
+def list_dead_letters(reason: str | None, ask: Ask) -> None:
     """List dead letters in the journal's order, and how many there are for each reason."""
-    asked = floor_of(min_position, floor)
-    answer = _ask(url, "/v1/dead-letters", asked, reason=reason, limit=limit, after=after)
-    _show(answer, as_json, dead_letters_text(answer))
+    ask("/v1/dead-letters", dead_letters_text, reason=reason)
 
 
 @dead_letters.command()

@@ -1,11 +1,12 @@
-"""The jars that Spark is given besides its own: pinned, fetched one by one, and checked before use.
+"""The jars that Spark is given besides its own: pinned, fetched together, and checked before use, each by itself.
 
-`jars.lock`, beside this module, is the list; a line is `group organisation:module:revision sha256`. A jar is fetched by
-the Ivy that PySpark ships, so that Java is all it takes, without its dependencies, so that the lock is all there is:
+`jars.lock`, beside this module, is the list; a line is `group organisation:module:revision sha256`. Jars are fetched
+by the Ivy that PySpark ships, so that Java is all it takes, without their dependencies, so that the lock is all there
+is:
 
-    1. a jar that lies in the cache with the right hash is used as it is, and nothing is started
-    2. otherwise Ivy fetches it into a folder of its own
-    3. with the right hash it is renamed into the cache, whole; with a wrong one it is kept beside it as `NAME.refused`
+    1. a jar that lies in the cache with the right hash is used as it is; if all do, nothing is started
+    2. otherwise a few runs of Ivy share what is missing, and fetch it into folders of their own
+    3. with the right hash a jar is renamed into the cache, whole; with a wrong one it is kept beside as `NAME.refused`
 
 No file with a wrong hash is ever handed out, and none is deleted: what is wrong stays there to be looked at.
 
@@ -21,18 +22,19 @@ import importlib.util
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 from stateside.errors import SetupError
 from stateside.pipeline.java import find_java
 from stateside.pipeline.truststore import write_truststore
 
 LOCK = Path(__file__).with_name("jars.lock")
-FETCH_TIMEOUT_S = 300  # a jar of 10 MB on a slow line
-FETCHES_AT_ONCE = 4  # each is a Java of its own, which mostly waits
+FETCH_TIMEOUT_S = 900  # 60 MB on a slow line
+FETCHES_AT_ONCE = 4  # Ivy asks for one file after the other, and mostly waits
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,13 @@ def fetch(group: str, *, cache: Path | None = None, lock: Path = LOCK) -> list[P
     jars = [jar for jar in locked(lock.read_text()) if jar.group == group]
     assert jars, f"jars.lock has no group {group!r}"
     folder = (cache or cache_folder()) / "jars"
+    missing = [jar for jar in jars if not _has(folder, jar)]
+    shares = [share for first in range(FETCHES_AT_ONCE) if (share := missing[first::FETCHES_AT_ONCE])]
     with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
-        return list(pool.map(lambda jar: _have(jar, folder) or _bring(jar, folder), jars))
+        failures = list(pool.map(lambda share: _bring(share, folder), shares))
+    for failure in filter(None, failures):
+        raise failure
+    return [folder / jar.name for jar in jars]
 
 
 def locked(text: str) -> list[Jar]:
@@ -92,24 +99,36 @@ def _parse(line: str) -> Jar:
     return Jar(group, organisation, module, revision, sha256)
 
 
-def _have(jar: Jar, folder: Path) -> Path | None:
+def _has(folder: Path, jar: Jar) -> bool:
     file = folder / jar.name
     if not file.exists():
-        return None
+        return False
     _check(jar, file, file)
-    return file
+    return True
 
 
-def _bring(jar: Jar, folder: Path) -> Path:
+def _bring(jars: Sequence[Jar], folder: Path) -> SetupError | None:
+    """Put these into the cache; or why one is not there. Ivy brings all or nothing: then it is asked for each."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-        fetched = _ivy(jar, folder, Path(scratch))
-        try:
-            _check(jar, fetched, folder / f"{jar.name}.refused")
-        except SetupError:
-            fetched.replace(folder / f"{jar.name}.refused")
-            raise
-        return fetched.replace(folder / jar.name)
+        output = _ivy(jars, folder, Path(scratch))
+        if len(jars) == 1 or all((Path(scratch) / jar.name).is_file() for jar in jars):
+            failures = [_kept(jar, Path(scratch) / jar.name, folder, output) for jar in jars]
+            return next(filter(None, failures), None)
+    return next(filter(None, (_bring([jar], folder) for jar in jars)), None)
+
+
+def _kept(jar: Jar, fetched: Path, folder: Path, output: str) -> SetupError | None:
+    """Move a jar to its place; or why that is not done."""
+    if not fetched.is_file():
+        return _unreachable(jar, folder, output)
+    try:
+        _check(jar, fetched, folder / f"{jar.name}.refused")
+    except SetupError as refusal:
+        fetched.replace(folder / f"{jar.name}.refused")
+        return refusal
+    fetched.replace(folder / jar.name)
+    return None
 
 
 def _check(jar: Jar, file: Path, kept_as: Path) -> None:
@@ -124,25 +143,32 @@ def _check(jar: Jar, file: Path, kept_as: Path) -> None:
         )
 
 
-def _ivy(jar: Jar, folder: Path, scratch: Path) -> Path:
-    command = _ivy_command(jar, scratch)
+def _ivy(jars: Sequence[Jar], folder: Path, scratch: Path) -> str:
+    """Let Ivy bring what it can into a folder; what it said."""
+    wanted = scratch / "wanted.xml"
+    wanted.write_text(_wanted(jars))
+    command = _ivy_command(wanted, scratch)
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise _unreachable(jar, folder, f"no answer within {FETCH_TIMEOUT_S} s") from None
-    file = scratch / jar.name
-    if not file.is_file():
-        raise _unreachable(jar, folder, done.stdout + done.stderr)
-    return file
+        raise _unreachable(jars[0], folder, f"no answer within {FETCH_TIMEOUT_S} s") from None
+    return done.stdout + done.stderr
 
 
-def _ivy_command(jar: Jar, scratch: Path) -> list[str]:
+def _wanted(jars: Sequence[Jar]) -> str:
+    """A module that depends on these jars, in Ivy's format."""
+    named = [(quoteattr(jar.organisation), quoteattr(jar.module), quoteattr(jar.revision)) for jar in jars]
+    lines = [f"<dependency org={org} name={name} rev={revision}/>" for org, name, revision in named]
+    info = '<info organisation="stateside" module="jars" revision="working"/>'
+    return f'<ivy-module version="2.0">{info}<dependencies>{"".join(lines)}</dependencies></ivy-module>'
+
+
+def _ivy_command(wanted: Path, scratch: Path) -> list[str]:
     # Ivy's own cache goes with the scratch folder: a bad file in it would come back for ever.
     command = [*_java(scratch), "-jar", str(_ivy_jar()), "-cache", str(scratch / "ivy")]
     if settings := os.environ.get("STATESIDE_IVY_SETTINGS"):
         command += ["-settings", settings]
-    command += ["-confs", "default", "-types", "jar", "bundle", "-notransitive"]
-    command += ["-dependency", jar.organisation, jar.module, jar.revision]
+    command += ["-confs", "default", "-types", "jar", "bundle", "-notransitive", "-ivy", str(wanted)]
     return [*command, "-retrieve", str(scratch / "[artifact]-[revision].[ext]")]
 
 
@@ -155,7 +181,9 @@ def _java(scratch: Path) -> list[str]:
 def _unreachable(jar: Jar, folder: Path, output: str) -> SetupError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = (
-        [line for line in lines if "access error" in line] or [line for line in lines if "not found" in line] or lines
+        [line for line in lines if "access error" in line]
+        or [line for line in lines if f"{jar.organisation}#{jar.module};{jar.revision}: not found" in line]
+        or lines
     )
     return SetupError(
         f"{jar.coordinate} could not be fetched",

@@ -62,6 +62,10 @@ class JournalEvents:
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The events with their envelope's columns, then the payload's fields."""
+        return session.readStream.format(JOURNAL_FORMAT).options(**self.options(reading)).load()
+
+    def options(self, reading: Reading) -> dict[str, str]:
+        """What the source is told."""
         options = {
             "path": reading.journal,
             "eventsPerBatchMax": reading.events_per_batch_max,
@@ -71,8 +75,7 @@ class JournalEvents:
             "types": json.dumps(self.types) if self.types else None,
             "tags": json.dumps(self.tags) if self.tags else None,
         }
-        given = {name: str(value) for name, value in options.items() if value not in (None, "")}
-        return session.readStream.format(JOURNAL_FORMAT).options(**given).load()
+        return {name: str(value) for name, value in options.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class Books:
     batch: int = 5
     watermark_us: int = WATERMARK
     position: int | None = None  # the journal's end
+    stored: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # what the tables have
 
     @property
     def pen(self) -> Pen:
@@ -160,6 +161,9 @@ class Books:
         return audit(self.layout, nullcontext(self.live()), **arguments)
 
     def store(self, name: str, rows: list[dict[str, Any]], schema: pa.Schema, partition_by: list[str]) -> None:
+        if self.stored.get(name) == rows:
+            return
+        self.stored[name] = deepcopy(rows)
         path = self.layout.table(name)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

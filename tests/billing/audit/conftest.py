@@ -26,7 +26,8 @@ def written_books(tmp_path_factory: pytest.TempPathFactory) -> Books:
 def books(written_books: Books, tmp_path: Path) -> Books:
     """A copy of them: what is appended is folded on top of what the ledger has."""
     shutil.copytree(written_books.layout.root, tmp_path / "books")
-    copied = {name: deepcopy(getattr(written_books, name)) for name in ("documents", "letters", "rows", "rollups")}
+    names = ("documents", "letters", "rows", "rollups", "stored")
+    copied = {name: deepcopy(getattr(written_books, name)) for name in names}
     return replace(written_books, layout=Layout(tmp_path / "books"), **copied)
 
 

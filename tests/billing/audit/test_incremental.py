@@ -16,8 +16,22 @@ from tests.billing.audit.books import Books, open_row, right_books, us, used
 MARCH_END = "2026-03-31T22:00:00Z"
 
 
+def append_message(books: Books, quantity: int = 7) -> None:
+    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", quantity))
+
+
+def audit_and_bring_back_the_journal_before(books: Books) -> None:
+    """One more event is audited, then a copy without it takes the journal's place."""
+    before = books.layout.root / "before"
+    shutil.copytree(books.layout.journal, before)
+    append_message(books)
+    books.audit()
+    shutil.rmtree(books.layout.journal)
+    before.rename(books.layout.journal)
+
+
 def test_the_second_audit_folds_new_events_only(books: Books) -> None:
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 7))
+    append_message(books)
     books.rows.append(open_row("ben", MARCH_END, "message", "basic@1", 7, 1, 700_000))
     books.rollups.append({**books.rows[-1]})
     found = books.audit()
@@ -29,13 +43,13 @@ def test_the_second_audit_folds_new_events_only(books: Books) -> None:
 
 def test_what_stands_behind_the_batch_is_not_looked_at(books: Books) -> None:
     books.position = Journal(books.layout.journal).end()["0"]
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 7))
+    append_message(books)
     assert books.audit().differences() == []
 
 
 def test_rows_of_an_earlier_batch_make_the_audit_begin_anew(books: Books) -> None:
     """As after a replica was brought back from a copy: the ledger cannot go back."""
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 7))
+    append_message(books)
     assert books.audit().folded == 1
     books.position = 25
     found = books.audit()
@@ -76,25 +90,15 @@ def test_another_journal_is_noticed(books: Books, tmp_path: Path) -> None:
 
 
 def test_a_journal_that_was_cut_is_noticed(books: Books) -> None:
-    before = books.layout.root / "before"
-    shutil.copytree(books.layout.journal, before)
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 7))
-    books.audit()
-    shutil.rmtree(books.layout.journal)
-    before.rename(books.layout.journal)
+    audit_and_bring_back_the_journal_before(books)
     with pytest.raises(PastChanged, match="it ends at offset 25, and 26 events of it were audited before"):
         books.audit()
 
 
 def test_a_past_that_was_written_anew_is_noticed(books: Books) -> None:
     """The same journal went another way from a copy: it has the same id, and as many events."""
-    before = books.layout.root / "before"
-    shutil.copytree(books.layout.journal, before)
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 7))
-    books.audit()
-    shutil.rmtree(books.layout.journal)
-    before.rename(books.layout.journal)
-    books.pen.append("2026-03-02T00:00", used("m-1", "ben", "message", "2026-03-01T00:00", 8))
+    audit_and_bring_back_the_journal_before(books)
+    append_message(books, 8)
     with pytest.raises(PastChanged, match="its events from offset 25 to 26 are not those of the last audit"):
         books.audit()
 
@@ -111,6 +115,7 @@ def test_the_older_past_is_looked_at_bit_by_bit(books: Books, monkeypatch: pytes
         books.audit()
 
 
+@pytest.mark.e2e
 def test_two_audits_do_not_run_at_once(books: Books, tmp_path: Path) -> None:
     import subprocess
     import sys

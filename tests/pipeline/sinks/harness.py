@@ -170,7 +170,7 @@ class Nursery:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()  # its end of input: it exits
         self._process.stdout.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Trial:
 
     def run(self, seed: int = SEED) -> Verdict:
         """Kill it at every step and at random moments, let it end in peace, and compare."""
-        for step in [BEFORE, *self.case.steps, AFTER] * 2:
+        for step in [BEFORE, *self.case.steps, AFTER] * sized(1, 2):
             for _ in range(2):  # the second time in the attempt to make good
                 self.kill_at(step)
             self.live_in_peace(batches=2)  # so that other steps are hit in other batches

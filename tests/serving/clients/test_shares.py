@@ -22,19 +22,6 @@ from .asked import KINDS
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Shares 1/2 and 2/2; and a server with all keys, of which these know nothing."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        made.start("one", "1/2")
-        made.start("two", "2/2")
-        made.start("whole", announced=made.folder / "apart")
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture(params=list(KINDS))
 def client(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A client, sync or async, that was told of one of the shares."""
@@ -162,7 +149,7 @@ def shaky(tmp_path: Path) -> Iterator[Cluster]:
 def test_killing_a_server_under_load_costs_no_request_where_a_copy_exists_and_a_share_that_moves_is_found(
     shaky: Cluster,
 ) -> None:
-    urls = [shaky.start(name, share) for name, share in (("a", "1/2"), ("b", "2/2"), ("a2", "1/2"), ("b2", "2/2"))]
+    urls = shaky.start_all(a="1/2", b="2/2", a2="1/2", b2="2/2")
     stop, failures, answered = threading.Event(), [], [0, 0]
 
     def load(number: int) -> None:
@@ -197,8 +184,7 @@ def test_killing_a_server_under_load_costs_no_request_where_a_copy_exists_and_a_
 
 
 def test_a_server_that_hangs_is_passed_over_for_its_copy_and_without_one_the_deadline_is_kept(shaky: Cluster) -> None:
-    for name in ("x", "y"):
-        shaky.start(name, None)
+    shaky.start_all(x=None, y=None)
     hung = _processes(shaky.servers["x"][0].pid)
     for pid in hung:
         os.kill(pid, signal.SIGSTOP)

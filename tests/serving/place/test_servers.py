@@ -21,8 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Shares 1/2 and 2/2, and a server with all keys."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
-        for name, share in (("one", "1/2"), ("two", "2/2"), ("whole", None)):
-            made.start(name, share)
+        made.start_all(one="1/2", two="2/2", whole=None)
         yield made
     finally:
         made.close()
@@ -102,8 +101,7 @@ def test_a_server_that_stops_takes_its_announcement_away_and_one_that_is_killed_
     def announced() -> set[str]:
         return {each["name"] for each in httpx.get(f"{url(cluster, 'one')}/v1/servers").json()["servers"]}
 
-    cluster.start("third")
-    cluster.start("fourth")
+    cluster.start_all(third=None, fourth=None)
     assert {"third", "fourth"} <= announced()
     cluster.stop("third")
     assert not (cluster.announced / "servers" / "third.json").exists()

@@ -7,7 +7,7 @@ first is meant.
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 # Makes the column an event-time column, by which the watermark closes. The value means nothing: grace is counted once,
@@ -15,14 +15,21 @@ from pyspark.sql import functions as F
 EVENT_TIME = {"spark.watermarkDelayMs": 0}
 
 
-def period_end() -> Column:
-    """The end of the period that `time` lies in, by the columns `time_zone`, `cycle` and `anchor_day`."""
-    local_day = F.from_utc_timestamp("time", F.col("time_zone")).cast("date")
-    end_day = _end_day(local_day)
-    end = _midnight(end_day)
+def with_period_end(events: DataFrame) -> DataFrame:
+    """The events with `period_end`: of the period that `time` lies in, by `time_zone`, `cycle` and `anchor_day`.
+
+    In steps, each a column of its own. Spark writes an expression out wherever it is used: as one, this would look up
+    the time zone a dozen times for each event, in a function too long for the JVM to compile.
+    """
+    stepped = (
+        events.withColumn("_day", F.from_utc_timestamp("time", F.col("time_zone")).cast("date"))
+        .withColumn("_end_day", _end_day(F.col("_day")))
+        .withColumn("_end", _midnight(F.col("_end_day")))
+    )
     # Clocks that are put back over midnight show the old day once more, after the new period has begun.
-    end = F.when(F.col("time") < end, end).otherwise(_midnight(_end_day(end_day)))
-    return end.alias("period_end", metadata=EVENT_TIME)
+    again = _midnight(_end_day(F.col("_end_day")))
+    end = F.when(F.col("time") < F.col("_end"), F.col("_end")).otherwise(again)
+    return stepped.select(*events.columns, end.alias("period_end", metadata=EVENT_TIME))
 
 
 def _midnight(day: Column) -> Column:

@@ -1,8 +1,8 @@
-"""Rating inside of Spark's Python workers: the function that `mapInArrow` is given.
+"""Rating inside of Spark's Python workers: rows out of the journal's batches, made where these are read.
 
 A worker lives through many batches, and keeps the book of plans and assignments from one to the next. Which book it has
 makes no difference: it covers all that stands before the events, and an event is rated by that alone. So a batch that
-is run again gives the same rows.
+is run again gives the same rows, and the reports on it (`rating.reports`) say the same.
 """
 
 from __future__ import annotations
@@ -12,67 +12,76 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.billing.book.book import BookKeeper
-from stateside.billing.rating.rating import rate
+from stateside.billing.rating.rating import events_of, joined, rate
+from stateside.billing.rating.reports import Report, reports_of
 from stateside.journal import Journal
+from stateside.journal.segment import DurableEnd
+from stateside.layout import ViewLayout
 
 ROWS_PER_TABLE = 100_000  # rated and sorted at a time: some 20 MB
 _KEEPERS_MAX = 4  # of applications that share a session; one is the rule
 
-IN = ("offset", "id", "entity", "type", "time", "appended", "quantity", "name", "currency")
-OUT = (
-    "id string, customer string, type string, time timestamp, quantity long, plan string, time_zone string, "
-    "cycle string, anchor_day int"
+_COLUMNS = (
+    "customer string, type string, time timestamp, quantity long, plan string, time_zone string, cycle string, "
+    "anchor_day int"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Rater:
-    """Rates record batches of events with the columns `IN`; gives those that count, and ticks of the clock, as `OUT`.
+    """Rates the journal's events; gives those that count, and ticks of the clock, as rows with the columns `columns`.
 
-    With `by_customer` rows come out sorted, some hundred thousand at a time: groups of the state that lie together are
-    then asked for together. Without it they keep the journal's order, in which the first event of an id counts.
+    With ids the rows keep the journal's order, in which the first event of an id counts. Without, they come out sorted
+    by customer, some hundred thousand at a time: groups of the state that lie together are then asked for together.
     """
 
     journal: Path
-    book: Path
-    by_customer: bool
+    view: Path  # the folder of the view: snapshots of the book are there, and reports go there
+    with_ids: bool
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark calls for each partition of a batch."""
-        keeper = _keeper(self.journal, Journal(self.journal).id(), self.book)
-        for events in _tables(batches):
-            rated = rate(events, keeper.at(pc.max(events["offset"]).as_py() + 1))
-            counted = _counted(rated)
-            yield from (counted.sort_by("customer") if self.by_customer else counted).combine_chunks().to_batches()
+    @property
+    def columns(self) -> str:
+        """The columns of the rows, as DDL."""
+        return f"id string, {_COLUMNS}" if self.with_ids else _COLUMNS
+
+    def rows(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, which one task reads; `mark` as of `Journal.batches`."""
+        journal = Journal(self.journal)
+        journal_id = journal.id()
+        assert journal_id is not None, "a range has events of a journal"
+        keeper, reports = _keeper(self.journal, journal_id, self.view / "book"), reports_of(ViewLayout(self.view))
+        for events in _tables(journal.batches(start, stop, mark)):
+            book = keeper.at(pc.max(events["offset"]).as_py() + 1)
+            rated = rate(events, book)
+            reports.write(Report.of(rated, book), journal_id)
+            yield from self._counted(rated).combine_chunks().to_batches()
+
+    def _counted(self, rated: pa.Table) -> pa.Table:
+        counted = rated.filter(pc.is_null(rated["reason"])) if rated["reason"].null_count < len(rated) else rated
+        rows = counted.select([column.split()[0] for column in self.columns.split(", ")])
+        return rows if self.with_ids else rows.sort_by("customer")
 
 
 @lru_cache(_KEEPERS_MAX)
-def _keeper(journal: Path, journal_id: str | None, book: Path) -> BookKeeper:
+def _keeper(journal: Path, journal_id: str, book: Path) -> BookKeeper:
     """The one of this process. Another journal in the same place has another id, and a book of its own."""
     return BookKeeper(Journal(journal), book)
 
 
-def _counted(rated: pa.Table) -> pa.Table:
-    counted = rated.filter(pc.is_null(rated["reason"])) if rated["reason"].null_count < len(rated) else rated
-    return counted.select(_OUT_NAMES)
-
-
-def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _tables(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[pa.Table]:
     """The batches in tables of many rows: each call of a vectorised function has its price."""
-    waiting: list[pa.RecordBatch] = []
+    waiting: list[pa.Table] = []
     rows = 0
-    for batch in batches:
-        waiting.append(batch)
+    for first, batch in batches:
+        waiting.append(events_of(batch, np.arange(first, first + batch.num_rows)))
         rows += batch.num_rows
         if rows >= ROWS_PER_TABLE:
-            yield pa.Table.from_batches(waiting)
+            yield joined(waiting)
             waiting, rows = [], 0
     if rows:
-        yield pa.Table.from_batches(waiting)
-
-
-_OUT_NAMES = [column.split()[0] for column in OUT.split(", ")]
+        yield joined(waiting)

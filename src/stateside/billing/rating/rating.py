@@ -22,7 +22,7 @@ A tick of the clock has the reason `future-dated` or none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -51,6 +51,7 @@ REASONS: Final = (
     "not-in-plan",
     "wrong-currency",
 )
+REFERENCE: Final = "reference"
 _COUNTS: Final = len(REASONS)  # the number that stands for none
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -107,17 +108,27 @@ def rate(events: pa.Table, book: Book) -> pa.Table:
     return pa.table({name: column.cast(RATED.field(name).type) for name, column in table.items()}, schema=RATED)
 
 
+def is_bad(rated: pa.Table) -> pa.ChunkedArray:
+    """Which of the rated events break a rule: all with a reason, but reference data that is as it should be."""
+    return pc.fill_null(pc.not_equal(rated["reason"], REFERENCE), False)
+
+
 def events_table(journal: Journal, start: int, stop: int) -> pa.Table:
-    """The events with offsets start <= offset < stop, with the payload's fields as columns: what `rate` is given."""
-    return pa.concat_tables([_NO_EVENTS, *_event_tables(journal, start, stop)])
+    """The events with offsets start <= offset < stop, as `rate` is given them."""
+    batches = journal.batches(start, stop)
+    return joined(events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
 
 
-def _event_tables(journal: Journal, start: int, stop: int) -> Iterator[pa.Table]:
-    for first, batch in journal.batches(start, stop):
-        fields = payload_columns(batch.column("payload"), PAYLOAD)
-        named = {name: batch.column(name) for name in _EVENT_NAMES}
-        parsed = {name: fields[name] for name in PAYLOAD.names}
-        yield pa.table({"offset": np.arange(first, first + batch.num_rows), **named, **parsed})
+def events_of(batch: pa.RecordBatch, offsets: Longs) -> pa.Table:
+    """The events of a batch of the journal, at these offsets, with the payload's fields as columns."""
+    fields = payload_columns(batch.column("payload"), PAYLOAD)
+    named = {name: batch.column(name) for name in _EVENT_NAMES}
+    return pa.table({"offset": offsets, **named, **{name: fields[name] for name in PAYLOAD.names}})
+
+
+def joined(tables: Iterable[pa.Table]) -> pa.Table:
+    """Several tables of events as one; none is an empty one."""
+    return pa.concat_tables([_NO_EVENTS, *tables])
 
 
 _EVENT_NAMES: Final = ("id", "entity", "type", "time", "appended", "payload")

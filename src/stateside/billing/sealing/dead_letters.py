@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.billing.model import VIEW
+from stateside.billing.rating.rating import is_bad
 from stateside.billing.sealing.documents import TIME
 from stateside.layout import Layout
 
 POSITION: Final = "position"
-REFERENCE: Final = "reference"  # rating's reason for events that are no usage, and as they should be
 
 DEAD_LETTERS: Final = TableSpec(
     name="dead_letters",
@@ -45,8 +44,7 @@ def dead_letters_table(layout: Layout) -> ArchiveTable:
 
 def dead_letters(events: pa.Table, rated: pa.Table) -> pa.Table:
     """Those of the events that rating gave a reason against, with it."""
-    bad = pc.and_kleene(pc.is_valid(rated["reason"]), pc.not_equal(rated["reason"], REFERENCE))
-    bad = pc.fill_null(bad, False)
+    bad = is_bad(rated)
     table = events.filter(bad)
     for name in ("reason", "detail"):
         table = table.append_column(name, rated[name].filter(bad))

@@ -6,12 +6,14 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
    end, and what it has of plans is added to `steps.json` and `plans.json`: whoever sees the batch can price its rows.
 2. The documents are opened, in one version, and refused if they are missing, other ones than before, or those of
    another journal. Their frontier says which events they account for already (`frontier`).
-3. The range is swept for late and bad events. Rows of periods that are not closed yet become invoices; late events
-   that the frontier does not cover become notes, from what that version of the documents has of their accounts.
+3. The range is swept for late and bad events, with the help of the reports that its tasks left (`rating.reports`):
+   whichever there are, the same is found. Rows of periods that are not closed yet become invoices; late events that
+   the frontier does not cover become notes, from what that version of the documents has of their accounts.
 4. The documents, their numbers and the new frontier are stored in one step, on top of that very version. If there are
    none, nothing is written.
 5. The dead letters are opened; those behind their position are stored, with the new position, in one step.
-6. Now and then the tables' small files are put together and the book is saved, which changes nothing of what they say.
+6. The reports are deleted, as they are when a run begins. Now and then the tables' small files are put together and
+   the book is saved. All of that changes nothing of what the tables say.
 7. The caller lets Spark commit the batch. A crash before that repeats the batch: if step 4 was reached, the frontier
    covers all that the batch has, so that nothing is left to do; if step 5 was, so does the position.
 
@@ -37,6 +39,7 @@ import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, OpenedTable
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.rating.reports import Reports, reports_of
 from stateside.billing.sealing.amounts import Amounts
 from stateside.billing.sealing.columns import longs
 from stateside.billing.sealing.dead_letters import POSITION, dead_letters_table
@@ -77,6 +80,7 @@ class BillingSink:
     journal: Journal
     book: BookKeeper
     checkpoint: Checkpoint
+    reports: Reports
     documents: ArchiveTable
     dead_letters: ArchiveTable
     on_step: OnStep = ignore_step
@@ -94,7 +98,7 @@ class BillingSink:
         keeper = BookKeeper(journal, places.root / "book")
         checkpoint = Checkpoint(Storage.at(places.checkpoint))
         tables = documents_table(context.layout), dead_letters_table(context.layout)
-        sink = cls(places, journal, keeper, checkpoint, *tables, on_step)
+        sink = cls(places, journal, keeper, checkpoint, reports_of(places), *tables, on_step)
         sink._begin()
         return sink
 
@@ -108,13 +112,14 @@ class BillingSink:
         documents = self._opened(self.documents)
         frontier = Frontier.of(documents.counter)
         self.on_step(3)
-        swept = sweep(self.journal, book, planned, frontier)
+        swept = sweep(self.journal, book, planned, frontier, self.reports.read(_journal_id(self.journal)))
         sealing = _sealing(rows, swept, documents, planned, frontier, Amounts(book.plans))
         self.on_step(4)
         self._store_documents(sealing, documents, frontier.moved(planned.stop, planned.watermark_us), batch)
         self.on_step(5)
         self._store_dead_letters(swept.bad, planned.stop, batch)
         self.on_step(6)
+        self.reports.clear()
         for table in (self.documents, self.dead_letters):
             table.opened().tidy()
         self.book.save()
@@ -122,6 +127,7 @@ class BillingSink:
 
     def _begin(self) -> None:
         """Create the tables, or take those over that an earlier query filled: what they have is not stored again."""
+        self.reports.clear()
         for table in (self.documents, self.dead_letters):
             table.create(take_over=True)
             table.check_schema()
@@ -219,6 +225,10 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
 
 def _journal_number(journal: Journal) -> int:
     """A journal's id as a whole number that a counter can hold."""
+    return UUID(_journal_id(journal)).int >> 65
+
+
+def _journal_id(journal: Journal) -> str:
     id_ = journal.id()
     assert id_ is not None, "a batch has events of a journal"
-    return UUID(id_).int >> 65
+    return id_

@@ -4,11 +4,16 @@ Those are the late events, which Spark's aggregation dropped, and the bad ones, 
 ones is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends at or before the watermark in
 `offsets/N-1`, the batch before; batch 0 drops none. Rating is the same pure function that the aggregation's rows went
 through, and depends on the events up to the batch's end alone: so the two never disagree.
+
+For the same reason nothing need be rated twice where a task has left a report (`rating.reports`), whichever attempt it
+belongs to: in its range only the events that it says are bad are rated here, to tell why, and those that may be late,
+if any period of the range is closed. Both are exactly what rating the whole range would find. Ranges without a report
+are rated whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +23,8 @@ import pyarrow.compute as pc
 
 from stateside.billing.book.book import Book
 from stateside.billing.model import CLOCK
-from stateside.billing.rating.rating import events_table, rate
+from stateside.billing.rating.rating import events_of, events_table, joined, rate
+from stateside.billing.rating.reports import Report
 from stateside.billing.sealing.columns import Longs, groups, longs
 from stateside.billing.sealing.dead_letters import DEAD_LETTERS, dead_letters
 from stateside.billing.sealing.frontier import Frontier
@@ -61,20 +67,45 @@ class Swept:
     bad: pa.Table
 
 
-def sweep(journal: Journal, book: Book, planned: Planned, frontier: Frontier) -> Swept:
-    """What a batch's rows do not have, and documents neither."""
+def sweep(journal: Journal, book: Book, planned: Planned, frontier: Frontier, reports: Sequence[Report] = ()) -> Swept:
+    """What a batch's rows do not have, and documents neither. With any reports of this journal the same is found."""
     closed_us = max(planned.watermark_before_us, frontier.closed_us)
+    start = frontier.sweep_from(planned.start, planned.watermark_before_us)
     late, bad = [LATE.empty_table()], [DEAD_LETTERS.schema.empty_table()]
-    for events in _pieces(journal, frontier.sweep_from(planned.start, planned.watermark_before_us), planned.stop):
-        rated = rate(events, book)
-        late.append(_late(rated, book, frontier, closed_us))
-        bad.append(dead_letters(events, rated))
+    for part in _parts(start, planned.stop, reports):
+        events = _suspects(journal, part, closed_us) if isinstance(part, Report) else events_table(journal, *part)
+        if events.num_rows:
+            rated = rate(events, book)
+            late.append(_late(rated, book, frontier, closed_us))
+            bad.append(dead_letters(events, rated))
     return Swept(pa.concat_tables(late), pa.concat_tables(bad))
 
 
-def _pieces(journal: Journal, start: int, stop: int) -> Iterator[pa.Table]:
+def _parts(start: int, stop: int, reports: Sequence[Report]) -> Iterator[Report | tuple[int, int]]:
+    """The range in order: reports within it that do not overlap, and what lies between them in pieces."""
+    for report in sorted(reports, key=lambda report: report.start):
+        if start <= report.start and report.stop <= stop:
+            yield from _pieces(start, report.start)
+            yield report
+            start = report.stop
+    yield from _pieces(start, stop)
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
     for first in range(start, stop, PIECE_EVENTS_MAX):
-        yield events_table(journal, first, min(first + PIECE_EVENTS_MAX, stop))
+        yield first, min(first + PIECE_EVENTS_MAX, stop)
+
+
+def _suspects(journal: Journal, report: Report, closed_us: int) -> pa.Table:
+    """The events of a report's range that may be bad or late; if there can be none the journal is not read."""
+    found: list[pa.Table] = []
+    if report.bad or report.first_end_us <= closed_us:
+        for first, batch in journal.batches(report.start, report.stop):
+            times_us = batch.column("time").cast(pa.int64()).to_numpy()
+            rows = report.suspects(first, times_us, closed_us)
+            if len(rows):
+                found.append(events_of(batch.take(pa.array(rows)), first + rows))
+    return joined(found)
 
 
 def _late(rated: pa.Table, book: Book, frontier: Frontier, closed_us: int) -> pa.Table:

@@ -130,18 +130,22 @@ class Asking:
     def sql(
         self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
     ) -> Steps[SqlAnswer]:
-        """What a statement gives, asked of a server that has all keys of its views."""
+        """What a statement gives, asked of a server that has all keys that the token reaches."""
         limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
         document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
         document |= {name: value for name, value in limits.items() if value is not None}
-        ask = questions.posted("/v1/sql", document, Floor(wait_ms=timeout_ms or SQL_MS))
-        yield from self.core.look(self.core.deadline(ask))
-        if self.core.locations.with_all_keys(self.core.clock()) == []:
-            raise RequestInvalid(
-                "Each server has a share of the keys, and a statement is asked of all of them",
-                next_step="Start a server without --share; or ask one server for its share, with direct=True",
-            )
-        return (yield from self.core.read(ask, SqlAnswer.of, Whom(self.core.locations.with_all_keys)))
+        ask = questions.posted("/v1/sql", document, wait_s=(timeout_ms or SQL_MS) / 1_000)
+        deadline_s = self.core.deadline(ask)
+        yield from self.core.look(deadline_s)
+        try:
+            return (yield from self.core.read(ask, SqlAnswer.of, self._with_all_keys(), deadline_s))
+        except Misdirected as error:
+            if not self.core.locations.named_by(error):
+                raise RequestInvalid(
+                    "Each server has a share of the keys, and a statement is asked of all of them",
+                    next_step="Start a server without --share",
+                ) from error
+            return (yield from self.core.read(ask, SqlAnswer.of, self.named_by(error), deadline_s))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
         """Append events; the receipt."""
@@ -215,11 +219,13 @@ class Asking:
             )
         return places[0].whom
 
+    def _with_all_keys(self) -> Whom:
+        locations = self.core.locations
+        return Whom(lambda now_s: locations.with_all_keys(now_s) or locations.anybody(now_s), follow=False)
+
     def places(self, view: str, parts: Sequence[str]) -> list[Place]:
         """Whom to ask for keys that begin so: all shares, if they may be anywhere."""
-        locations = self.core.locations
-        held = locations.held(view)
-        scattered = held is not None and bool(held.key) and locations.share_of(view, parts) is None
+        scattered = self.core.locations.scattered(view, parts)
         return self.shares(view) if scattered else [Place(self.whom(view, parts))]
 
     def _rows(self, view: str, parts: Sequence[str], floor: Floor, deadline_s: float) -> Steps[Answer]:
@@ -263,7 +269,11 @@ class Asking:
 
     def _lookup_asked(self, view: str, keys: Sequence[Sequence[str]]) -> Asked:
         path, whom = of_view(view, "lookup", (), Floor()).path, self.whom(view, keys[0])
-        return Asked(replace(whom, follow=False), partial(questions.posted, path, {"keys": keys}))
+        body = {"keys": keys}
+        return Asked(
+            replace(whom, follow=False),
+            lambda floor: questions.posted(path, body, floor.parameters(), wait_s=floor.wait_s),
+        )
 
     def key(self, view: str) -> Sequence[tuple[str, str]]:
         """The columns of a view's key, with their types, as far as they are known."""

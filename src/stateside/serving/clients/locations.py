@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
-from stateside.errors import Misdirected, OperatingError, RequestInvalid, StatesideError
+from stateside.errors import KeyInvalid, Misdirected, OperatingError, RequestInvalid, StatesideError
 from stateside.serving.place.announcement import Announcement, Held, leading_or_none
 from stateside.serving.place.location import Holding, cover, holdings, missing
 
@@ -93,10 +93,13 @@ class Locations:
             return self.whole(view, now_s) or self.anybody(now_s)
         return self._urls(holdings(self._servers, view, leading), now_s)
 
-    def share_of(self, view: str, parts: Sequence[str]) -> bytes | None:
-        """What tells keys of one place from those of another; None if these parts do not tell it."""
+    def scattered(self, view: str, parts: Sequence[str]) -> bool:
+        """Whether keys that begin so may be in any share. What is no key is not: whoever is asked refuses it."""
         held = self.held(view)
-        return None if held is None else leading_or_none(held, parts)
+        try:
+            return held is not None and held.leading(parts) is None
+        except KeyInvalid:
+            return False
 
     def whole(self, view: str, now_s: float) -> list[str]:
         """Those that have all keys of a view."""

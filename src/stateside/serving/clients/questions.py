@@ -86,17 +86,16 @@ def other_parameters(given: Mapping[str, Part]) -> Parameters:
     return tuple((name, text(value)) for name, value in given.items())
 
 
-def posted(path: str, document: Mapping[str, Any], floor: Floor, **more: Any) -> Ask:
+def posted(path: str, document: Mapping[str, Any], parameters: Parameters = (), *, wait_s: float = WAIT_S) -> Ask:
     """A question with a body."""
-    body = json.dumps(document).encode()
-    return Ask("POST", path, floor.parameters(), body, wait_s=floor.wait_s, **more)
+    return Ask("POST", path, parameters, json.dumps(document).encode(), wait_s=wait_s)
 
 
 def appended(events: Sequence[Event | Mapping[str, Any]]) -> Ask:
     """Events to be appended. Each has an id, so that it is stored once however often this is sent."""
     if not events:
         raise RequestInvalid("There is no event to append", next_step="Give one at least")
-    return posted("/v1/events", {"events": [_event(event) for event in events]}, Floor())
+    return posted("/v1/events", {"events": [_event(event) for event in events]})
 
 
 def _event(event: Event | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""Reports: what rating found in a range of the journal, so that the sweep need not rate all of it once more.
+
+    FOLDER/00000000000001000000-00000000000001062500      the range's offsets
+        5f2c9a01                                          crc32 of the line below
+        {"journal": "…", "start": …, "stop": …, …}
+
+The tasks that rate a batch write them, beside their rows; the sink reads them when it sweeps the batch, and then
+deletes them. Rating is a pure function of the journal: so a report is right whichever attempt of whichever batch wrote
+it, and several may be of the same events. What matters is only that it is whole, which the checksum tells, and of this
+journal, which its id does; any other is passed over. A report spares work and is nothing more: one that is missing, or
+could not be written, makes no difference but in time, as a range without one is rated again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.book.book import Book
+from stateside.billing.book.texts import Longs
+from stateside.billing.model import CLOCK
+from stateside.billing.rating.rating import is_bad
+from stateside.layout import ViewLayout
+from stateside.storage import write_atomically
+
+EVENTS_MIN: Final = 10_000  # of fewer there is no report: they are rated sooner than it is written, read and deleted
+BAD_MAX: Final = 10_000  # with more bad events there is none either: it would be long, and spare little
+NEVER_US: Final = 2**63 - 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of the events with start <= offset < stop: which are bad, and when the first period of the others ends."""
+
+    start: int
+    stop: int
+    bad: tuple[int, ...]  # their offsets, in order
+    first_end_us: int  # NEVER_US if there is no usage that counts
+
+    @classmethod
+    def of(cls, rated: pa.Table, book: Book) -> Report:
+        """What the rated events, which follow one another without a gap, are reported as."""
+        start, bad = rated["offset"][0].as_py(), rated["offset"].filter(is_bad(rated))
+        return cls(start, start + rated.num_rows, tuple(bad.to_pylist()), _first_end_us(rated, book))
+
+    def suspects(self, first: int, times_us: Longs, closed_us: int) -> Longs:
+        """Which of consecutive events, from an offset on, may be bad, or late where periods up to a time are closed."""
+        suspect = np.zeros(len(times_us), np.bool_)
+        if self.first_end_us <= closed_us:
+            suspect |= times_us < closed_us  # a period ends after all of its events
+        bad = np.array(self.bad, np.int64) - first
+        suspect[bad[(bad >= 0) & (bad < len(times_us))]] = True
+        return np.flatnonzero(suspect)
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The folder of the reports on one view's batches."""
+
+    folder: Path
+
+    def write(self, report: Report, journal_id: str) -> None:
+        """Write a report, unless it is not worth it. A folder that cannot be written to is told to the log alone."""
+        if report.stop - report.start < EVENTS_MIN or len(report.bad) > BAD_MAX:
+            return
+        content = json.dumps({"journal": journal_id, **asdict(report)}).encode()
+        path = self.folder / f"{report.start:020d}-{report.stop:020d}"
+        try:
+            write_atomically(path, f"{zlib.crc32(content):08x}\n".encode() + content, durable=False)
+        except OSError as error:
+            log.warning("no report of %d to %d, which are rated twice: %s", report.start, report.stop, error)
+
+    def read(self, journal_id: str) -> list[Report]:
+        """All that are whole, and of this journal, by where they begin."""
+        found = (_parsed(content, journal_id) for content in self._contents())
+        return sorted((report for report in found if report is not None), key=lambda report: report.start)
+
+    def clear(self) -> None:
+        """Delete all, between two batches, when nobody writes any; what a killed task left half-written as well."""
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+
+    def _contents(self) -> Iterator[bytes]:
+        for path in self._paths():
+            try:
+                yield path.read_bytes()
+            except OSError as error:
+                log.warning("the report %s cannot be read, and is passed over: %s", path, error)
+
+    def _paths(self) -> list[Path]:
+        try:
+            return list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+
+
+def reports_of(places: ViewLayout) -> Reports:
+    """Those of a view: tasks and sink must see the same folder, as they see the same book."""
+    return Reports(places.root / "reports")
+
+
+def _first_end_us(rated: pa.Table, book: Book) -> int:
+    """Ends of periods rise with the time, in each version of a plan: so the first event of each tells."""
+    usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
+    firsts = usage.group_by("plan").aggregate([("time", "min")])
+    times_us = firsts["time_min"].cast(pa.int64()).to_pylist()
+    ends = (
+        book.plans[plan].cycle.ends(np.array([time_us]))[0]
+        for plan, time_us in zip(firsts["plan"].to_pylist(), times_us, strict=True)
+    )
+    return int(min(ends, default=NEVER_US))
+
+
+def _parsed(content: bytes, journal_id: str) -> Report | None:
+    checksum, _, line = content.partition(b"\n")
+    if checksum != f"{zlib.crc32(line):08x}".encode():
+        return None
+    fields = json.loads(line)
+    if fields.pop("journal") != journal_id:
+        return None
+    return Report(**{**fields, "bad": tuple(fields["bad"])})
