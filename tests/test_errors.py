@@ -8,7 +8,7 @@ import pytest
 
 import stateside.journal
 from stateside import errors
-from stateside.errors import JournalCorrupt, PipelineFailed, StatesideError
+from stateside.errors import JournalCorrupt, Misdirected, PipelineFailed, StatesideError, TooManyRequests
 
 assert stateside.journal, "its errors belong to the tree too"
 
@@ -84,6 +84,14 @@ def test_every_error_crosses_process_borders_whole(cls: type[StatesideError]) ->
     assert type(copy) is cls
     assert (copy.what, copy.where, copy.next_step) == ("what", "where", "next")
     assert str(copy) == str(error)
+
+
+def test_what_an_error_has_of_its_own_crosses_too() -> None:
+    """A statement runs in another process: there it is found that another server has the rows."""
+    location = {"share": "2/2", "servers": []}
+    copy = pickle.loads(pickle.dumps(Misdirected("what", view="bill", leading=b"k", location=location)))
+    assert (copy.view, copy.leading, copy.problem()["location"]) == ("bill", b"k", location)
+    assert pickle.loads(pickle.dumps(TooManyRequests("what", retry_after_s=7))).retry_after_s == 7
 
 
 def _has_children_there(cls: type[StatesideError]) -> bool:

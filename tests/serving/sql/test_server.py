@@ -9,6 +9,8 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from stateside.errors import SqlInvalid
 from stateside.layout import Layout
+from stateside.serving.clients import Client
 from tests.replica.spark_job import Job
 from tests.serving.conftest import serving
 from tests.sizes import sized
@@ -169,6 +173,18 @@ def test_the_server_s_own_surroundings_are_in_no_answer(url: str) -> None:
         found = ask(url, text).text
         assert os.environ.get("HOME", "/root") not in found
         assert "site-packages" not in found
+
+
+def test_our_own_client_asks_with_sql(url: str) -> None:
+    with Client(url) as client:
+        found = client.sql("SELECT country, sum(total) AS total FROM spending WHERE total > ? GROUP BY 1", [50])
+        assert found.rows == [{"country": "de", "total": 164}]
+        assert [stamp.view for stamp in found.stamps] == ["spending"]
+        with pytest.raises(SqlInvalid, match="DELETE"):
+            client.sql("DELETE FROM spending")
+    command = [sys.executable, "-m", "stateside", "sql", "--url", url, "--json", "SELECT count(*) AS n FROM spending"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["rows"] == [[3]]
 
 
 @pytest.mark.parametrize(
