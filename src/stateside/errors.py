@@ -228,7 +228,7 @@ class Misdirected(InputError):
         return super().problem() | ({} if self.location is None else {"location": self.location})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = {"view": self.view, "leading": self.leading, "location": self.location}
+        named: dict[str, Any] = {"view": self.view, "leading": self.leading, "location": self.location}
         return partial(type(self), where=self.where, next_step=self.next_step, **named), (self.what,)
 
 
