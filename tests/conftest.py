@@ -36,19 +36,8 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
+
 # Rooms whose tests with Spark run in the second process.
-SECOND_HALF = ("billing", "examples", "replica", "serving", "setup")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` runs in its second process, beside all tests without Spark, to have two halves as long."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in SECOND_HALF:
-            item.add_marker(pytest.mark.second_half)
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one real Spark session, as the runner starts it."""

@@ -1,10 +1,9 @@
-"""`make test`: all tests, in two processes, one for each core: most of those with Spark, and all others.
+"""`make test`: all tests, on two processes, one for each core; each has a Spark session of its own where it needs one.
 
-Which tests with Spark run in the second one, to make both equally long, `tests/conftest.py` says. Options are pytest's,
-for both. What the second one says is shown when it has ended, after the first. `make test-full`
-also writes what came out, file by file and with the date, into docs/test-full.md, to be committed. Files that were not
-run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`. A choice by name, `-k`, has
-lines of its own, below the whole file's.
+A file's tests run in one process, in order, and whichever process is free takes the next file. Options are pytest's.
+`make test-full` also writes what came out, file by file and with the date, into docs/test-full.md, to be committed.
+Files that were not run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`. A choice
+by name, `-k`, has lines of its own, below the whole file's.
 """
 
 from __future__ import annotations
@@ -21,45 +20,20 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-NO_TESTS = 5  # pytest's exit code where a selection leaves nothing
-HALVES = {"first half": "spark and not second_half", "second half": "not spark or second_half"}
+PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 TABLE = Path("docs/test-full.md")
 
 
 def main(arguments: list[str]) -> int:
-    """Run both halves; 0 if all tests passed, 5 if there were none."""
+    """Run them; pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        reports = [Path(folder) / f"{number}.xml" for number in range(len(HALVES))]
-        codes = run(arguments, reports)
-        if "STATESIDE_TEST_FULL" in os.environ:
-            found = [outcome for path in reports if path.exists() for outcome in outcomes(path)]
-            TABLE.write_text(table(lines(found, _choice(arguments)), TABLE.read_text() if TABLE.exists() else ""))
-    failed = [code for code in codes if code not in (0, NO_TESTS)]
-    for name, code in zip(HALVES, codes, strict=True):
-        print(f"tests, {name}: {'passed' if code == 0 else 'none' if code == NO_TESTS else f'FAILED ({code})'}")
-    return max(failed, default=0 if 0 in codes else NO_TESTS)
-
-
-def run(arguments: list[str], reports: list[Path]) -> list[int]:
-    """The exit codes of both halves, each of which writes its report."""
-    with tempfile.TemporaryFile() as output:
-        pairs = zip(HALVES.values(), reports, strict=True)
-        first, second = (_command(marks, report, arguments) for marks, report in pairs)
-        other = subprocess.Popen(second, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            codes = [subprocess.run(first, check=False).returncode, other.wait()]
-        except BaseException:
-            other.terminate()
-            other.wait()
-            raise
-        output.seek(0)
-        sys.stdout.buffer.write(b"\nThe second half of the tests:\n" + output.read())
-        sys.stdout.flush()
-    return codes
-
-
-def _command(marks: str, report: Path, arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-m", marks, f"--junitxml={report}", *arguments]
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", *PROCESSES, f"--junitxml={report}", *arguments]
+        code = subprocess.run(command, check=False).returncode
+        if "STATESIDE_TEST_FULL" in os.environ and report.exists():
+            found = lines(list(outcomes(report)), _choice(arguments))
+            TABLE.write_text(table(found, TABLE.read_text() if TABLE.exists() else ""))
+    return code
 
 
 @dataclass(frozen=True)
