@@ -106,21 +106,28 @@ def test_spark_killed_at_twenty_random_moments_changes_nothing_of_what_comes_out
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
     """Two thousand customers; each time at a random moment after the next batch, the JVM or the Python driver."""
-    chance, kills, customers = random.Random(6), 0, 2_000
+    chance, killed, customers = random.Random(6), list[list[int]](), 2_000
     layout = Layout(tmp_path / "demo")
     settings = ["--customers", str(customers), "--dir", str(layout.root), "--json", str(report_file)]
-    demo = start(300, *settings)
+    demo = start(600, *settings)
     demos.append(demo)
-    while kills < 20 and demo.poll() is None:
-        commits = layout.view("bill").checkpoint / "commits"
-        newest = max((int(path.name) for path in commits.glob("[0-9]*")), default=-1)
-        wait_for(lambda: demo.poll() is not None or (commits / str(newest + 1)).exists())  # noqa: B023
+    commits = layout.view("bill").checkpoint / "commits"
+
+    def a_new_driver_works() -> bool:
+        if demo.poll() is not None:
+            return True
+        batches = {int(path.name) for path in commits.glob("[0-9]*")}
+        return bool(batches - known) and driver_pids(layout) not in killed
+
+    while len(killed) < 20 and demo.poll() is None:
+        known = {int(path.name) for path in commits.glob("[0-9]*")}
+        wait_for(a_new_driver_works)
         time.sleep(chance.uniform(0, 3))
         if demo.poll() is None:
-            os.kill(chance.choice(driver_pids(layout)), signal.SIGKILL)
-            kills += 1
+            killed.append(driver_pids(layout))
+            os.kill(chance.choice(killed[-1]), signal.SIGKILL)
     report = finish(demo, report_file, seconds_max=1_200)
-    assert report["pipeline"]["restarts"] == kills == 20
+    assert report["pipeline"]["restarts"] == len(killed) == 20
     assert report["requests"]["failed"] == 0
     assert report["sums"]["accounts"] == customers * 4
     assert report["documents"]["invoices"] == customers * 3
