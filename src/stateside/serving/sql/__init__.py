@@ -2,5 +2,6 @@
 
 A statement runs in a DuckDB of its own (`engine`), which has the relations that the statement names and whose rows its
 holder may have (`relations`, `live`, `sealed`), and is gone when it ends. What it may be, `statement` looks through
-before it runs; how long it may take, how much memory and how many at a time, `runner`; what comes back, `result`.
+before it runs; how long it may take, and how many at a time, `runner`; what comes back, `result`. All of that happens
+in a process beside the worker (`process`), which the worker asks (`remote`).
 """
