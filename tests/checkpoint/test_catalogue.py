@@ -55,8 +55,11 @@ SESSION_SCHEMA = StateSchema(
 
 COMPUTED = replace(CATALOGUE, computed=(Computed("price", of="total", by=("customer",)),))
 
+ARCHIVED = replace(CATALOGUE, archive="hours")
+ALL = {"aggregation": CATALOGUE, "session": SESSIONS, "computed": COMPUTED, "archived": ARCHIVED}
 
-@pytest.mark.parametrize("catalogue", [CATALOGUE, SESSIONS, COMPUTED], ids=["aggregation", "session", "computed"])
+
+@pytest.mark.parametrize("catalogue", ALL.values(), ids=ALL)
 def test_a_catalogue_is_read_back_as_it_was_written(tmp_path: Path, catalogue: Catalogue) -> None:
     (tmp_path / "catalogue.json").write_bytes(catalogue.as_json())
     assert Catalogue.load(tmp_path / "catalogue.json") == catalogue
@@ -92,6 +95,12 @@ def test_a_catalogue_from_before_there_were_computed_columns_has_none() -> None:
     document = json.loads(CATALOGUE.as_json())
     del document["computed"]
     assert Catalogue.parse(json.dumps(document | {"version": 2}).encode(), "catalogue.json") == CATALOGUE
+
+
+def test_a_catalogue_from_before_it_knew_of_archives_has_none() -> None:
+    document = json.loads(ARCHIVED.as_json())
+    del document["archive"]
+    assert Catalogue.parse(json.dumps(document | {"version": 3}).encode(), "catalogue.json") == CATALOGUE
 
 
 def test_a_catalogue_fits_the_state_that_it_was_derived_for() -> None:

@@ -162,9 +162,12 @@ def test_a_customer_s_token_reaches_that_customer_s_own_data_only(billing_folder
                 assert client.get(f"/v1/customers/c1/{path}")["customer"] == "c1"
             assert client.get(f"/v1/invoices/{number}")["document"]["customer"] == "c1"
             assert client.content(f"/v1/invoices/{number}.pdf").startswith(b"%PDF")
+            for path in ("/v1/views/bill/rows", "/v1/views/bill/rows/c1"):
+                assert {row["customer"] for row in client.get(path)["rows"]} == {"c1"}
+            assert [each["view"] for each in client.get("/v1/views")["views"]] == ["bill"]
             others = [f"/v1/invoices/I-{n:09}" for n in range(1, 13)]
-            denied = ["/v1/customers/c2/bill", "/v1/customers/c2/invoices", "/v1/periods/2026-01/totals", "/v1/views"]
-            denied += ["/v1/dead-letters", "/v1/dead-letters/5", "/v1/views/bill/rows/c1", "/v1/invoices/I-999999999"]
+            denied = ["/v1/customers/c2/bill", "/v1/customers/c2/invoices", "/v1/periods/2026-01/totals"]
+            denied += ["/v1/dead-letters", "/v1/dead-letters/5", "/v1/views/bill/rows/c2", "/v1/invoices/I-999999999"]
             denied += ["/v1/customers/c2/bill/explain", "/v1/customers/C1/bill", "/v1/customers//bill"]
             denied += [path for path in others if path != f"/v1/invoices/{number}" and path not in _own(own)]
             for path in denied:

@@ -134,7 +134,7 @@ def test_every_question_of_the_page_is_answered(client: httpx.Client) -> None:
 def test_the_page_s_table_of_limits_has_what_the_code_has() -> None:
     assert (lookup.KEYS_MAX, lookup.KEYS_AT_ONCE_MAX) == (1_000, 100)
     assert (question.LIMIT_MAX, question.LIMIT_DEFAULT, question.ORDERED_LIMIT_MAX) == (10_000, 100, 1_000)
-    assert (scan.ROWS_LOOKED_AT_MAX, scan.ORDERED_ROWS_MAX, sealed.SEALED_ROWS_MAX) == (20_000, 500_000, 20_000)
+    assert (scan.ROWS_LOOKED_AT_MAX, scan.ORDERED_ROWS_MAX, sealed.SEALED_ROWS_MAX) == (20_000, 200_000, 20_000)
     assert (filters.CONDITIONS_MAX, reader.ROWS_MAX) == (16, 10_000)
 
 

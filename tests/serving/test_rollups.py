@@ -150,13 +150,15 @@ def test_a_rollup_goes_down_as_the_watermark_closes_rows_and_equals_the_rows_of_
         assert visits_by_country(client, receipt) == {"de": 8, "fr": 4}
         visit(9, 3)
         assert visits_by_country(client, visit(10, 1)) == {"de": 2, "fr": 2}, "the first hour has left"
+        everything = [row for who in ("emma", "ben") for row in client.rows("hourly", who).rows]
+        assert sum(row["count"] for row in everything) == 16, "for the archive, where it is found too"
 
 
 def visits_by_country(client: Client, receipt: Position) -> dict[str, int]:
-    """The rollup, which must be what the rows of the same batch add up to."""
+    """The rollup, which must be what the live rows of the same batch add up to."""
     while True:
         rollup = client.rollup("hourly", ["country"], min_position=receipt, wait_ms=20_000)
-        answers = [client.rows("hourly", who) for who in ("emma", "ben")]
+        answers = [client.get(f"/v1/views/hourly/rows/{who}", source="live") for who in ("emma", "ben")]
         if {answer["stamp"]["batch"] for answer in answers} == {rollup["stamp"]["batch"]}:
             break  # else the replica has moved in between
     found: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from stateside.positions import Position
@@ -24,8 +25,13 @@ class AppliedBatch:
         """As stored in `meta`."""
         return json.dumps({**asdict(self), "position": str(self.position)}).encode()
 
-    @classmethod
-    def parse(cls, content: bytes) -> AppliedBatch:
-        """The batch that `as_json` wrote."""
-        document: dict[str, Any] = json.loads(content)
-        return cls(**document | {"position": Position.parse(document["position"])})
+    @staticmethod
+    def parse(content: bytes) -> AppliedBatch:
+        """The batch that `as_json` wrote. Every answer asks for it, and most of them of the same batch."""
+        return _parse(content)
+
+
+@lru_cache(maxsize=64)
+def _parse(content: bytes) -> AppliedBatch:
+    document: dict[str, Any] = json.loads(content)
+    return AppliedBatch(**document | {"position": Position.parse(document["position"])})

@@ -21,10 +21,15 @@ from __future__ import annotations
 import decimal
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import CheckpointInvalid, KeyInvalid, ViewInvalid
+
+Encode = Callable[[Any], bytes]
+Decode = Callable[[bytes, int], tuple[Value, int]]
 
 NO_KEY = b"\x00"  # of the one row of a view without key columns: LMDB has no empty keys
 _INTEGERS = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
@@ -43,18 +48,20 @@ class KeyCodec:
     def __init__(self, types: Sequence[str]) -> None:
         self.types = tuple(_parsed(type_) for type_ in types)
         self._ends = [_end(type_) for type_ in self.types]
+        self._encoders = [_encoder(type_) for type_ in self.types]
+        self._decoders = [_decoder(type_) for type_ in self.types]
 
     def encode(self, values: Sequence[Value]) -> bytes:
         """The bytes of a key, or of its first parts; a struct is a tuple, the last one may be its first fields only."""
         if len(values) > len(self.types):
             raise KeyInvalid(f"The key has {len(values)} parts, the view's key has {len(self.types)}")
-        return b"".join(_encode(type_, value) for type_, value in zip(self.types, values, strict=False))
+        return b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=False)])
 
     def decode(self, key: bytes) -> tuple[Value, ...]:
         """The parts that `encode` made these bytes from."""
         if not self.types:
             return ()
-        values, end = _decode_all(self.types, key, 0)
+        values, end = _decode_all(self._decoders, key, 0)
         assert end == len(key), "a key has bytes left over"
         return values
 
@@ -99,25 +106,36 @@ def _parsed(text: str) -> SparkType:
     return type_
 
 
-def _encode(type_: SparkType, value: Value) -> bytes:
-    if value is None:
-        return b"\x00"
+def _encoder(type_: SparkType) -> Encode:
+    """What encodes values of this type: chosen once, since keys are encoded with every request and every change."""
+    encode = _encoder_of_some(type_)
+    return lambda value: b"\x00" if value is None else encode(value)
+
+
+def _encoder_of_some(type_: SparkType) -> Callable[[Any], bytes]:
+    """The same for values that are there."""
     match type_:
         case Struct(_, types):
-            assert isinstance(value, tuple)
-            return b"\x01" + b"".join(_encode(part, field) for part, field in zip(types, value, strict=False))
+            parts = [_encoder(part) for part in types]
+            return lambda value: b"\x01" + b"".join([part(field) for part, field in zip(parts, value, strict=False)])
         case Decimal():
-            assert isinstance(value, decimal.Decimal)
-            return b"\x01" + _integer(_unscaled(type_, value), _decimal_bytes(type_), type_)
+            return lambda value: b"\x01" + _integer(_unscaled(type_, value), _decimal_bytes(type_), type_)
         case Primitive(name) if name in _TEXTS:
-            raw = value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[arg-type]
-            return b"\x01" + raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
+            return lambda value: (
+                b"\x01" + _escaped(value.encode() if isinstance(value, str) else bytes(value)) + b"\x00"
+            )
         case Primitive(name) if name in _INTEGERS:
-            assert isinstance(value, int)
-            return b"\x01" + _integer(value, _U64.size, type_)
+            return lambda value: b"\x01" + _integer(value, _U64.size, type_)
         case Primitive("boolean"):
-            return b"\x01\x01" if value else b"\x01\x00"
-    assert isinstance(value, float)
+            return lambda value: b"\x01\x01" if value else b"\x01\x00"
+    return _double
+
+
+def _escaped(raw: bytes) -> bytes:
+    return raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
+
+
+def _double(value: float) -> bytes:
     (bits,) = _U64.unpack(_F64.pack(value))
     return b"\x01" + _U64.pack(bits ^ (_ALL if bits & _SIGN else _SIGN))
 
@@ -149,10 +167,10 @@ def _too_large(value: int | decimal.Decimal, type_: SparkType) -> KeyInvalid:
     return KeyInvalid(f"{value} is no {name}: it is too large", next_step="No row has such a key")
 
 
-def _decode_all(types: Sequence[SparkType], key: bytes, at_byte: int) -> tuple[tuple[Value, ...], int]:
+def _decode_all(decoders: Sequence[Decode], key: bytes, at_byte: int) -> tuple[tuple[Value, ...], int]:
     values: list[Value] = []
-    for type_ in types:
-        value, at_byte = _decode(type_, key, at_byte)
+    for decode in decoders:
+        value, at_byte = decode(key, at_byte)
         values.append(value)
     return tuple(values), at_byte
 
@@ -181,24 +199,45 @@ def _struct_end(ends: Sequence[Callable[[bytes, int], int]]) -> Callable[[bytes,
     return end
 
 
-def _decode(type_: SparkType, key: bytes, at_byte: int) -> tuple[Value, int]:
-    if key[at_byte] == 0:
-        return None, at_byte + 1
-    begin = at_byte + 1
+def _decoder(type_: SparkType) -> Decode:
+    """What decodes a part of this type: its value and where it ends, from the key and where the part begins."""
+    decode = _decoder_of_some(type_)
+    return lambda key, at_byte: decode(key, at_byte + 1) if key[at_byte] else (None, at_byte + 1)
+
+
+def _decoder_of_some(type_: SparkType) -> Decode:
+    """The same for values that are there, from behind the byte that says so."""
     match type_:
         case Struct(_, types):
-            return _decode_all(types, key, begin)
+            return partial(_decode_all, [_decoder(part) for part in types])
         case Decimal():
-            end = begin + _decimal_bytes(type_)
-            unscaled = int.from_bytes(key[begin:end], "big") - (1 << 8 * (end - begin) - 1)
-            return decimal.Decimal(unscaled).scaleb(-type_.scale, _EXACT), end
-        case Primitive(name) if name in _TEXTS:
-            end = key.index(0, begin)
-            raw = key[begin:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
-            return (raw.decode() if name == "string" else raw), end + 1
+            return partial(_decode_decimal, type_.scale, _decimal_bytes(type_))
+        case Primitive("string"):
+            return _decode_text
+        case Primitive("binary"):
+            return _decode_bytes
         case Primitive("boolean"):
-            return key[begin] == 1, begin + 1
+            return lambda key, begin: (key[begin] == 1, begin + 1)
         case Primitive(name) if name in _INTEGERS:
-            return _U64.unpack_from(key, begin)[0] - _SIGN, begin + 8
+            return lambda key, begin: (_U64.unpack_from(key, begin)[0] - _SIGN, begin + 8)
+    return _decode_double
+
+
+def _decode_decimal(scale: int, size: int, key: bytes, begin: int) -> tuple[Value, int]:
+    unscaled = int.from_bytes(key[begin : begin + size], "big") - (1 << 8 * size - 1)
+    return decimal.Decimal(unscaled).scaleb(-scale, _EXACT), begin + size
+
+
+def _decode_bytes(key: bytes, begin: int) -> tuple[bytes, int]:
+    end = key.index(0, begin)
+    return key[begin:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01"), end + 1
+
+
+def _decode_text(key: bytes, begin: int) -> tuple[Value, int]:
+    raw, end = _decode_bytes(key, begin)
+    return raw.decode(), end
+
+
+def _decode_double(key: bytes, begin: int) -> tuple[Value, int]:
     (bits,) = _U64.unpack_from(key, begin)
     return _F64.unpack(_U64.pack(bits ^ (_SIGN if bits & _SIGN else _ALL)))[0], begin + 8

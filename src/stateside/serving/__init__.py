@@ -1,5 +1,5 @@
 """The answers: each one stamped, over HTTP.
 
-`stamp` says how fresh an answer is, `views` reads replicas, `http` routes requests, `server` runs it all on Granian,
-`client` asks it from Python.
+`stamp` says how fresh an answer is, `reading` reads replicas, `web` routes requests, `access` says who may ask, `place`
+who has which keys, `server` runs it all on Granian, `clients` ask it from Python.
 """

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal
 
 from stateside.positions import Position
@@ -87,6 +88,7 @@ class Stamp:
         return [(f"stateside-{name}", value) for name, value in (*parts, ("age-ms", str(self.age_ms)))]
 
 
+@lru_cache(maxsize=1_024)  # of a batch that has many answers, and of periods that many rows have
 def iso_time(time_us: int) -> str:
     """Microseconds since 1970 as ISO 8601 text in UTC."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stateside.checkpoint.types import parse_type
 from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
-from stateside.serving.reading.json_key import parse_json_key
+from stateside.serving.reading.json_key import JsonKeys
 from stateside.serving.reading.lookup import KEYS_MAX, LookupAnswer, lookup, parse_keys
 from tests.replica.spark_job import Row
 from tests.rows import WINDOW, struct_of
@@ -76,7 +76,8 @@ TYPES = ["string", "long", "double", "boolean", "decimal(9,2)", "timestamp", "da
 
 
 def parsed(types: list[str], given: Any) -> list[Any]:
-    return parse_json_key("'view'", [(f"c{place}", parse_type(type_)) for place, type_ in enumerate(types)], given)
+    columns = [(f"c{place}", parse_type(type_)) for place, type_ in enumerate(types)]
+    return JsonKeys("'view'", columns).parse(given)
 
 
 def test_parts_are_texts_or_json_s_own_values() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.archive import followed
 from stateside.checkpoint.types import parse_type
 from stateside.errors import AccessDenied, KeyInvalid, RequestInvalid
 from stateside.pipeline.sinks.delta import archive_sink
@@ -92,7 +93,11 @@ class ClosingShop(Shop):
         return batch
 
 
-def test_at_each_step_of_sealing_every_row_is_there_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept_below_bytes", [followed.SMALL_FILE_BYTES, 0], ids=["in memory", "from disk"])
+def test_at_each_step_of_sealing_every_row_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_below_bytes: int
+) -> None:
+    monkeypatch.setattr(followed, "SMALL_FILE_BYTES", kept_below_bytes)
     shop = ClosingShop(tmp_path)
     emma, ben = ("emma", "de"), ("ben", "de")
     shop.batch({emma: (1, 5), ("emma", "fr"): (2, 7), ben: (1, 1)})

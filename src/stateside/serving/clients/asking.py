@@ -25,6 +25,7 @@ from stateside.serving.clients.core import Core, Whom
 from stateside.serving.clients.merging import added_up, by_key
 from stateside.serving.clients.questions import Floor, Part, of_view, texts
 from stateside.serving.clients.steps import Ask, Reply, Steps, Together
+from stateside.serving.stamp import Source
 
 KEYS_MAX = 1_000  # of one request; more of them are sent in several
 SQL_MS = 30_000  # for so long a statement may take if nothing else is said
@@ -70,11 +71,14 @@ class Asking:
 
     # Questions by key
 
-    def rows(self, view: str, key: Sequence[Part], floor: Floor) -> Steps[Answer]:
+    def rows(self, view: str, key: Sequence[Part], floor: Floor, source: Source | None = None) -> Steps[Answer]:
         """The rows of a key, or of all that begin with these parts."""
         parts = texts(key)
-        deadline_s = self.core.deadline(of_view(view, "rows", parts, floor))
-        return (yield from self.anew(lambda: self._rows(view, parts, floor, deadline_s), SharesChanged, deadline_s))
+        more = () if source is None else (("source", source),)
+        ask = partial(of_view, view, "rows", parts, more=more)
+        deadline_s = self.core.deadline(ask(floor))
+        course = partial(self._rows, view, parts, ask, floor, deadline_s)
+        return (yield from self.anew(course, SharesChanged, deadline_s))
 
     def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: Floor) -> Steps[Lookup]:
         """The rows of many whole keys, each at its key's place in the answer."""
@@ -228,8 +232,10 @@ class Asking:
         scattered = self.core.locations.scattered(view, parts)
         return self.shares(view) if scattered else [Place(self.whom(view, parts))]
 
-    def _rows(self, view: str, parts: Sequence[str], floor: Floor, deadline_s: float) -> Steps[Answer]:
-        ask, make = partial(of_view, view, "rows", parts), self._answer(view)
+    def _rows(
+        self, view: str, parts: Sequence[str], ask: Callable[[Floor], Ask], floor: Floor, deadline_s: float
+    ) -> Steps[Answer]:
+        make = self._answer(view)
         places = self.places(view, parts)
         if len(places) == 1:
             return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))

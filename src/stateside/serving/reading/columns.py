@@ -15,7 +15,7 @@ from stateside.checkpoint.types import Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid, RequestInvalid
 from stateside.replica.keys import keyable
-from stateside.serving.reading.values import parse, renderer
+from stateside.serving.reading.values import parse, renderer_if_any
 
 Values = Sequence[Value]
 Show = Callable[[Values], dict[str, Any]]
@@ -62,7 +62,7 @@ class Columns:
 
     def __init__(self, columns: Sequence[tuple[str, SparkType]]) -> None:
         self.types = dict(columns)
-        self._render = {name: (place, renderer(type_)) for place, (name, type_) in enumerate(columns)}
+        self._render = {name: (place, renderer_if_any(type_)) for place, (name, type_) in enumerate(columns)}
         self.shown = self.shower(list(self.types))
         found = [each for place, (name, type_) in enumerate(columns) for each in _comparable(name, type_, (place,))]
         found.sort(key=lambda each: -len(each.places))
@@ -87,7 +87,13 @@ class Columns:
                     f"There is no column {name[:80]!r}", next_step=f"There are: {', '.join(self.types)}"
                 )
         render = [(name, *self._render[name]) for name in names]
-        return lambda values: {name: show(values[place]) for name, place, show in render}
+        as_they_are = all(show is None for _, _, show in render)
+        if as_they_are:
+            places = [(name, place) for name, place, _ in render]
+            return lambda values: {name: values[place] for name, place in places}
+        return lambda values: {
+            name: values[place] if show is None else show(values[place]) for name, place, show in render
+        }
 
     def advice(self) -> str:
         """Which columns can be compared."""

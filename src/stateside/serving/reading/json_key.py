@@ -19,17 +19,27 @@ _FRACTIONS = ("float", "double")
 _END = object()
 
 
-def parse_json_key(of: str, columns: Sequence[Leaf], given: Any) -> list[Value]:
-    """The values of a whole key of this view; KeyInvalid if a part is missing, or is not of its type."""
-    parts = list(_spread(columns, iter(given if isinstance(given, list) else [given])))
-    places = list(leaves(columns))
-    if len(parts) != len(places):
-        raise KeyInvalid(
-            f"A key has {len(parts)} parts, a whole key of {of} has {len(places)}",
-            next_step=f"Its parts are: {described(columns)}" if places else "Its one key is []",
-        )
-    values = [_value(name, type_, part) for (name, type_), part in zip(places, parts, strict=True)]
-    return nested([type_ for _, type_ in columns], iter(values))
+class JsonKeys:
+    """Parses whole keys of one view; `of` names it in errors."""
+
+    def __init__(self, of: str, columns: Sequence[Leaf]) -> None:
+        self._of, self._columns = of, columns
+        self._places = list(leaves(columns))
+        self._types = [type_ for _, type_ in columns]
+        self._plain = len(self._places) == len(columns)  # without structs
+
+    def parse(self, given: Any) -> list[Value]:
+        """The values of a key; KeyInvalid if a part is missing, or is not of its type."""
+        parts = given if isinstance(given, list) else [given]
+        if not self._plain:
+            parts = list(_spread(self._columns, iter(parts)))
+        if len(parts) != len(self._places):
+            raise KeyInvalid(
+                f"A key has {len(parts)} parts, a whole key of {self._of} has {len(self._places)}",
+                next_step=f"Its parts are: {described(self._columns)}" if self._places else "Its one key is []",
+            )
+        values = [_value(name, type_, part) for (name, type_), part in zip(self._places, parts, strict=True)]
+        return values if self._plain else nested(self._types, iter(values))
 
 
 def _spread(columns: Sequence[Leaf], parts: Iterator[Any]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from stateside.replica.store import Snapshot
 from stateside.serving.reading.columns import Show, Values
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
 from stateside.serving.reading.holding import check_held
-from stateside.serving.reading.json_key import parse_json_key
+from stateside.serving.reading.json_key import JsonKeys
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.shape import Shape
@@ -43,8 +43,8 @@ def parse_keys(shape: Shape, document: Mapping[str, Any]) -> list[list[Value]]:
         raise RequestInvalid(
             f"There are {len(given):,} keys, more than {KEYS_MAX:,}", next_step="Send them in several requests"
         )
-    of = repr(shape.catalogue.view)
-    return [parse_json_key(of, shape.key_parts, key) for key in given]
+    parser = JsonKeys(repr(shape.catalogue.view), shape.key_parts)
+    return [parser.parse(key) for key in given]
 
 
 async def lookup(
@@ -76,18 +76,18 @@ class _Keys:
 
     def answer(self, snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
         """Their rows: first the live ones, then, of those that are not live, the sealed ones."""
-        for key, _ in self._keys:
+        for key, _ in self._keys if stamp.share is not None else ():
             check_held(stamp, self._codec, key)
         found: dict[bytes, Values] = {} if self._source == "archive" else self._live(snapshot)
         missing = [values for key, values in self._keys if key not in found]
         if missing and self._source != "live" and self._reader.sealed is not None:
             found |= self._reader.sealed.of_keys(missing, stamp.batch)
         rows = [self._shown(found.get(key)) for key, _ in self._keys]
-        return LookupAnswer(replace(stamp, source=self._source), rows)
+        return LookupAnswer(stamp if self._source == "live" else replace(stamp, source=self._source), rows)
 
     def _live(self, snapshot: Snapshot) -> dict[bytes, Values]:
-        values = self._reader.shape.values
-        rows = ((key, snapshot.get(key)) for key, _ in self._keys)
+        get, values = snapshot.get, self._reader.shape.values
+        rows = ((key, get(key)) for key, _ in self._keys)
         return {key: values(key, row) for key, row in rows if row is not None}
 
     def _shown(self, values: Values | None) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import get_args
+from typing import Any, get_args
 
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import RequestInvalid
@@ -30,7 +30,7 @@ class Question:
     `texts` is what it was parsed from: its pages are told from those of other questions by that.
     """
 
-    texts: str
+    texts: Sequence[Any]
     key: Sequence[Value]
     filter: Filter
     order: Order | None
@@ -55,7 +55,7 @@ class Question:
         source = parse_source(reader, parameters.get("source"), by_key=bool(parts))
         key = shape.parse_key(parts)
         return cls(
-            texts=json.dumps([list(parts), list(wheres), chosen, source]),
+            texts=[list(parts), list(wheres), chosen, source],
             key=key,
             filter=Filter.parse(shape.columns, wheres),
             order=order,
@@ -67,7 +67,7 @@ class Question:
 
     def digest(self) -> str:
         """The same for all pages of a question; the limit may differ from page to page."""
-        return blake2b(self.texts.encode(), digest_size=8).hexdigest()
+        return blake2b(json.dumps(self.texts).encode(), digest_size=8).hexdigest()
 
 
 def parse_columns(shape: Shape, text: str | None) -> Show:

@@ -27,6 +27,7 @@ from stateside.serving.stamp import Stamp, iso_time
 from stateside.storage import Storage
 
 ROWS_MAX = 10_000
+ORDERED_AT_A_TIME_MAX = 2  # reads in another order than that of the keys
 POLL_S = 0.01
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class _NotYet(Exception):
 class ViewReader:
     """Reads one view's replica: its own, or one that is given, and is then not closed with it.
 
-    `sealed` has the rows that have left the state for the view's archive; None without one.
+    `sealed` has the rows that have left the state for the view's archive; None without one. `ordering` is held by reads
+    that may take seconds: so few at a time that others find a thread.
     """
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
@@ -69,6 +71,7 @@ class ViewReader:
         steps = KnownSteps(layout.name, layout.steps)
         self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
         self.sealed = SealedRows.of(self.shape, layout)
+        self.ordering = asyncio.Semaphore(ORDERED_AT_A_TIME_MAX)
         self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -28,7 +29,7 @@ from stateside.serving.reading.values import is_whole
 from stateside.serving.stamp import Stamp
 
 ROWS_LOOKED_AT_MAX = 20_000  # by a page in key order
-ORDERED_ROWS_MAX = 500_000  # in the range of a question in another order
+ORDERED_ROWS_MAX = 200_000  # in the range of a question in another order
 
 _BEHIND = b"\xff"  # behind a key's first parts: what follows them begins with 00 or 01
 
@@ -68,7 +69,8 @@ async def page(
     def read(snapshot: Snapshot, stamp: Stamp) -> Page:
         return _Scan(reader, question, scope, key, snapshot, stamp).page(after)
 
-    return await reader.read(floor, read, as_of, aside=True)
+    async with reader.ordering if question.order is not None else nullcontext():
+        return await reader.read(floor, read, as_of, aside=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import TYPE, ComputedColumns, KnownSteps
-from stateside.checkpoint.finalise import finaliser
+from stateside.checkpoint.finalise import Finaliser, finaliser
 from stateside.checkpoint.types import parse_type
 from stateside.checkpoint.unsafe_row import Value
 from stateside.checkpoint.variable_catalogue import check_state, completed, value_decoder
@@ -33,6 +33,9 @@ class Shape:
         check_state(self.catalogue, storage)
         self._decoder = value_decoder(self.catalogue, storage)
         self._finalisers = [finaliser(column) for column in self.catalogue.columns]
+        self._finish = [(each.places[0], each.places, _finish(each)) for each in self._finalisers]
+        wholes = [None if column.whole is None else column.whole.index for column in self.catalogue.key]
+        self._wholes = wholes if any(at is not None for at in wholes) else []  # where the row has a session's window
         shown = [(column.name, column.type) for column in self.catalogue.key]
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
@@ -51,11 +54,21 @@ class Shape:
 
     def values(self, key: bytes, row: bytes) -> tuple[Value, ...]:
         """The values of a row of the replica, in the order of `columns`."""
+        keys: Sequence[Value] = self.codec.decode(key)
         stored = self._decoder.decode(row)
-        asked = zip(self.catalogue.key, self.codec.decode(key), strict=True)
-        keys = [value if column.whole is None else stored[column.whole.index] for column, value in asked]
-        return self.completed(keys, [each.finish([stored[p] for p in each.places]) for each in self._finalisers])
+        if self._wholes:
+            keys = [value if at is None else stored[at] for at, value in zip(self._wholes, keys, strict=True)]
+        values = [
+            stored[place] if finish is None else finish([stored[p] for p in places])
+            for place, places, finish in self._finish
+        ]
+        return self.completed(keys, values) if self._computed.columns else (*keys, *values)
 
     def completed(self, keys: Sequence[Value], values: Sequence[Value]) -> tuple[Value, ...]:
         """The values of all columns, from those of the key and of the catalogue's others; computed ones last."""
         return (*keys, *values, *self._computed.values(keys, values))
+
+
+def _finish(each: Finaliser) -> Callable[[Sequence[Value]], Value] | None:
+    """What makes a column's value of its buffers; None where that is its one buffer."""
+    return None if type(each).finish is Finaliser.finish else each.finish

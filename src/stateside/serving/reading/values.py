@@ -24,6 +24,7 @@ import decimal
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
+from itertools import islice
 from typing import Any
 
 from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct
@@ -67,6 +68,8 @@ def parse_key(of: str, columns: Sequence[Leaf], parts: Sequence[str]) -> list[Va
 
 def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
     """The values of leaves put into their structs, as far as there are values."""
+    if not any(isinstance(type_, Struct) for type_ in types):
+        return list(islice(values, len(types)))
     found: list[Value] = []
     for type_ in types:
         if isinstance(type_, Struct):
@@ -110,8 +113,13 @@ def parse(name: str, type_: SparkType, text: str) -> Value:
 
 def renderer(type_: SparkType) -> Render:
     """What turns a column's values into JSON's."""
+    return renderer_if_any(type_) or (lambda value: value)
+
+
+def renderer_if_any(type_: SparkType) -> Render | None:
+    """The same; None where values stay as they are."""
     some = _renderer(type_)
-    return (lambda value: None if value is None else some(value)) if some else lambda value: value
+    return (lambda value: None if value is None else some(value)) if some else None
 
 
 def type_name(type_: SparkType) -> str:

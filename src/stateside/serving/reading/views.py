@@ -31,7 +31,7 @@ class Views:
         self._clock = clock or SystemClock()
         self._layout = layout
         self._replicas: dict[str, ReplicaReader] = {}  # kept when a view's reader is made anew
-        self._readers: dict[str, tuple[Sign, ViewReader]] = {}
+        self._readers: dict[str, tuple[str, Sign, ViewReader]] = {}  # with the catalogue that they were made by
 
     def names(self) -> list[str]:
         """The views that have been run in this folder."""
@@ -56,16 +56,18 @@ class Views:
         ViewUnknown if there is none of that name, ViewInvalid if it is refused, NotFreshEnough before its first batch.
         """
         if name in self._readers:
-            sign, reader = self._readers[name]
-            if sign == _sign(self._layout.view(name)):
+            catalogue, sign, reader = self._readers[name]
+            if sign == _sign(catalogue):
                 return reader
             del self._readers[name]
         if name not in self.names():
             raise self._unknown(name)
         view = self._layout.view(name)
-        sign = _sign(view)  # before it is read: if it is replaced meanwhile, the next request finds that
-        self._readers[name] = sign, self._open(view)
-        return self._readers[name][1]
+        catalogue = str(view.catalogue)
+        sign = _sign(catalogue)  # before it is read: if it is replaced meanwhile, the next request finds that
+        reader = self._open(view)
+        self._readers[name] = catalogue, sign, reader
+        return reader
 
     async def ready(self, name: str, floor: Floor) -> ViewReader:
         """The reader of a view; waits for its first batch as long as the floor says. Errors as for `get`."""
@@ -100,10 +102,10 @@ class Views:
         )
 
 
-def _sign(view: ViewLayout) -> Sign:
-    """Another one whenever the view has another catalogue; None if it has none."""
+def _sign(catalogue: str) -> Sign:
+    """Another one whenever another file is there; None if there is none."""
     try:
-        found = os.stat(view.catalogue)  # noqa: PTH116 - a Path takes as long as the call
+        found = os.stat(catalogue)  # noqa: PTH116 - a Path takes as long as the call
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
