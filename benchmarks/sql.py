@@ -26,6 +26,7 @@ from stateside.serving.sql.question import Question
 from stateside.serving.sql.runner import SqlRunner
 
 ROWS = 1_000_000
+CHANGED = 10_000
 COLD_ROUNDS = 3
 GROUP_BY = "SELECT kind, account % 100 AS part, sum(sum) AS total, count(*) AS rows FROM bench GROUP BY ALL"
 
@@ -35,14 +36,26 @@ class Asked:
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._layout, self._rows = Layout(folder), rows
-        spark = PlayedSpark(self._layout.view("bench"), partitions=2)
+        self._spark = PlayedSpark(self._layout.view("bench"), partitions=2)
         for first in range(0, rows, ROWS):
-            spark.commit(spark.changelogs(np.arange(first, min(first + ROWS, rows))))
+            self._spark.commit(self._spark.changelogs(np.arange(first, min(first + ROWS, rows))))
+        self._follow()
+        self._views, self.runner = Views(self._layout), SqlRunner(self._layout)
+
+    def change(self, rows: int) -> None:
+        """A batch in which this many rows change, scattered over all."""
+        for replica in self._views._replicas.values():
+            replica.close()  # a process opens a replica once, and this one writes it too
+        changed = np.random.default_rng(self._spark.batch).choice(self._rows, rows, replace=False)
+        self._spark.commit(self._spark.changelogs(np.sort(changed), self._spark.batch))
+        self._follow()
+        self._views = Views(self._layout)
+
+    def _follow(self) -> None:
         tail = Tail(self._layout.view("bench"))
         while tail.step():
             pass
         tail.close()
-        self._views, self.runner = Views(self._layout), SqlRunner(self._layout)
 
     def forget(self) -> None:
         """Let nothing be kept."""
@@ -56,7 +69,9 @@ class Asked:
 
     def table(self) -> pa.Table:
         """The rows that are kept."""
-        return self.runner.folder.kept.get("bench").table()
+        rows = self.runner.folder.kept.get("bench")
+        assert rows is not None
+        return rows.table()
 
     async def _ask(self, text: str) -> bytes:
         question = Question(text, timeout_ms=300_000)
@@ -73,9 +88,10 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     yield Figure(f"SQL group-by over {ROWS:,} rows, cold", "ms", min(cold))
     warm = [_took_ms(asked.group_by) for _ in range(7)]
     yield Figure(f"SQL group-by over {ROWS:,} rows, warm (at most 500)", "ms", sorted(warm)[3])
-    yield Figure(f"what is kept of {ROWS:,} rows", "MiB", asked.table().nbytes / (1 << 20))
+    yield Figure(f"what is kept of {ROWS:,} rows", "MiB", asked.runner.folder.kept.nbytes / (1 << 20))
     ours, peer = Side("statement, in a DuckDB of its own", asked.group_by), Side("DuckDB", _bare(asked.table()))
     yield compare("SQL group-by, warm", "rows/s", ours, peer)
+    yield Figure(f"SQL group-by over {ROWS:,} rows, {CHANGED:,} of them changed since", "ms", _moved_ms(asked))
     before = kept.KEPT_RELATION_BYTES_MAX
     kept.KEPT_RELATION_BYTES_MAX = 0
     asked.forget()
@@ -83,14 +99,23 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     kept.KEPT_RELATION_BYTES_MAX = before
 
 
+def _moved_ms(asked: Asked) -> float:
+    took = []
+    for _ in range(COLD_ROUNDS):
+        asked.change(CHANGED)
+        took.append(_took_ms(asked.group_by))
+    return sorted(took)[COLD_ROUNDS // 2]
+
+
 def measure_large(folder: Path, rows: int) -> None:
     """By hand: what a view of many rows takes, and how much memory this process has had at most."""
     asked = Asked(folder, rows)
-    for turn in range(2):
+    for turn in ("scanned", "scanned", "cold", "warm"):
+        kept.KEPT_RELATION_BYTES_MAX = 0 if turn == "scanned" else 768 << 20
         took = _took_ms(asked.group_by)
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         kept_mib = asked.runner.folder.kept.nbytes >> 20
-        print(f"{rows:,} rows, turn {turn}: {took:,.0f} ms, peak {peak_mib:,} MiB, kept {kept_mib:,} MiB")
+        print(f"{rows:,} rows, {turn}: {took:,.0f} ms, peak {peak_mib:,} MiB, kept {kept_mib:,} MiB")
 
 
 def _took_ms(work: Any) -> float:

@@ -40,6 +40,7 @@
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
+        ├── SqlEnded                sql-ended               503    the process that runs statements ended under this one
         ├── SqlTimeout              sql-timeout             504    a statement that took longer than it may
         ├── ClientLeft              client-left             499    who asked went away, and the work was ended
         ├── TooManyRequests         too-many-requests       429    more than there is room for; again after a while
@@ -364,6 +365,12 @@ class SinkRefused(OperatingError):
 
     code = "sink-refused"
     status = 502
+
+
+class SqlEnded(OperatingError):
+    """The process that runs statements ended while this one ran: by its fault, or by another's."""
+
+    code = "sql-ended"
 
 
 class SqlTimeout(OperatingError):

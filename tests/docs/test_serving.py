@@ -14,6 +14,7 @@ from stateside.serving import server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
 from stateside.serving.changes import feed, pages, watcher
 from stateside.serving.reading import reader
+from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
 from stateside.serving.web import application, outlet, route
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
@@ -67,6 +68,16 @@ def test_the_headers_are_those_that_every_answer_has() -> None:
     shown = SERVING.lower().replace("\n", " ")
     for name, value in headers.security_headers("application/json"):
         assert f"`{name}: {value}`".lower() in shown
+
+
+def test_the_limits_of_sql_are_those_of_the_code() -> None:
+    assert (runner.STATEMENTS_MAX, engine.THREADS, engine.MEMORY_BYTES_MAX) == (4, 2, 512 << 20)
+    assert (question.TIMEOUT_MS_DEFAULT, question.TIMEOUT_MS_MAX, question.PARAMETERS_MAX) == (30_000, 300_000, 1_000)
+    assert (question.JSON_ROWS_DEFAULT, question.JSON_ROWS_MAX, question.JSON_BYTES_MAX) == (10_000, 100_000, 32 << 20)
+    assert (question.STREAM_ROWS_MAX, question.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
+    assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
+    assert question.STATEMENT_CHARS_MAX == 65_536
+    assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (4 << 30, 2)
 
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:

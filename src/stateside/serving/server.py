@@ -36,6 +36,7 @@ from stateside.serving.foreign import Foreign
 from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
+from stateside.serving.web.route import Route
 from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
@@ -148,8 +149,7 @@ def load_application(
     die_with_parent(parent_pid)
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
-    loaded = sql_routes(layout, [table for name in tables for table in _named(name)()])
-    loaded += [route for name in routes for route in _named(name)(layout)]
+    loaded = [*sql_routes(layout, tables), *(route for name in routes for route in _load_routes(name, layout))]
     return Application(Views(layout), loaded, guard=guard, identity=identity)
 
 
@@ -164,8 +164,7 @@ def _connections_max() -> int:
     return max(1, files - _FILES_BESIDE)
 
 
-def _named(name: str) -> Callable[..., Sequence[Any]]:
-    """The function that a name like `module:function` means."""
+def _load_routes(name: str, layout: Layout) -> Sequence[Route]:
     module, _, attribute = name.partition(":")
-    function: Callable[..., Sequence[Any]] = getattr(import_module(module), attribute)
-    return function
+    routes: Callable[[Layout], Sequence[Route]] = getattr(import_module(module), attribute)
+    return routes(layout)

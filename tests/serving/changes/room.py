@@ -89,6 +89,16 @@ class Room:
         """As a server's process that is told to stop."""
         self.feeds.stop()
 
+    async def joined(self, watchers: int) -> None:
+        """Wait until the feed has so many watchers, and each of them has taken what waited for it."""
+        async with asyncio.timeout(WAIT_S):
+            while not self._idle(watchers):
+                await asyncio.sleep(0.001)
+
+    def _idle(self, watchers: int) -> bool:
+        found = [watcher for feed in self.feeds._feeds.values() for watcher in feed._watchers]
+        return len(found) == watchers and all(watcher.idle for watcher in found)
+
     async def settle(self) -> None:
         """Wait until nobody reads any more."""
         while any(each._task for each in self.feeds._feeds.values()) or self._reading():

@@ -129,7 +129,7 @@ def test_who_reads_too_slowly_is_cut_off_with_the_reason_and_goes_on_without_los
         heard = events(slow.parts(await slow.begin(None, Floor())))
         follower.hear(await anext(heard))
         hearing = asyncio.create_task(anext(heard))
-        await asyncio.sleep(0.05)
+        await room.joined(2)
         for number in range(7):
             room.apply({(1, "call"): 1_000 + number})
             await quick.told_up_to(number + 1)  # is not held up
@@ -154,15 +154,18 @@ def test_who_reads_too_slowly_is_cut_off_with_the_reason_and_goes_on_without_los
 
 def test_what_waits_for_a_watcher_is_bounded_in_bytes_too(mover: Mover) -> None:
     async def run(room: Room) -> None:
-        watch = room.watch()
+        quick, watch = Client(room, QUESTIONS[0]), room.watch()
+        quick.connect()
         heard = events(watch.parts(await watch.begin(None, Floor())))
         assert (await anext(heard)).kind == "snapshot"
         hearing = asyncio.create_task(anext(heard))
+        await room.joined(2)
         for number in range(5):
-            await asyncio.sleep(0.05)
             room.apply({(1, "call"): 1_000 + number})
+            await quick.told_up_to(number + 1)
         assert (await hearing).kind == "changes"
         assert [told.kind async for told in heard] == ["cut"]
+        await quick.drop()
         await room.settle()
 
     in_a_room(mover, run, {"QUEUE_BYTES_MAX": 700})
@@ -240,7 +243,7 @@ def test_a_server_that_stops_ends_its_streams_with_a_word(mover: Mover) -> None:
             assert (await anext(each)).kind == "snapshot"
         hearing = asyncio.create_task(anext(heard[0]))
         polled = asyncio.create_task(room.watch().once(EventId(0, "run__000"), Floor(wait_ms=20_000)))
-        await asyncio.sleep(0.05)
+        await room.joined(2)
         room.stop()
         told = await hearing
         assert (told.kind, told.data["reason"]) == ("end", "stopping")

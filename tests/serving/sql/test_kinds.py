@@ -8,10 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.archive import ArchiveTable, TableSpec
 from stateside.errors import Misdirected
 from stateside.layout import Layout
 from stateside.replica.share import Share
@@ -104,10 +106,13 @@ def test_any_query_s_rows_are_those_of_other_answers(data: st.DataObject) -> Non
         check_same(served(Path(folder), WrittenOperator(key, value), [*state.items()]))
 
 
-def test_a_server_with_a_share_refuses_what_is_asked_of_all_keys(layout: Layout) -> None:
-    """Of a customer's rows, which lie in one share, the server that has it can answer."""
+def test_a_server_with_a_share_answers_for_it_and_says_so(layout: Layout) -> None:
+    """Tables of the archive have all keys' rows: they are refused there."""
     job = shop(layout)
-    held, others = 0, 0
+    spec = TableSpec("closed", pa.schema([("customer", pa.string())]))
+    ArchiveTable(layout.table("closed"), spec, job.view.mark("closed")).create()
+    ben = Holder("ben", frozenset({"sql"}), where={"customer": "ben"})
+    totals, held = [], []
     for number in (1, 2):
         place = job.view.root / "replica"
         place.rename(place.with_name(f"replica-before-{number}"))
@@ -115,15 +120,16 @@ def test_a_server_with_a_share_refuses_what_is_asked_of_all_keys(layout: Layout)
         tail.step()
         tail.close()
         asker = Asker(layout)
-        for text in ("SELECT count(*) FROM spending", "FROM spending__total"):
-            with pytest.raises(Misdirected, match="of all of its keys"):
-                asker.rows(text)
+        for text in ("SELECT sum(total) FROM spending", "SELECT total FROM spending__total"):
+            found = asker.document(text)
+            assert found["stamps"][0]["share"] == f"{number}/2"
+            totals += [total or 0 for row in found["rows"] for total in row]
+        with pytest.raises(Misdirected, match="of all of its keys"):
+            asker.rows("SELECT count(*) FROM archive.closed")
         try:
-            ben = Holder("ben", frozenset({"sql"}), where={"customer": "ben"})
-            assert asker.rows("SELECT sum(total) FROM spending", holder=ben) == [[67]]
-            held += 1
+            held.append(asker.rows("SELECT sum(total) FROM spending", holder=ben))
         except Misdirected:
-            others += 1
-        assert asker.rows("SELECT 1") == [[1]]
+            held.append([])
         asker.let_go()
-    assert (held, others) == (1, 1)
+    assert sum(totals) == 2 * 171
+    assert sorted(held) == [[], [[67]]], "a customer's rows lie in one share, and the other server says so"

@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +23,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from stateside.errors import SqlInvalid
 from stateside.layout import Layout
+from stateside.serving.clients import Client
 from tests.replica.spark_job import Job
 from tests.serving.conftest import serving
 from tests.sizes import sized
@@ -164,6 +173,90 @@ def test_the_server_s_own_surroundings_are_in_no_answer(url: str) -> None:
         found = ask(url, text).text
         assert os.environ.get("HOME", "/root") not in found
         assert "site-packages" not in found
+
+
+def test_our_own_client_asks_with_sql(url: str) -> None:
+    with Client(url) as client:
+        found = client.sql("SELECT country, sum(total) AS total FROM spending WHERE total > ? GROUP BY 1", [50])
+        assert found.rows == [{"country": "de", "total": 164}]
+        assert [stamp.view for stamp in found.stamps] == ["spending"]
+        with pytest.raises(SqlInvalid, match="DELETE"):
+            client.sql("DELETE FROM spending")
+    command = [sys.executable, "-m", "stateside", "sql", "--url", url, "--json", "SELECT count(*) AS n FROM spending"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["rows"] == [[3]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT length(repeat('x', 4_000_000_000))",
+        "SELECT len(range(1_000_000_000))",
+        "SELECT max(len(list_sort(range(200_000_000))))",
+    ],
+)
+def test_what_duckdb_itself_does_not_limit_is_ended_and_nothing_else_suffers(url: str, text: str) -> None:
+    """One row that is larger than all memory: its process may be killed, the server answers on."""
+    began = time.monotonic()
+    response = ask(url, text, timeout_ms=2_000)
+    assert response.json()["type"].rpartition(":")[2] in ("sql-timeout", "sql-too-large", "sql-ended", "sql-invalid")
+    assert response.status_code >= 400
+    assert time.monotonic() - began < 20
+    assert httpx.get(f"{url}/v1/views/spending/rows/emma").status_code == 200
+    assert ask(url, "SELECT sum(total) FROM spending").json()["rows"] == [[171]]
+
+
+def test_a_sql_process_that_dies_is_replaced(url: str) -> None:
+    assert ask(url, "SELECT 1").status_code == 200
+    for process in _sql_processes():
+        os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while ask(url, "SELECT 1").status_code != 200 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ask(url, "SELECT sum(total) FROM spending").json()["rows"] == [[171]]
+
+
+def test_a_result_that_is_under_way_when_the_process_dies_is_cut(url: str) -> None:
+    body = {"sql": "SELECT range AS n FROM range(10_000_000)", "format": "csv"}
+    with httpx.stream("POST", f"{url}/v1/sql", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines) == '"n"'
+        for process in _sql_processes():
+            os.kill(process, signal.SIGKILL)
+        last = ""
+        for line in lines:
+            last = line
+    assert last.startswith('"CUT: sql-ended: ')
+
+
+def _sql_processes() -> list[int]:
+    """Those of servers that this process started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"stateside.serving.sql.process" in (path / "cmdline").read_bytes() and _is_ours(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+def _is_ours(process: int) -> bool:
+    while process > 1 and process != os.getpid():
+        process = int((Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
+    return process == os.getpid()
+
+
+def test_what_the_docs_show_is_answered(url: str) -> None:
+    docs = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    (shown,) = re.findall(r"<!-- test: sql -->\n```\n(.*?)```", docs, re.DOTALL)
+    answers = []
+    for line in shown.strip().splitlines():
+        _, _, address, *body = shlex.split(line)
+        address = address.replace("localhost:8000", url)
+        answers.append(httpx.post(address, content=body[1], timeout=60) if body else httpx.get(address, timeout=60))
+    totals, emma, relations = answers
+    assert sorted(totals.json()["rows"]) == [["de", 164], ["fr", 7]]
+    assert emma.text.splitlines()[1:] == ['"emma","de",2,104,6']
+    assert relations.json()["relations"][0]["name"] == "spending"
 
 
 def test_no_statement_sees_half_a_batch(url: str, job: Job) -> None:

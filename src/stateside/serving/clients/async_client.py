@@ -143,9 +143,14 @@ class AsyncClient:
         *,
         rows_max: int | None = None,
         timeout_ms: int | None = None,
+        any_share: bool = False,
     ) -> SqlAnswer:
-        """What a statement gives, over one snapshot of each view that it names."""
-        return await self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
+        """What a statement gives, over one snapshot of each view that it names.
+
+        A server that has a share of the keys answers for that one only, as the stamps say. Such an answer is refused,
+        except with `any_share`: all is in it if the token reaches the rows of one key only.
+        """
+        return await self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms, any_share))
 
     async def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
         """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""

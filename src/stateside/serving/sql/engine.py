@@ -36,6 +36,7 @@ def open_engine() -> duckdb.DuckDBPyConnection:
     """A DuckDB for one statement; whoever opens it closes it."""
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")
     connection.execute("CREATE SCHEMA archive")
     connection.execute("SET lock_configuration = true")
     return connection

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,13 +29,14 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
 from stateside.serving.access.holder import Holder
 from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.holding import check_held, not_whole
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.sql.columns import RollupColumns, ViewColumns
 from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.engine import open_engine, told
 from stateside.serving.sql.kept import Kept, State
 from stateside.serving.sql.live import Rows, Scan, Whole, read
+from stateside.serving.sql.question import Parameters
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
 from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
@@ -44,8 +45,6 @@ from stateside.serving.stamp import Source, Stamp
 from stateside.storage import Storage
 
 RESULT_BATCH_ROWS = 8_192
-
-Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +135,13 @@ class Execution:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
-        check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
+        check_held(view.stamp, _codec(view.catalogue), scope.prefix)
         table = read(rows, scope, self._folder.kept, self.ending)
         return Scan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
     def _sealed(self, table: str, view: Held) -> Any:
+        if view.stamp.share is not None:  # the table has all keys' rows, the replica has not
+            raise not_whole(view.stamp)
         columns = self._folder.archive.schema(table, view.stamp.view).names
         where = self._holder.rows_of(view.stamp.view, columns)
         return self._folder.archive.rows(table, view.stamp.view, view.catalogue.application, view.stamp, where)

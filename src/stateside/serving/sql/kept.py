@@ -23,8 +23,8 @@ from stateside.serving.sql.chunk import Change, Chunk
 from stateside.serving.sql.columns import Columns
 from stateside.serving.sql.ending import Ending
 
-KEPT_BYTES_MAX = 512 << 20  # in all, of one worker process
-KEPT_RELATION_BYTES_MAX = 256 << 20  # of one relation: a larger one is scanned
+KEPT_BYTES_MAX = 1 << 30  # in all, of one SQL process
+KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation: a larger one is scanned
 _TURN_S = 0.05
 
 
@@ -77,7 +77,7 @@ class KeptRows:
 
 
 class Kept:
-    """The kept rows of one worker process, up to a size; what was not asked for longest goes first."""
+    """The kept rows of one SQL process, up to a size; what was not asked for longest goes first."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from stateside.errors import RequestInvalid
-from stateside.serving.sql.execution import Parameters
 from stateside.serving.sql.result import FORMATS, Format
-from stateside.serving.sql.statement import STATEMENT_CHARS_MAX
 
+STATEMENT_CHARS_MAX = 65_536
 TIMEOUT_MS_DEFAULT = 30_000
 TIMEOUT_MS_MAX = 300_000
 JSON_ROWS_DEFAULT = 10_000
@@ -19,6 +18,8 @@ JSON_BYTES_MAX = 32 << 20
 STREAM_ROWS_MAX = 10_000_000
 STREAM_BYTES_MAX = 2 << 30
 PARAMETERS_MAX = 1_000
+
+Parameters = Sequence[Any] | Mapping[str, Any]
 
 SCHEMA: Final = {
     "type": "object",

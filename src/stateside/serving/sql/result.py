@@ -57,9 +57,6 @@ class Written(Protocol):
     def end(self) -> bytes:
         """What stands behind them."""
 
-    def cut(self, why: str) -> bytes:
-        """What stands there instead, if not all rows came; one line that says why."""
-
 
 def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> Written:
     """What writes a result with these columns, whose types DuckDB calls so, in a format."""
@@ -70,6 +67,17 @@ def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Se
             return CsvResult(schema, types)
         case "arrow":
             return ArrowResult(schema)
+
+
+def cut(format_: Format, why: str) -> bytes:
+    """What stands at the end of a result of which not all rows came; JSON is only sent when all of it is there."""
+    match format_:
+        case "json":
+            return b""
+        case "csv":
+            return b'"CUT: ' + why.replace('"', "'").encode()
+        case "arrow":
+            return _MESSAGE_HEAD
 
 
 class JsonResult:
@@ -100,10 +108,6 @@ class JsonResult:
     def end(self) -> bytes:
         """The end of the document."""
         return b"]}"
-
-    def cut(self, why: str) -> bytes:
-        """Never sent: a document is only sent when all of it is there."""
-        raise AssertionError(f"a JSON document was sent before its end: {why}")
 
 
 class CsvResult:
@@ -138,10 +142,6 @@ class CsvResult:
         """Nothing."""
         return b""
 
-    def cut(self, why: str) -> bytes:
-        """A line that does not end."""
-        return b'"CUT: ' + why.replace('"', "'").encode()
-
 
 class ArrowResult:
     """Arrow's own stream."""
@@ -165,10 +165,6 @@ class ArrowResult:
         """The mark that says that all of it is there."""
         self._stream.close()
         return self._taken()
-
-    def cut(self, why: str) -> bytes:
-        """The head of a message that never comes."""
-        return _MESSAGE_HEAD
 
     def _taken(self) -> bytes:
         content = self._sink.getvalue()

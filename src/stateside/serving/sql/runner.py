@@ -24,7 +24,7 @@ from stateside.serving.sql.execution import Execution, Folder
 from stateside.serving.sql.kept import Kept
 from stateside.serving.sql.question import Question
 from stateside.serving.sql.relations import Relations
-from stateside.serving.sql.result import Written, written
+from stateside.serving.sql.result import Written, cut, written
 from stateside.serving.sql.sealed import Archive, GatedTable
 from stateside.serving.stamp import Stamp
 
@@ -128,8 +128,7 @@ class Running:
 
     def cut(self, why: str) -> bytes:
         """What is sent in place of the rest, if the result is broken off."""
-        assert self._written is not None
-        return b"" if self._question.format == "json" else self._written.cut(why)
+        return cut(self._question.format, why)
 
     def __aiter__(self) -> Running:
         return self

@@ -17,8 +17,7 @@ import orjson
 
 from stateside.errors import SqlInvalid
 from stateside.serving.sql.functions import TABLE_FUNCTIONS, may_call, may_read
-
-STATEMENT_CHARS_MAX = 65_536
+from stateside.serving.sql.question import STATEMENT_CHARS_MAX
 
 _NEXT_STEP: Final = "Send one SELECT, WITH, VALUES, FROM, DESCRIBE or SUMMARIZE statement, or EXPLAIN of one"
 _EXPLAIN: Final = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*explain\b(?!\s*\()", re.IGNORECASE | re.DOTALL)

@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 
 from stateside.layout import Layout
-from stateside.serving.sql.listing import listed
 from stateside.serving.sql.question import SCHEMA, Question
-from stateside.serving.sql.runner import SqlRunner
-from stateside.serving.sql.sealed import GatedTable
+from stateside.serving.sql.remote import SqlProcess
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import FLOOR, Body, Route
@@ -36,20 +34,19 @@ _LISTING = {
 
 
 class SqlRoutes:
-    """The handlers, and what runs their statements."""
+    """The handlers, and the process that runs their statements."""
 
-    def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
-        self._runner = SqlRunner(layout, gated)
+    def __init__(self, layout: Layout, tables: Sequence[str] = ()) -> None:
+        self._process = SqlProcess(layout, tables)
 
     async def relations(self, request: Request) -> Response:
         """The relations that this holder reaches."""
-        found = await self._runner.in_thread(listed, self._runner.folder, request.views, request.holder)
-        return Response({"relations": found})
+        return Response({"relations": await self._process.listed(request.holder)})
 
     async def run(self, request: Request) -> Response:
         """The result of a statement."""
         question = Question.parse(request.document())
-        running = await self._runner.run(question, request.views, request.holder, request.floor(), request.left)
+        running = await self._process.run(question, request.holder, request.floor(), request.left)
         stamps = json.dumps([stamp.as_dict() for stamp in running.stamps])
         return Response(
             {},
@@ -59,9 +56,9 @@ class SqlRoutes:
         )
 
 
-def sql_routes(layout: Layout, gated: Sequence[GatedTable] = ()) -> list[Route]:
-    """The routes over a folder; `gated` are the tables that its application knows the gates of."""
-    routes = SqlRoutes(layout, gated)
+def sql_routes(layout: Layout, tables: Sequence[str] = ()) -> list[Route]:
+    """The routes over a folder; `tables` names, as `module:function`, what gives its application's `GatedTable`s."""
+    routes = SqlRoutes(layout, tables)
     return [
         Route("/v1/sql", routes.relations, _RELATIONS, "sql", answer=_LISTING),
         Route("/v1/sql", routes.run, _SQL, "sql", FLOOR, method="POST", body=Body(SCHEMA), answer=_ANSWER),

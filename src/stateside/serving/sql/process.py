@@ -1,0 +1,108 @@
+"""The SQL process: runs the statements of one worker, `python -m stateside.serving.sql.process SOCKET FOLDER TABLES…`.
+
+DuckDB's own limits do not hold for everything: a text or a list that one row makes is not counted, and not interrupted
+while it is made. So it runs in a process of its own, whose memory the operating system limits, and which the worker
+kills when a statement does not end. Whatever a statement does, requests are answered meanwhile, and the next statement
+finds a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stateside.errors import StatesideError
+from stateside.layout import Layout
+from stateside.serving.reading.views import Views
+from stateside.serving.sql import frames
+from stateside.serving.sql.frames import Asked, Kind
+from stateside.serving.sql.listing import listed
+from stateside.serving.sql.runner import SqlRunner
+
+PROCESS_BYTES_MAX = 4 << 30  # what is kept, four statements, and the program itself
+_EXIT_NO_MEMORY = 12
+
+log = logging.getLogger(__name__)
+
+
+class Answering:
+    """Answers the questions of one worker."""
+
+    def __init__(self, layout: Layout, tables: Sequence[str]) -> None:
+        gated = [table for name in tables for table in _named(name)()]
+        self._views, self._runner = Views(layout), SqlRunner(layout, gated)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, which has one question."""
+        try:
+            await self._answer(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # nobody waits for it any more
+        except StatesideError as error:
+            await _tell(writer, error)
+        except MemoryError:
+            os._exit(_EXIT_NO_MEMORY)  # there is not even enough to say so
+        except Exception:
+            log.exception("A statement failed")
+            await _tell(writer, StatesideError("This request failed; the server's log has the cause"))
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, asked = await frames.read(reader)
+        assert isinstance(asked, Asked)
+        if asked.question is None:
+            work = self._runner.in_thread(listed, self._runner.folder, self._views, asked.holder)
+            await frames.send(writer, Kind.LISTED, await work)
+            return
+        running = await self._runner.run(asked.question, self._views, asked.holder, asked.floor, partial(_left, reader))
+        try:
+            await frames.send(writer, Kind.BEGUN, (running.stamps, running.kind))
+            async for part in running:
+                await frames.send(writer, Kind.PART, part)
+            await frames.send(writer, Kind.END)
+        finally:
+            await running.aclose()
+
+
+async def _left(reader: asyncio.StreamReader) -> None:
+    while await reader.read(1):
+        pass
+
+
+async def _tell(writer: asyncio.StreamWriter, error: StatesideError) -> None:
+    with suppress(ConnectionError):
+        await frames.send(writer, Kind.ERROR, error)
+
+
+def _named(name: str) -> Callable[[], Sequence[Any]]:
+    """The function that a name like `module:function` means."""
+    module, _, attribute = name.partition(":")
+    function: Callable[[], Sequence[Any]] = getattr(import_module(module), attribute)
+    return function
+
+
+async def _serve(path: str, layout: Layout, tables: Sequence[str]) -> None:
+    server = await asyncio.start_unix_server(Answering(layout, tables).answer, path)
+    async with server:
+        await server.serve_forever()
+
+
+def main(path: str, folder: str, *tables: str) -> None:
+    """Serve until the worker dies, which ends this process too (see `processes`)."""
+    logging.basicConfig(level=logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_DATA, (PROCESS_BYTES_MAX, PROCESS_BYTES_MAX))
+    asyncio.run(_serve(path, Layout(Path(folder)), tables))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
