@@ -158,7 +158,7 @@ def visits_by_country(client: Client, receipt: Position) -> dict[str, int]:
     """The rollup, which must be what the live rows of the same batch add up to."""
     while True:
         rollup = client.rollup("hourly", ["country"], min_position=receipt, wait_ms=20_000)
-        answers = [client.get(f"/v1/views/hourly/rows/{who}", source="live") for who in ("emma", "ben")]
+        answers = [client.rows("hourly", who, source="live") for who in ("emma", "ben")]
         if {answer["stamp"]["batch"] for answer in answers} == {rollup["stamp"]["batch"]}:
             break  # else the replica has moved in between
     found: Counter[str] = Counter()

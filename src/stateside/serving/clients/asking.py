@@ -25,6 +25,7 @@ from stateside.serving.clients.core import Core, Whom
 from stateside.serving.clients.merging import added_up, by_key
 from stateside.serving.clients.questions import Floor, Part, of_view, texts
 from stateside.serving.clients.steps import Ask, Reply, Steps, Together
+from stateside.serving.stamp import Source
 
 KEYS_MAX = 1_000  # of one request; more of them are sent in several
 SQL_MS = 30_000  # for so long a statement may take if nothing else is said
@@ -70,11 +71,14 @@ class Asking:
 
     # Questions by key
 
-    def rows(self, view: str, key: Sequence[Part], floor: Floor) -> Steps[Answer]:
+    def rows(self, view: str, key: Sequence[Part], floor: Floor, source: Source | None = None) -> Steps[Answer]:
         """The rows of a key, or of all that begin with these parts."""
         parts = texts(key)
-        deadline_s = self.core.deadline(of_view(view, "rows", parts, floor))
-        return (yield from self.anew(lambda: self._rows(view, parts, floor, deadline_s), SharesChanged, deadline_s))
+        more = () if source is None else (("source", source),)
+        ask = partial(of_view, view, "rows", parts, more=more)
+        deadline_s = self.core.deadline(ask(floor))
+        course = partial(self._rows, view, parts, ask, floor, deadline_s)
+        return (yield from self.anew(course, SharesChanged, deadline_s))
 
     def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: Floor) -> Steps[Lookup]:
         """The rows of many whole keys, each at its key's place in the answer."""
@@ -128,9 +132,9 @@ class Asking:
         return reply.content
 
     def sql(
-        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
+        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None, any_share: bool
     ) -> Steps[SqlAnswer]:
-        """What a statement gives, asked of a server that has all keys that the token reaches."""
+        """What a statement gives, of all keys; with `any_share` also what one share's server gives of its own."""
         limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
         document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
         document |= {name: value for name, value in limits.items() if value is not None}
@@ -138,14 +142,14 @@ class Asking:
         deadline_s = self.core.deadline(ask)
         yield from self.core.look(deadline_s)
         try:
-            return (yield from self.core.read(ask, SqlAnswer.of, self._with_all_keys(), deadline_s))
+            answer = yield from self.core.read(ask, SqlAnswer.of, self._with_all_keys(), deadline_s)
         except Misdirected as error:
             if not self.core.locations.named_by(error):
-                raise RequestInvalid(
-                    "Each server has a share of the keys, and a statement is asked of all of them",
-                    next_step="Start a server without --share",
-                ) from error
-            return (yield from self.core.read(ask, SqlAnswer.of, self.named_by(error), deadline_s))
+                raise _of_shares() from error
+            answer = yield from self.core.read(ask, SqlAnswer.of, self.named_by(error), deadline_s)
+        if not any_share and any(stamp.share is not None for stamp in answer.stamps):
+            raise _of_shares()
+        return answer
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
         """Append events; the receipt."""
@@ -228,8 +232,10 @@ class Asking:
         scattered = self.core.locations.scattered(view, parts)
         return self.shares(view) if scattered else [Place(self.whom(view, parts))]
 
-    def _rows(self, view: str, parts: Sequence[str], floor: Floor, deadline_s: float) -> Steps[Answer]:
-        ask, make = partial(of_view, view, "rows", parts), self._answer(view)
+    def _rows(
+        self, view: str, parts: Sequence[str], ask: Callable[[Floor], Ask], floor: Floor, deadline_s: float
+    ) -> Steps[Answer]:
+        make = self._answer(view)
         places = self.places(view, parts)
         if len(places) == 1:
             return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))
@@ -308,3 +314,10 @@ class Asking:
             self.core.locations.forget()
             raise SharesChanged.of(answer.stamp.view)
         return answer
+
+
+def _of_shares() -> RequestInvalid:
+    return RequestInvalid(
+        "Each server has a share of the keys, and a statement is asked of all of them",
+        next_step="Start a server without --share",
+    )

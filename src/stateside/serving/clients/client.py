@@ -24,6 +24,7 @@ from stateside.serving.clients.questions import Floor, Part, other_parameters, s
 from stateside.serving.clients.scanning import PAGE_ROWS, Scan, ScanQuestion
 from stateside.serving.clients.steps import Deliver, NextLine, Open, Pause, Reply, Send, Silence, Step, Steps, Together
 from stateside.serving.clients.watching import Watch, WatchQuestion
+from stateside.serving.stamp import Source
 
 T = TypeVar("T")
 
@@ -57,13 +58,15 @@ class Client:
         self,
         view: str,
         *key: Part,
+        source: Source | None = None,
         min_position: Position | str | None = None,
         max_age_ms: int | None = None,
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> Answer:
-        """The rows of one key, or of all keys that begin with these parts."""
-        return self._run(self._asking.rows(view, key, Floor(min_position, max_age_ms, wait_ms, as_of)))
+        """The rows of one key, or of all that begin with these parts: live ones, sealed ones, or by default both."""
+        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        return self._run(self._asking.rows(view, key, floor, source))
 
     def lookup(
         self,
@@ -143,9 +146,14 @@ class Client:
         *,
         rows_max: int | None = None,
         timeout_ms: int | None = None,
+        any_share: bool = False,
     ) -> SqlAnswer:
-        """What a statement gives, over one snapshot of each view that it names."""
-        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
+        """What a statement gives, over one snapshot of each view that it names.
+
+        A server that has a share of the keys answers for that one only, as the stamps say. Such an answer is refused,
+        except with `any_share`: all is in it if the token reaches the rows of one key only.
+        """
+        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms, any_share))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
         """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
