@@ -8,7 +8,7 @@ import pytest
 
 import stateside.journal
 from stateside import errors
-from stateside.errors import JournalCorrupt, PipelineFailed, StatesideError
+from stateside.errors import JournalCorrupt, Misdirected, PipelineFailed, StatesideError
 
 assert stateside.journal, "its errors belong to the tree too"
 
@@ -88,3 +88,10 @@ def test_every_error_crosses_process_borders_whole(cls: type[StatesideError]) ->
 
 def _has_children_there(cls: type[StatesideError]) -> bool:
     return any(child.__module__ == errors.__name__ for child in cls.__subclasses__())
+
+
+def test_who_has_a_key_crosses_process_borders_too() -> None:
+    """A statement runs in a process of its own, and the server adds the location to what it says."""
+    location = {"share": "1/2", "servers": []}
+    error = pickle.loads(pickle.dumps(Misdirected("what", view="bill", leading=b"\x01x\x00", location=location)))
+    assert (error.what, error.view, error.leading, error.location) == ("what", "bill", b"\x01x\x00", location)

@@ -227,6 +227,10 @@ class Misdirected(InputError):
         """With the location."""
         return super().problem() | ({} if self.location is None else {"location": self.location})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"view": self.view, "leading": self.leading, "location": self.location}
+
 
 class BodyTooLarge(InputError):
     """A request's body that is longer than it may be. It was not read to its end."""
