@@ -228,8 +228,8 @@ class Misdirected(InputError):
         return super().problem() | ({} if self.location is None else {"location": self.location})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named: dict[str, Any] = {"view": self.view, "leading": self.leading, "location": self.location}
-        return partial(type(self), where=self.where, next_step=self.next_step, **named), (self.what,)
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"view": self.view, "leading": self.leading, "location": self.location}
 
 
 class BodyTooLarge(InputError):

@@ -68,9 +68,7 @@ def test_a_statement_of_a_scope_is_asked_where_its_rows_are(guarded: tuple[Clust
     cluster, tokens = guarded
     for name in ("one", "two"):
         with Client(cluster.servers[name][1], token=tokens["sql"]) as client:
-            assert [row["customer"] for row in client.sql("SELECT * FROM spending", any_share=True).rows] == [
-                "c003"
-            ] * 3
+            assert [row["customer"] for row in client.sql("SELECT * FROM spending").rows] == ["c003"] * 3
 
 
 def test_without_a_token_nothing_is_told_and_nothing_is_tried_again(guarded: tuple[Cluster, dict[str, str]]) -> None:

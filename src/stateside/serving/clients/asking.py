@@ -132,9 +132,9 @@ class Asking:
         return reply.content
 
     def sql(
-        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None, any_share: bool
+        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
     ) -> Steps[SqlAnswer]:
-        """What a statement gives, of all keys; with `any_share` also what one share's server gives of its own."""
+        """What a statement gives, asked of a server that has all keys that the token reaches."""
         limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
         document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
         document |= {name: value for name, value in limits.items() if value is not None}
@@ -142,14 +142,11 @@ class Asking:
         deadline_s = self.core.deadline(ask)
         yield from self.core.look(deadline_s)
         try:
-            answer = yield from self.core.read(ask, SqlAnswer.of, self._with_all_keys(), deadline_s)
+            return (yield from self.core.read(ask, SqlAnswer.of, self._with_all_keys(), deadline_s))
         except Misdirected as error:
             if not self.core.locations.named_by(error):
                 raise _of_shares() from error
-            answer = yield from self.core.read(ask, SqlAnswer.of, self.named_by(error), deadline_s)
-        if not any_share and any(stamp.share is not None for stamp in answer.stamps):
-            raise _of_shares()
-        return answer
+            return (yield from self.core.read(ask, SqlAnswer.of, self.named_by(error), deadline_s))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
         """Append events; the receipt."""

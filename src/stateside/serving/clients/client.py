@@ -146,14 +146,13 @@ class Client:
         *,
         rows_max: int | None = None,
         timeout_ms: int | None = None,
-        any_share: bool = False,
     ) -> SqlAnswer:
         """What a statement gives, over one snapshot of each view that it names.
 
-        A server that has a share of the keys answers for that one only, as the stamps say. Such an answer is refused,
-        except with `any_share`: all is in it if the token reaches the rows of one key only.
+        It is asked of a server that has all keys, or the share of them that the token's rows are in. RequestInvalid if
+        there is none.
         """
-        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms, any_share))
+        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
         """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
