@@ -18,7 +18,6 @@ from tests.serving.conftest import serving
 
 from .asked import KINDS
 
-pytest.importorskip("stateside.serving.web.event_routes", reason="POST /v1/events comes with the branch ingest")
 pytestmark = pytest.mark.e2e
 
 PAGE = (Path(__file__).parents[3] / "docs" / "clients.md").read_text()
