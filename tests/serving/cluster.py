@@ -29,7 +29,7 @@ total = { sum = "sum" }
 mean = { average = ["sum_2", "count_2"] }
 """
 COUNTRIES = ("de", "fr", "it")
-WAIT_S_MAX = 40.0
+WAIT_S_MAX = 90.0
 
 
 def customers(count: int) -> list[str]:

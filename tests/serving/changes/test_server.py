@@ -133,7 +133,7 @@ def _events(answer: httpx.Response) -> Iterator[Told]:
             fields = {}
 
 
-def until(done: Callable[[], bool], what: str, wait_s: float = 20.0) -> None:
+def until(done: Callable[[], bool], what: str, wait_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + wait_s
     while not done():
         assert time.monotonic() < deadline_s, what

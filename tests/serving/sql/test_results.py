@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import threading
@@ -16,6 +17,7 @@ from stateside.layout import Layout
 from stateside.serving.reading.floor import Floor
 from stateside.serving.sql import kept as limits
 from stateside.serving.sql.runner import SqlRunner
+from tests.waiting import wait_until
 
 from .asking import Asker, shop
 
@@ -165,7 +167,7 @@ def test_a_statement_ends_when_its_time_is_up(asker: Asker) -> None:
     began = time.monotonic()
     with pytest.raises(SqlTimeout, match="longer than 200 ms"):
         asker.rows(ENDLESS, timeout_ms=200)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert asker.rows("SELECT 1") == [[1]]
 
 
@@ -173,13 +175,11 @@ def test_a_statement_ends_when_who_asked_has_left(asker: Asker) -> None:
     async def leaves() -> None:
         await asyncio.sleep(0.2)
 
-    import asyncio
-
-    began = time.monotonic()
+    before, began = threading.active_count(), time.monotonic()
     with pytest.raises(ClientLeft):
         asker.rows(ENDLESS, left=leaves)
-    assert time.monotonic() - began < 5
-    assert threading.active_count() < 50
+    assert time.monotonic() - began < 30, "it has no end of its own"
+    wait_until(lambda: threading.active_count() <= before)  # its threads end
 
 
 def test_only_so_many_run_at_a_time(asker: Asker) -> None:

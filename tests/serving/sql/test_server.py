@@ -139,7 +139,7 @@ def test_clients_that_leave_free_their_places(url: str) -> None:
     for _ in range(6):
         with _sent(url, ENDLESS):
             time.sleep(0.2)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while ask(url, "SELECT 1").status_code == 429 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ask(url, "SELECT 1").json()["rows"] == [[1]]
@@ -201,7 +201,7 @@ def test_what_duckdb_itself_does_not_limit_is_ended_and_nothing_else_suffers(url
     response = ask(url, text, timeout_ms=2_000)
     assert response.json()["type"].rpartition(":")[2] in ("sql-timeout", "sql-too-large", "sql-ended", "sql-invalid")
     assert response.status_code >= 400
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 90
     assert httpx.get(f"{url}/v1/views/spending/rows/emma").status_code == 200
     assert ask(url, "SELECT sum(total) FROM spending").json()["rows"] == [[171]]
 
@@ -210,7 +210,7 @@ def test_a_sql_process_that_dies_is_replaced(url: str) -> None:
     assert ask(url, "SELECT 1").status_code == 200
     for process in _sql_processes():
         os.kill(process, signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while ask(url, "SELECT 1").status_code != 200 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ask(url, "SELECT sum(total) FROM spending").json()["rows"] == [[171]]

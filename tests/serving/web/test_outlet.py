@@ -20,7 +20,8 @@ from tests.serving.web.streams import PART_BYTES, STALLED_S
 pytestmark = pytest.mark.e2e
 
 SERVE = (
-    "import sys; from pathlib import Path; from stateside.serving.server import serve\n"
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})  # for `tests`, here and in the workers\n"
+    "from pathlib import Path; from stateside.serving.server import serve\n"
     "if __name__ == '__main__':\n"
     "    serve(Path(sys.argv[1]), port=int(sys.argv[2]), routes=('tests.serving.web.streams:routes',))\n"
 )
@@ -59,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         child.stop()
 
 
-def until(done: Callable[[], bool], what: str, wait_s: float = 10.0) -> None:
+def until(done: Callable[[], bool], what: str, wait_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + wait_s
     while not done():
         assert time.monotonic() < deadline_s, what
