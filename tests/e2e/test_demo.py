@@ -105,14 +105,11 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
 def test_spark_killed_at_twenty_random_moments_changes_nothing_of_what_comes_out(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
-    """Two thousand customers; up to twenty drivers, each at a random moment after a batch: its JVM or its Python.
-
-    On a slow machine the demo may end before the twentieth.
-    """
+    """Two thousand customers; twenty drivers, each at a random moment after a batch: its JVM or its Python."""
     chance, killed, customers = random.Random(6), list[list[int]](), 2_000
     layout = Layout(tmp_path / "demo")
     settings = ["--customers", str(customers), "--dir", str(layout.root), "--json", str(report_file)]
-    demo = start(600, *settings)
+    demo = start(900, *settings)  # long enough for twenty, on a busy machine too
     demos.append(demo)
     commits = layout.view("bill").checkpoint / "commits"
 
@@ -130,8 +127,7 @@ def test_spark_killed_at_twenty_random_moments_changes_nothing_of_what_comes_out
             killed.append(driver_pids(layout))
             os.kill(chance.choice(killed[-1]), signal.SIGKILL)
     report = finish(demo, report_file, seconds_max=1_200)
-    assert len(killed) > 12, "the demo ended long before twenty"
-    assert report["pipeline"]["restarts"] in (len(killed) - 1, len(killed))  # the last kill may come when all is done
+    assert report["pipeline"]["restarts"] == len(killed) == 20
     assert report["requests"]["failed"] == 0
     assert report["sums"]["accounts"] == customers * 4
     assert report["documents"]["invoices"] == customers * 3
