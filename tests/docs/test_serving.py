@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.serving import server
+from stateside.layout import Layout
+from stateside.serving import appender, server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
 from stateside.serving.changes import feed, pages, watcher
 from stateside.serving.reading import reader
+from stateside.serving.reading.views import Views
 from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
-from stateside.serving.web import application, outlet, route
+from stateside.serving.web import application, event_routes, outlet, route
+from stateside.serving.web.request import Request
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -78,6 +82,20 @@ def test_the_limits_of_sql_are_those_of_the_code() -> None:
     assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
     assert question.STATEMENT_CHARS_MAX == 65_536
     assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (4 << 30, 2)
+
+
+def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> None:
+    method, address, document = block("events")[0].split(" ", 2)
+    layout = Layout(tmp_path)
+    (route,) = event_routes.event_routes(layout)
+    assert (method, address) == (route.method, route.pattern)
+    request = Request((), (), {}, Views(layout), body=document.encode())
+    assert asyncio.run(route.handler(request)).document == {"receipt": "0:1", "receipts": ["0:1"]}  # type: ignore[arg-type]
+
+
+def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
+    assert (event_routes.EVENTS_MAX, event_routes.BODY_BYTES_MAX) == (1_000, 4 << 20)
+    assert (appender.WAITING_EVENTS_MAX, server.WORKER_STOP_S) == (20_000, 5)
 
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:

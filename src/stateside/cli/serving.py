@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.option("--key", type=FILE, help="For TLS: the certificate's private key, in PEM.")
 @click.option("--insecure", is_flag=True, help="Listen on any --address, without tokens or without TLS too.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second of a holder. [5000]")
-@click.option("--log-json", is_flag=True, help="Log in lines of JSON.")
 @click.option("--running", default=2_000, show_default=True, type=click.IntRange(min=1), help="…and at a time.")
+@click.option("--log-json", is_flag=True, help="Log in lines of JSON.")
 def serve(
     checkpoint: str | None,
     folder: Path | None,

@@ -87,23 +87,7 @@ def serve(
     if certificate is not None:
         certificate.check()
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
-    multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
-    server = Granian(
-        target="stateside",
-        address=address,
-        port=port,
-        interface=Interfaces.RSGI,
-        http=HTTPModes.http1,
-        workers=workers,
-        websockets=False,
-        log_enabled=False,
-        respawn_failed_workers=True,
-        workers_kill_timeout=WORKER_STOP_S,
-        backpressure=_connections_max(),
-        http1_settings=HTTP1Settings(header_read_timeout=int(HEADER_S_MAX * 1_000)),
-        ssl_cert=certificate.certificate if certificate else None,
-        ssl_key=certificate.key if certificate else None,
-    )
+    server = _granian(address, port, workers, certificate)
     _check_free(address, port)
     own_name = name or f"{address.replace(':', '.')}-{port}".lstrip(".")
     identity = Identity(
@@ -120,6 +104,27 @@ def serve(
             server.serve(target_loader=loader, wrap_loader=False)
         finally:
             identity.withdraw()
+
+
+def _granian(address: str, port: int, workers: int, certificate: Certificate | None) -> Any:
+    """What listens, and starts the workers."""
+    multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
+    return Granian(
+        target="stateside",
+        address=address,
+        port=port,
+        interface=Interfaces.RSGI,
+        http=HTTPModes.http1,
+        workers=workers,
+        websockets=False,
+        log_enabled=False,
+        respawn_failed_workers=True,
+        workers_kill_timeout=WORKER_STOP_S,
+        backpressure=_connections_max(),
+        http1_settings=HTTP1Settings(header_read_timeout=int(HEADER_S_MAX * 1_000)),
+        ssl_cert=certificate.certificate if certificate else None,
+        ssl_key=certificate.key if certificate else None,
+    )
 
 
 def _check_free(address: str, port: int) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.serving.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -122,6 +123,14 @@ def test_workers_restarted_one_after_the_other_cost_no_request(url: str, cluster
         time.sleep(0.5)
     assert load.failures == []
     assert load.answers > 20
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_other_one_answers_meanwhile(url: str, cluster: Cluster) -> None:
+    pid = cluster.servers["whole"][0].pid
+    before = workers(pid)
+    os.kill(min(before), signal.SIGKILL)
+    wait_until(lambda: min(before) not in workers(pid) and len(workers(pid)) == 2)
+    wait_until(lambda: httpx.get(url + ROWS).status_code == 200)
 
 
 def test_stopping_it_finishes_what_was_asked(cluster: Cluster) -> None:

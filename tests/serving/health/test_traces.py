@@ -36,14 +36,11 @@ def test_a_request_s_trace_is_kept_with_a_part_of_our_own() -> None:
         "ff" + PARENT[2:],
         "00-" + "0" * 32 + PARENT[35:],
         PARENT[:36] + "0" * 16 + "-01",
-        PARENT + "\n\n",
         "a" * 10_000,
     ],
 )
 def test_without_a_trace_that_can_be_read_one_begins(text: str | None) -> None:
     first, second = Trace.of(text), Trace.of(text)
-    if text and text.strip() == PARENT:
-        return
     assert first.trace != second.trace
 
 

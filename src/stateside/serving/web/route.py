@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from stateside.errors import RequestInvalid
@@ -98,7 +99,7 @@ class Route:
 
     def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
         """The parts that the names stand for, if the route fits."""
-        fixed = self.pattern.removeprefix("/").split("/")
+        fixed = _fixed(self.pattern)
         taken: list[str] = []
         for index, name in enumerate(fixed):
             if name.endswith("...}"):
@@ -110,3 +111,8 @@ class Route:
             elif name != parts[index]:
                 return None
         return tuple(taken) if len(parts) == len(fixed) else None
+
+
+@cache  # of a few dozen patterns, each matched at every request
+def _fixed(pattern: str) -> tuple[str, ...]:
+    return tuple(pattern.removeprefix("/").split("/"))

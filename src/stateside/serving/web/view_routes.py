@@ -78,7 +78,7 @@ _SCAN = (
         "where",
         "only rows that meet this: a column, one of = != < <= > >=, a value; or a column and ` is null`, "
         "` is not null`; once for each condition",
-        {"type": "array", "items": {"type": "string"}},
+        repeated=True,
     ),
     Parameter("order", "by this column, with - in front from the greatest on; by key without it"),
     whole("limit", f"so many rows a page: {LIMIT_DEFAULT} by default in a scan, {LIMIT_MAX:,} at most", 1),
