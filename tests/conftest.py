@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from stateside.layout import Layout
-from tests.sizes import sized
+from tests.sizes import FULL, sized
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 settings.register_profile(
     "stateside",
     deadline=None,  # no timed tests: this machine is noisy
-    max_examples=sized(40, 200),  # others at every run
+    max_examples=sized(40, 200),
+    derandomize=not FULL,  # `make test` tries the same every time, `make test-full` others at every run
     print_blob=True,  # with it one that failed can be run again, see `reproduce_failure`
 )
 settings.load_profile("stateside")

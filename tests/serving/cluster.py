@@ -69,10 +69,10 @@ class Cluster:
         return self.wait_for(name)
 
     def start_all(self, **shares: str | None) -> list[str]:
-        """Start several at the same time."""
+        """Start several at the same time, and wait until each of them sees all of them."""
         for name, share in shares.items():
             self.begin(name, share)
-        return [self.wait_for(name) for name in shares]
+        return [self.wait_for(name, *shares) for name in shares]
 
     def begin(self, name: str, share: str | None = None, *more: str, announced: Path | None = None) -> None:
         """Start a server, with more options if there are any, and do not wait for it."""
@@ -83,15 +83,15 @@ class Cluster:
         child = Child([*command, "--share", share] if share else command, self.folder / f"{name}.log")
         self.servers[name] = child, f"http://127.0.0.1:{port}"
 
-    def wait_for(self, name: str) -> str:
-        """Wait until a server answers and is announced; its address."""
+    def wait_for(self, name: str, *others: str) -> str:
+        """Wait until a server answers and sees itself, and others, announced; its address."""
         (child, url), deadline = self.servers[name], time.monotonic() + WAIT_S_MAX
         while True:
             assert child.returncode() is None, child.tail()
             assert time.monotonic() < deadline, child.tail()
             try:
                 found = httpx.get(f"{url}/v1/servers").json()["servers"]
-                if any(server["name"] == name and server["views"] for server in found):
+                if {name, *others} <= {server["name"] for server in found if server["views"]}:
                     return url
             except (httpx.TransportError, ValueError, LookupError):
                 pass
