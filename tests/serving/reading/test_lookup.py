@@ -128,6 +128,8 @@ def test_a_struct_is_given_part_by_part_or_as_an_object() -> None:
     nested = struct_of(at=WINDOW, name="string")
     assert parsed([nested], [{"at": {"start": start, "end": end}, "name": "x"}]) == [((1_000_000, 2_000_000), "x")]
     assert parsed([nested], [start, end, "x"]) == [((1_000_000, 2_000_000), "x")]
+    of_one = struct_of(start="timestamp")
+    assert parsed([of_one], [start]) == parsed([of_one], [{"start": start}]) == [(1_000_000,)]
 
 
 json_values = st.recursive(

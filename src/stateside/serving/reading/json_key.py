@@ -27,7 +27,7 @@ class JsonKeys:
         self._of, self._columns = of, columns
         self._places = list(leaves(columns))
         self._types = [type_ for _, type_ in columns]
-        self._plain = len(self._places) == len(columns)  # without structs
+        self._plain = not any(isinstance(type_, Struct) for type_ in self._types)
         self._columnar = [_column_parser(type_) for _, type_ in self._places] if self._plain else []
 
     def parse_all(self, given: Sequence[Any]) -> Sequence[Sequence[Value]]:

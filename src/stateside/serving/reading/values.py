@@ -62,7 +62,7 @@ class KeyTexts:
         self._of, self._columns = of, columns
         self._types = [type_ for _, type_ in columns]
         self.parts = list(leaves(columns))
-        self._plain = len(self.parts) == len(columns)  # without structs
+        self._plain = not any(isinstance(type_, Struct) for type_ in self._types)
         self._parsers = [parser(type_) for _, type_ in self.parts]
 
     def parse(self, texts: Sequence[str]) -> list[Value]:
