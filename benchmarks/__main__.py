@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from benchmarks import app, billing, cold_start, decode, fan_out, history, journal, replica, sql, visible
+from benchmarks import app, billing, cold_start, decode, fan_out, history, journal, lookups, replica, sql, visible
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "fan-out": fan_out.run,
     "history": history.run,
     "journal": journal.run,
+    "lookups": lookups.run,
     "replica": replica.run,
     "sql": sql.run,
     "visible": visible.run,

@@ -47,6 +47,14 @@ def test_a_row_of_any_types_comes_back_as_it_went_in(
     assert list(map(type, decoded)) == list(map(type, values))
 
 
+@settings(max_examples=sized(60, 300))
+@given(types | st.lists(st.sampled_from(["long", "double", "integer", "boolean"]), max_size=6), st.data())
+def test_many_rows_are_decoded_as_each_of_them_is(encode_row: EncodeRow, types: list[str], data: st.DataObject) -> None:
+    values = st.tuples(*(st.none() | VALUES[type_] for type_ in types))
+    rows = [encode_row(types, row) for row in data.draw(st.lists(values, max_size=6))]
+    assert list(map(tuple, decoder(types).decode_all(rows))) == [decoder(types).decode(row) for row in rows]
+
+
 @pytest.mark.parametrize("count", [1, 8, 63, 64, 65, 128, 129])
 def test_the_null_bits_of_many_columns_are_found(encode_row: EncodeRow, count: int) -> None:
     for nulls in ({0}, {count - 1}, set(range(0, count, 3)), set(range(count)), set()):

@@ -78,6 +78,13 @@ def test_a_key_comes_back_as_it_went_in(types: list[str], data: st.DataObject) -
 
 @often
 @given(types_of_keys, st.data())
+def test_many_keys_are_encoded_as_each_of_them_is(types: list[str], data: st.DataObject) -> None:
+    many, codec = data.draw(st.lists(keys(types), max_size=5)), KeyCodec(types)
+    assert codec.encode_all(many) == [codec.encode(key) for key in many]
+
+
+@often
+@given(types_of_keys, st.data())
 def test_keys_sort_as_their_values_do(types: list[str], data: st.DataObject) -> None:
     one, other, codec = data.draw(keys(types)), data.draw(keys(types)), KeyCodec(types)
     shared = data.draw(st.integers(0, len(types)))

@@ -64,11 +64,19 @@ class RowDecoder:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         readers = [_column_reader(column) for column in columns]
-        self._read = _fixed_row_reader([column.type for column in columns]) or _row_reader(readers)
+        self._words = _words([column.type for column in columns])
+        self._read = _row_reader(readers) if self._words is None else _fixed_row_reader(self._words)
 
     def decode(self, row: bytes) -> tuple[Value, ...]:
         """The row's values, in the order of the columns."""
         return self._read(row)
+
+    def decode_all(self, rows: Sequence[bytes]) -> Sequence[Sequence[Value]]:
+        """The same for many rows: all at once, if they are of nothing but numbers."""
+        if self._words is None or set(map(len, rows)) != {self._words.size}:
+            return list(map(self._read, rows))
+        found = self._words.iter_unpack(b"".join(rows))
+        return [values[1:] if not values[0] else _without(values[0], values[1:]) for values in found]
 
 
 def _column_reader(column: Column) -> Read:
@@ -90,20 +98,27 @@ def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]
     return read_row
 
 
-def _fixed_row_reader(types: Sequence[str]) -> Callable[[bytes], tuple[Value, ...]] | None:
-    """Reads rows of nothing but numbers, as of counts and sums, all at once; None for others."""
+def _words(types: Sequence[str]) -> struct.Struct | None:
+    """A row of nothing but numbers, as of counts and sums, its null bits first; None for others."""
     if not 0 < len(types) <= 64 or not all(type_ in _FIXED for type_ in types):
         return None
     words = (_FIXED[type_][1:] + f"{_WORD_BYTES - struct.calcsize(_FIXED[type_])}x" for type_ in types)
-    row_of_words = struct.Struct("<Q" + "".join(words))
+    return struct.Struct("<Q" + "".join(words))
+
+
+def _fixed_row_reader(row_of_words: struct.Struct) -> Callable[[bytes], tuple[Value, ...]]:
+    """Reads such rows, all columns at once."""
 
     def read_row(row: bytes) -> tuple[Value, ...]:
         nulls, *values = row_of_words.unpack_from(row)
-        if nulls:
-            return tuple(None if nulls >> place & 1 else value for place, value in enumerate(values))
-        return tuple(values)
+        return _without(nulls, values) if nulls else tuple(values)
 
     return read_row
+
+
+def _without(nulls: int, values: Sequence[Value]) -> tuple[Value, ...]:
+    """The values, None for those whose bit is set."""
+    return tuple(None if nulls >> place & 1 else value for place, value in enumerate(values))
 
 
 def reader_of(type_: SparkType) -> Read:

@@ -38,6 +38,7 @@ _TEXTS = {"string", "binary"}
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 _U64 = struct.Struct(">Q")
+_THERE_U64 = struct.Struct(">BQ")
 _F64 = struct.Struct(">d")
 _EXACT = decimal.Context(prec=decimal.MAX_PREC)
 
@@ -56,6 +57,13 @@ class KeyCodec:
         if len(values) > len(self.types):
             raise KeyInvalid(f"The key has {len(values)} parts, the view's key has {len(self.types)}")
         return b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=False)])
+
+    def encode_all(self, keys: Sequence[Sequence[Value]]) -> list[bytes]:
+        """The same for many whole keys, a column at a time."""
+        if not keys or not self.types:
+            return [b""] * len(keys)
+        parts = (map(encode, column) for encode, column in zip(self._encoders, zip(*keys, strict=True), strict=True))
+        return list(map(b"".join, zip(*parts, strict=True)))
 
     def decode(self, key: bytes) -> tuple[Value, ...]:
         """The parts that `encode` made these bytes from."""
@@ -108,6 +116,10 @@ def _parsed(text: str) -> SparkType:
 
 def _encoder(type_: SparkType) -> Encode:
     """What encodes values of this type: chosen once, since keys are encoded with every request and every change."""
+    if isinstance(type_, Primitive) and type_.name in _INTEGERS:
+        return partial(_encode_integer, type_)
+    if type_ == Primitive("string"):
+        return _encode_text
     encode = _encoder_of_some(type_)
     return lambda value: b"\x00" if value is None else encode(value)
 
@@ -120,15 +132,24 @@ def _encoder_of_some(type_: SparkType) -> Callable[[Any], bytes]:
             return lambda value: b"\x01" + b"".join([part(field) for part, field in zip(parts, value, strict=False)])
         case Decimal():
             return lambda value: b"\x01" + _integer(_unscaled(type_, value), _decimal_bytes(type_), type_)
-        case Primitive(name) if name in _TEXTS:
-            return lambda value: (
-                b"\x01" + _escaped(value.encode() if isinstance(value, str) else bytes(value)) + b"\x00"
-            )
-        case Primitive(name) if name in _INTEGERS:
-            return lambda value: b"\x01" + _integer(value, _U64.size, type_)
+        case Primitive("binary"):
+            return lambda value: b"\x01" + _escaped(bytes(value)) + b"\x00"
         case Primitive("boolean"):
             return lambda value: b"\x01\x01" if value else b"\x01\x00"
     return _double
+
+
+def _encode_integer(type_: Primitive, value: int | None) -> bytes:
+    if value is None:
+        return b"\x00"
+    try:
+        return _THERE_U64.pack(1, value + _SIGN)
+    except struct.error:
+        raise _too_large(value, type_) from None
+
+
+def _encode_text(value: str | None) -> bytes:
+    return b"\x00" if value is None else b"\x01%b\x00" % _escaped(value.encode())
 
 
 def _escaped(raw: bytes) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from operator import itemgetter
@@ -51,11 +52,20 @@ class Ordered:
 
     def __init__(self, transaction: lmdb.Transaction, database: Any) -> None:
         self._transaction, self._database = transaction, database
+        self._get: Callable[[bytes], bytes | None] = partial(transaction.get, db=database)  # type: ignore[assignment]
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
+        if len(key) <= SHORT_KEY_BYTES_MAX:
+            return self._get(key)
         stored = self._transaction.get(_short(key), db=self._database)
         return None if stored is None else _whole(_short(key), bytes(stored))[1]
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of these very keys, in their order."""
+        if max(map(len, keys), default=0) > SHORT_KEY_BYTES_MAX:
+            return [self.get(key) for key in keys]
+        return list(map(self._get, keys))
 
     def put(self, key: bytes, row: bytes | None) -> None:
         """Store the key's row; None takes it away."""

@@ -29,6 +29,10 @@ class PastTable:
                 return found[1]
         return self._now.get(key)
 
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of these very keys, in their order."""
+        return [self.get(key) for key in keys]
+
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
         changed = takewhile(lambda entry: entry[0].startswith(prefix), self._changed(prefix))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,17 @@ from stateside.replica.past import PastTable
 from stateside.replica.rollups import Kept, parse_computed, parse_kept
 from stateside.replica.share import Share
 
+GLANCE_S = 0.005
+
 
 class Table(Protocol):
     """Keys and rows in order, as readers ask for them."""
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of these very keys, in their order."""
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
@@ -40,10 +46,13 @@ class Table(Protocol):
 
 
 class Snapshot:
-    """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only."""
+    """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only.
+
+    `databases` are those of its environment: others once that was loaded anew.
+    """
 
     def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
-        self._transaction, self._databases = transaction, databases
+        self._transaction, self.databases = transaction, databases
         self._rows: Table = Ordered(transaction, databases.rows)
 
     def batch(self) -> AppliedBatch | None:
@@ -93,16 +102,20 @@ class Snapshot:
 
     def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """All rows of the newest batch whose keys begin with these bytes, as `Ordered.chunks` has them."""
-        return Ordered(self._transaction, self._databases.rows).chunks(prefix, rows_max)
+        return Ordered(self._transaction, self.databases.rows).chunks(prefix, rows_max)
 
     def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """The same of a rollup, its coarser keys."""
-        found = Ordered(self._transaction, self._databases.rollups).chunks(bytes([number]), rows_max)
+        found = Ordered(self._transaction, self.databases.rollups).chunks(bytes([number]), rows_max)
         return (([key[1:] for key in keys], rows) for keys, rows in found)
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
         return self._rows.get(key)
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of these very keys, in their order."""
+        return self._rows.get_all(keys)
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys that begin with these bytes, in order, each with its row."""
@@ -118,7 +131,7 @@ class Snapshot:
 
     def count(self) -> int:
         """How many rows there are."""
-        return int(self._transaction.stat(self._databases.rows)["entries"])
+        return int(self._transaction.stat(self.databases.rows)["entries"])
 
     def oldest(self) -> int | None:
         """The oldest batch that the replica can be read as of; None before the first one."""
@@ -132,18 +145,18 @@ class Snapshot:
 
     def rollup_rows(self) -> Table:
         """The rows of all rollups, by number and coarser key."""
-        return Ordered(self._transaction, self._databases.rollups)
+        return Ordered(self._transaction, self.databases.rollups)
 
     def history(self) -> History:
         """What the last batches up to now replaced."""
-        return History(self._transaction, self._databases)
+        return History(self._transaction, self.databases)
 
     def as_of(self, batch: int, fingerprint: str | None = None) -> Snapshot:
         """The same snapshot as of a batch; errors as for `snapshot_as_of`."""
-        return snapshot_as_of(self._transaction, self._databases, batch, fingerprint)
+        return snapshot_as_of(self._transaction, self.databases, batch, fingerprint)
 
     def _meta(self, name: bytes) -> bytes | None:
-        content = self._transaction.get(name, db=self._databases.meta)
+        content = self._transaction.get(name, db=self.databases.meta)
         return bytes(content) if content is not None else None
 
 
@@ -169,7 +182,7 @@ class PastSnapshot(Snapshot):
 
     def rollup_rows(self) -> Table:
         """The rows of all rollups as of the batch."""
-        now = Ordered(self._transaction, self._databases.rollups)
+        now = Ordered(self._transaction, self.databases.rollups)
         return PastTable(now, ROLLUPS, self._history, self._later)
 
 
@@ -215,33 +228,37 @@ class ReplicaReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._lock, self._looked_s = threading.Lock(), float("-inf")
         self._sign = generations.sign(directory)
         self._opened = self._open(generations.current(directory))
 
-    @contextmanager
-    def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Iterator[Snapshot]:
+    def snapshot(self, as_of: int | None = None, fingerprint: str | None = None, *, glance: bool = False) -> Look:
         """A consistent look at the replica; keep it short, it holds old pages back.
 
         With `as_of` its rows, rollups and stamp are those of an older batch; a scan over several snapshots gives the
         fingerprint of that batch too, as its first page told it. Errors as for `snapshot_as_of`.
+        A `glance` may still be of an environment whose place another one took `GLANCE_S` ago.
         """
+        return Look(self, as_of, fingerprint, glance)
+
+    def take(self, *, glance: bool = False) -> _Opened:
+        """The environment that counts now; it stays open until it is given back."""
+        now_s = time.monotonic()
         with self._lock:
-            if generations.sign(self._directory) != self._sign:
-                self._follow()
+            if not glance or now_s - self._looked_s > GLANCE_S:
+                self._looked_s = now_s
+                if generations.sign(self._directory) != self._sign:
+                    self._follow()
             opened = self._opened
             opened.snapshots += 1
-        try:
-            with self._begin(opened) as transaction:
-                if as_of is None:
-                    yield Snapshot(transaction, opened.databases)
-                else:
-                    yield snapshot_as_of(transaction, opened.databases, as_of, fingerprint)
-        finally:
-            with self._lock:
-                opened.snapshots -= 1
-                if opened is not self._opened:
-                    _close_unused(opened)
+        return opened
+
+    def give_back(self, opened: _Opened) -> None:
+        """Nothing is read in it any more by who took it."""
+        with self._lock:
+            opened.snapshots -= 1
+            if opened is not self._opened:
+                _close_unused(opened)
 
     def close(self) -> None:
         """Let the environment go."""
@@ -268,7 +285,8 @@ class ReplicaReader:
             self._opened = self._open(folder)
             _close_unused(before)
 
-    def _begin(self, opened: _Opened) -> lmdb.Transaction:
+    def begin(self, opened: _Opened) -> lmdb.Transaction:
+        """A transaction in an environment that was taken; ReplicaInvalid if its map has become too small just now."""
         try:
             return opened.environment.begin(buffers=False)
         except lmdb.MapResizedError:  # the writer made the map larger than ours
@@ -281,6 +299,34 @@ class ReplicaReader:
                     ) from None
                 opened.environment.set_mapsize(0)
             return opened.environment.begin(buffers=False)
+
+
+class Look:
+    """A snapshot, for as long as its `with` lasts: of every request there is one, so it is no generator."""
+
+    __slots__ = ("_as_of", "_fingerprint", "_glance", "_opened", "_reader", "_transaction")
+
+    def __init__(self, reader: ReplicaReader, as_of: int | None, fingerprint: str | None, glance: bool) -> None:
+        self._reader, self._as_of, self._fingerprint, self._glance = reader, as_of, fingerprint, glance
+
+    def __enter__(self) -> Snapshot:
+        opened = self._opened = self._reader.take(glance=self._glance)
+        try:
+            transaction = self._transaction = self._reader.begin(opened)
+            if self._as_of is None:
+                return Snapshot(transaction, opened.databases)
+            try:
+                return snapshot_as_of(transaction, opened.databases, self._as_of, self._fingerprint)
+            except BaseException:
+                transaction.abort()
+                raise
+        except BaseException:
+            self._reader.give_back(opened)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._transaction.abort()
+        self._reader.give_back(self._opened)
 
 
 def _close_unused(opened: _Opened) -> None:

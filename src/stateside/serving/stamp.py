@@ -94,6 +94,7 @@ def iso_time(time_us: int) -> str:
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
 
 
+@lru_cache(maxsize=1_024)  # of periods that many keys have
 def parse_time(text: str) -> int:
     """The microseconds since 1970 of an ISO 8601 text; without a zone it is taken as UTC. ValueError if it is none."""
     moment = datetime.fromisoformat(text)

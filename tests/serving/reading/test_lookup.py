@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import decimal
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_a_struct_is_given_part_by_part_or_as_an_object() -> None:
     nested = struct_of(at=WINDOW, name="string")
     assert parsed([nested], [{"at": {"start": start, "end": end}, "name": "x"}]) == [((1_000_000, 2_000_000), "x")]
     assert parsed([nested], [start, end, "x"]) == [((1_000_000, 2_000_000), "x")]
+    of_one = struct_of(start="timestamp")
+    assert parsed([of_one], [start]) == parsed([of_one], [{"start": start}]) == [(1_000_000,)]
 
 
 json_values = st.recursive(
@@ -134,6 +137,27 @@ json_values = st.recursive(
     lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.sampled_from(["start", "end", "x"]), parts),
     max_leaves=6,
 )
+
+
+ALIKE = {"string": st.text(max_size=3), "long": st.integers() | st.integers().map(str), "date": st.dates().map(str)}
+
+
+@given(st.lists(st.sampled_from(sorted(ALIKE)), max_size=3), st.data())
+def test_many_keys_are_parsed_as_each_of_them_is(types: list[str], data: st.DataObject) -> None:
+    """Such that all look alike, which are parsed a column at a time, and such with anything among them."""
+    part = [st.just(data.draw(ALIKE[type_])) | ALIKE[type_] for type_ in types]
+    key = st.tuples(*part).map(list)
+    sent = data.draw(st.lists(key | (key | json_values if data.draw(st.booleans()) else key), min_size=1, max_size=6))
+    if len(types) == 1 and data.draw(st.booleans()):
+        sent = [each[0] if isinstance(each, list) and each else each for each in sent]
+    keys = JsonKeys("'view'", [(f"c{place}", parse_type(type_)) for place, type_ in enumerate(types)])
+    try:
+        expected = [keys.parse(each) for each in sent]
+    except KeyInvalid as error:
+        with pytest.raises(KeyInvalid, match=re.escape(error.what)):
+            keys.parse_all(sent)
+    else:
+        assert list(map(list, keys.parse_all(sent))) == expected
 
 
 @given(json_values, st.lists(st.sampled_from([*TYPES, WINDOW]), max_size=3))

@@ -73,18 +73,24 @@ class Guard:
 class Visit:
     """One request, from its arrival until its answer has been sent."""
 
-    __slots__ = ("_address", "_checked_s", "_counted", "_guard", "_holder", "_scope", "route")
+    __slots__ = ("_address", "_checked_s", "_counted", "_entered", "_guard", "_holder", "_scope", "route")
 
     def __init__(self, guard: Guard, scope: Any) -> None:
         self._guard, self._scope = guard, scope
         self._address = network(scope.client)
         self._holder: Holder | None = None
+        self._entered: Holder | None = None
         self._counted: str | None = None
         self.route = "none"  # the pattern of the one that fits, once it is known
         self._checked_s = time.monotonic()
 
     def enter(self, *, needs_token: bool = True) -> Holder:
-        """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role."""
+        """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role.
+
+        A second time it says the same again.
+        """
+        if self._entered is not None:
+            return self._entered
         try:
             holder = self._guard.holder(self._scope.headers.get("authorization")) if needs_token else NOBODY
         except TokenInvalid:
@@ -93,6 +99,7 @@ class Visit:
         nameless = holder is OPERATOR or holder is NOBODY
         self._holder = None if nameless else holder
         self._count(self._address if nameless else f"holder {holder.name}")
+        self._entered = holder
         return holder
 
     def is_over(self) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from stateside.errors import TooManyRequests
@@ -114,6 +115,7 @@ class Room:
             del self._running[who]
 
 
+@lru_cache(maxsize=8_192)  # of connections that are kept open
 def network(client: str) -> str:
     """Whose address it is that Granian writes as `address:port`: without the port, and of IPv6 the network."""
     host = client.rpartition(":")[0].strip("[]")

@@ -26,7 +26,7 @@ class SecretFile(Generic[Content]):
     """One such file. `parse` makes its content of the JSON document; a file that is not there has `empty`."""
 
     def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
-        self.path = path
+        self.path, self._text = path, str(path)
         self._version, self._parse, self._empty = version, parse, empty
         self._seen: tuple[Sign | None, Content] | None = None
 
@@ -81,8 +81,10 @@ class SecretFile(Generic[Content]):
             os.close(handle)
 
     def _sign(self) -> Sign | None:
+        if self._seen is not None and self._seen[0] is None and not os.access(self._text, os.F_OK):
+            return None  # still not there: told in half the time, and where nobody has tokens at every request
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - at every request: a Path takes as long as the call
+            found = os.stat(self._text)  # noqa: PTH116 - at every request: a Path takes as long as the call
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode

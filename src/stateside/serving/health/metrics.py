@@ -12,23 +12,26 @@
 | `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
 | `stateside_job_state` | view, state | 1 for the state that the job is in |
 
-Each process counts in files of its own, in a folder that the server makes at its start; whoever is asked adds them up.
-What is told of views is looked at when it is asked for.
+Each process counts in files of its own (`tallies`), in a folder that the server makes at its start; whoever is asked
+adds them up. What is told of views is looked at when it is asked for.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 from stateside.serving.health.condition import Condition
+from stateside.serving.health.tallies import SECONDS, Counts, Series, Tallies
 
-FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"  # the library's own; it looks at it when it is imported
+FOLDER_VARIABLE: Final = "STATESIDE_METRICS_DIR"  # by which a server tells its workers
 KIND: Final = "text/plain; version=0.0.4; charset=utf-8"
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 Of = Callable[[Condition], float | None]
 _GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
@@ -60,30 +63,40 @@ class Metrics:
     """What one worker process counts, and what it tells of all of them."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Histogram
-
-        self._own = CollectorRegistry()
-        labels = ["route", "method", "status"]
-        self._answers = Counter("stateside_answers", "Answers", labels, registry=self._own)
-        text = "How long answers took"
-        self._seconds = Histogram("stateside_answer_seconds", text, ["route"], registry=self._own, buckets=SECONDS)
-
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answer. `route` is a pattern, and never an address: so there are not many of them."""
-        self._answers.labels(route, method, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        folder = os.environ.get(FOLDER_VARIABLE)
+        self._tallies = Tallies(None if folder is None else Path(folder))
+        self.answered = self._tallies.count  # `route` is a pattern, and never an address: so there are not many of them
 
     def text(self, conditions: Sequence[Condition]) -> bytes:
         """All metrics, of this process and the others, with those of the views."""
         from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.multiprocess import MultiProcessCollector
 
-        counted, views = self._own, CollectorRegistry()
-        if FOLDER_VARIABLE in os.environ:
-            counted = CollectorRegistry()
-            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
-        views.register(_Views(conditions))
-        return generate_latest(counted) + generate_latest(views)
+        registry = CollectorRegistry()
+        registry.register(_Answers(self._tallies.all()))
+        registry.register(_Views(conditions))
+        return generate_latest(registry)
+
+
+class _Answers:
+    """What was counted of answers, as the library collects it."""
+
+    def __init__(self, counted: Mapping[Series, Counts]) -> None:
+        self._counted = counted
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        answers = CounterMetricFamily("stateside_answers", "Answers", labels=["route", "method", "status"])
+        took: dict[str, Counts] = defaultdict(lambda: [0] * (len(SECONDS) + 2))
+        for (route, method, status), counts in self._counted.items():
+            answers.add_metric([route, method, status], sum(counts[:-1]))
+            took[route] = [a + b for a, b in zip(took[route], counts, strict=True)]
+        yield answers
+        seconds = HistogramMetricFamily("stateside_answer_seconds", "How long answers took", labels=["route"])
+        bounds = [*(f"{each:g}" for each in SECONDS), "+Inf"]
+        for route, (*buckets, sum_us) in took.items():
+            seconds.add_metric([route], list(zip(bounds, accumulate(buckets), strict=True)), sum_us / 1_000_000)
+        yield seconds
 
 
 class _Views:

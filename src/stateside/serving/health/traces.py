@@ -6,8 +6,8 @@ the trace and this server's own part of it, and so has every line that is logged
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -30,12 +30,26 @@ class Trace:
         if found is not None:
             version, trace, span, flags, rest = found.groups()
             if version != "ff" and not (version == "00" and rest) and trace != _NO_TRACE and span != _NO_SPAN:
-                return cls(trace, secrets.token_hex(8), flags)
-        return cls(secrets.token_hex(16), secrets.token_hex(8))
+                return cls(trace, _fresh()[1], flags)
+        return cls(*_fresh())
 
     def header(self) -> tuple[str, str]:
         """As it stands in the answer."""
         return "traceparent", f"00-{self.trace}-{self.span}-{self.flags}"
+
+
+def answered_with(traceparent: str | None) -> tuple[str, str]:
+    """The header of an answer to a request with this header, where nobody needs to know the trace meanwhile."""
+    if traceparent is None:
+        trace, span = _fresh()
+        return "traceparent", f"00-{trace}-{span}-00"
+    return Trace.of(traceparent).header()
+
+
+def _fresh() -> tuple[str, str]:
+    """A trace and a part of it: drawn by chance, and no secret."""
+    drawn = f"{random.getrandbits(192):048x}"
+    return drawn[:32], drawn[32:]
 
 
 current: ContextVar[Trace | None] = ContextVar("trace", default=None)  # of the request that is being answered

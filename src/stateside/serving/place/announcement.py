@@ -31,7 +31,7 @@ from stateside.checkpoint.types import parse_type
 from stateside.errors import KeyInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.share import Share
-from stateside.serving.reading.values import parse_key
+from stateside.serving.reading.values import KeyTexts
 
 ANNOUNCE_S: Final = 1.0
 SILENCE_S: Final = 5.0  # after which a server counts as gone
@@ -54,7 +54,7 @@ class Held:
         KeyInvalid if they are not of the key's types.
         """
         columns = [(name, parse_type(type_)) for name, type_ in self.key]
-        return self.codec.leading_of(self.codec.encode(parse_key("the view", columns, parts)))
+        return self.codec.leading_of(self.codec.encode(KeyTexts("the view", columns).parse(parts)))
 
     def has(self, leading: bytes) -> bool:
         """Whether keys that begin so are here."""

@@ -7,7 +7,7 @@ Null stands before everything else, NaN behind it, -0.0 and 0.0 are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,9 @@ from stateside.checkpoint.types import Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid, RequestInvalid
 from stateside.replica.keys import keyable
-from stateside.serving.reading.values import parse, renderer_if_any
+from stateside.serving.reading.values import Render, parse, renderer_if_any
 
 Values = Sequence[Value]
-Show = Callable[[Values], dict[str, Any]]
 
 _FLOATS = (Primitive("float"), Primitive("double"))
 
@@ -57,6 +56,28 @@ class Comparable:
         return (1, value)
 
 
+class Show:
+    """Makes rows of an answer out of rows' values: with these columns, each from its place, rendered if need be."""
+
+    def __init__(self, columns: Sequence[tuple[str, int, Render | None]]) -> None:
+        self._columns = columns
+        self._names = [name for name, _, _ in columns]
+
+    def __call__(self, values: Values) -> dict[str, Any]:
+        """One row."""
+        return {
+            name: values[place] if render is None else render(values[place]) for name, place, render in self._columns
+        }
+
+    def all(self, rows: Sequence[Values]) -> list[dict[str, Any]]:
+        """Many of them, a column at a time."""
+        given = list(zip(*rows, strict=True))
+        if not given or not self._columns:
+            return [self(row) for row in rows]
+        shown = [given[place] if render is None else map(render, given[place]) for _, place, render in self._columns]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*shown, strict=True)]
+
+
 class Columns:
     """All columns of a view, in the order in which rows have them: the key's, the values', the computed ones."""
 
@@ -86,14 +107,7 @@ class Columns:
                 raise RequestInvalid(
                     f"There is no column {name[:80]!r}", next_step=f"There are: {', '.join(self.types)}"
                 )
-        render = [(name, *self._render[name]) for name in names]
-        as_they_are = all(show is None for _, _, show in render)
-        if as_they_are:
-            places = [(name, place) for name, place, _ in render]
-            return lambda values: {name: values[place] for name, place in places}
-        return lambda values: {
-            name: values[place] if show is None else show(values[place]) for name, place, show in render
-        }
+        return Show([(name, *self._render[name]) for name in names])
 
     def advice(self) -> str:
         """Which columns can be compared."""

@@ -13,7 +13,6 @@ from stateside.replica.store import Snapshot
 from stateside.serving.reading.columns import Show, Values
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
 from stateside.serving.reading.holding import check_held
-from stateside.serving.reading.json_key import JsonKeys
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.shape import Shape
@@ -31,7 +30,7 @@ class LookupAnswer:
     rows: list[dict[str, Any] | None]
 
 
-def parse_keys(shape: Shape, document: Mapping[str, Any]) -> list[list[Value]]:
+def parse_keys(shape: Shape, document: Mapping[str, Any]) -> Sequence[Sequence[Value]]:
     """The keys in a lookup's body.
 
     RequestInvalid if it has anything but a list of up to 1,000 keys, KeyInvalid if one is no whole key of the view.
@@ -43,8 +42,7 @@ def parse_keys(shape: Shape, document: Mapping[str, Any]) -> list[list[Value]]:
         raise RequestInvalid(
             f"There are {len(given):,} keys, more than {KEYS_MAX:,}", next_step="Send them in several requests"
         )
-    parser = JsonKeys(repr(shape.catalogue.view), shape.key_parts)
-    return [parser.parse(key) for key in given]
+    return shape.json_keys.parse_all(given)
 
 
 async def lookup(
@@ -58,7 +56,8 @@ async def lookup(
     source: Source = "live",
 ) -> LookupAnswer:
     """The rows of these whole keys; waits like every read. AccessDenied if one of the keys is another's."""
-    keys = [scope.narrowed(key) for key in keys]
+    if scope is not EVERYTHING:
+        keys = [scope.narrowed(key) for key in keys]
     asked = _Keys(reader, keys, scope, show or reader.shape.columns.shown, source)
     aside = len(keys) > KEYS_AT_ONCE_MAX or source != "live"
     return await reader.read(floor, asked.answer, as_of, aside=aside)
@@ -71,24 +70,31 @@ class _Keys:
         self, reader: ViewReader, keys: Sequence[Sequence[Value]], scope: Scope, show: Show, source: Source
     ) -> None:
         self._reader, self._scope, self._show, self._source = reader, scope, show, source
-        self._codec = reader.shape.codec
-        self._keys = [(self._codec.encode(key) or NO_KEY, key) for key in keys]
+        codec = reader.shape.codec
+        self._keys, self._encoded = keys, codec.encode_all(keys) if codec.types else [NO_KEY] * len(keys)
 
     def answer(self, snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
         """Their rows: first the live ones, then, of those that are not live, the sealed ones."""
-        for key, _ in self._keys if stamp.share is not None else ():
-            check_held(stamp, self._codec, key)
+        for key in self._encoded if stamp.share is not None else ():
+            check_held(stamp, self._reader.shape.codec, key)
         found: dict[bytes, Values] = {} if self._source == "archive" else self._live(snapshot)
-        missing = [values for key, values in self._keys if key not in found]
-        if missing and self._source != "live" and self._reader.sealed is not None:
-            found |= self._reader.sealed.of_keys(missing, stamp.batch)
-        rows = [self._shown(found.get(key)) for key, _ in self._keys]
-        return LookupAnswer(stamp if self._source == "live" else replace(stamp, source=self._source), rows)
+        if self._source != "live":
+            found |= self._sealed(found, stamp.batch)
+            stamp = replace(stamp, source=self._source)
+        if self._scope is not EVERYTHING:
+            found = {key: values for key, values in found.items() if self._scope.has(values)}
+        shown = dict(zip(found, self._show.all(list(found.values())), strict=True))
+        return LookupAnswer(stamp, list(map(shown.get, self._encoded)))
 
     def _live(self, snapshot: Snapshot) -> dict[bytes, Values]:
-        get, values = snapshot.get, self._reader.shape.values
-        rows = ((key, get(key)) for key, _ in self._keys)
-        return {key: values(key, row) for key, row in rows if row is not None}
+        shape, rows = self._reader.shape, snapshot.get_all(self._encoded)
+        there = [each for each in zip(self._keys, self._encoded, rows, strict=True) if each[2] is not None]
+        keys, encoded, found = zip(*there, strict=True) if there else ((), (), ())
+        if not shape.keys_as_asked:
+            keys = tuple(map(shape.codec.decode, encoded))
+        return dict(zip(encoded, shape.values_of_all(keys, found), strict=True))
 
-    def _shown(self, values: Values | None) -> dict[str, Any] | None:
-        return self._show(values) if values is not None and self._scope.has(values) else None
+    def _sealed(self, live: Mapping[bytes, Values], batch: int) -> dict[bytes, Values]:
+        missing = [key for key, encoded in zip(self._keys, self._encoded, strict=True) if encoded not in live]
+        sealed = self._reader.sealed
+        return {} if sealed is None or not missing else sealed.of_keys(missing, batch)

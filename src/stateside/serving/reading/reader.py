@@ -67,7 +67,7 @@ class ViewReader:
     """
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         steps = KnownSteps(layout.name, layout.steps)
         self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
         self.sealed = SealedRows.of(self.shape, layout)
@@ -232,7 +232,7 @@ class ViewReader:
             position=batch.position,
             watermark_us=batch.watermark_us,
             committed_us=batch.committed_us,
-            age_ms=max(0, (self._clock.now_us() - since_us) // 1_000),
+            age_ms=max(0, (self.clock.now_us() - since_us) // 1_000),
             age_basis="commit" if fresh_us is None else "heartbeat",
             replica=snapshot.replica(),
             share=snapshot.share_text(),

@@ -18,7 +18,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows, unpack
 from stateside.replica.store import Snapshot
-from stateside.serving.reading.values import Leaf, parse_key, renderer
+from stateside.serving.reading.values import KeyTexts, Leaf, renderer
 
 NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
@@ -36,7 +36,7 @@ class RollupReader:
 
     def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
         """A coarser key's values from their texts; KeyInvalid if they are none, RequestInvalid for other columns."""
-        return parse_key(f"the rollup by {_named(columns)}", self._leaves(columns), parts)
+        return KeyTexts(f"the rollup by {_named(columns)}", self._leaves(columns)).parse(parts)
 
     def rows(
         self,

@@ -38,6 +38,7 @@ Leaf = tuple[str, SparkType]
 _FIRST_DAY = date(1970, 1, 1)
 _DAY_US = 86_400_000_000
 _NUMBER_CHARS_MAX = 400
+NO_VALUE = (ValueError, KeyError, OverflowError, decimal.InvalidOperation)  # what the parsers raise
 
 
 def leaves(columns: Sequence[Leaf]) -> Iterator[Leaf]:
@@ -54,16 +55,28 @@ def described(columns: Sequence[Leaf]) -> str:
     return ", ".join(f"{name} ({type_name(type_)})" for name, type_ in leaves(columns))
 
 
-def parse_key(of: str, columns: Sequence[Leaf], parts: Sequence[str]) -> list[Value]:
-    """The values of a key of this view or rollup; KeyInvalid if there are too many, or one is not of its type."""
-    places = list(leaves(columns))
-    if len(parts) > len(places):
-        raise KeyInvalid(
-            f"The key has {len(parts)} parts, the key of {of} has {len(places)}",
-            next_step=f"Its parts are: {described(columns)}" if places else "Leave the key out",
-        )
-    values = (parse(name, type_, part) for (name, type_), part in zip(places, parts, strict=False))
-    return nested([type_ for _, type_ in columns], values)
+class KeyTexts:
+    """Parses keys of one view or rollup, which `of` names in errors, from texts: one for each of its `parts`."""
+
+    def __init__(self, of: str, columns: Sequence[Leaf]) -> None:
+        self._of, self._columns = of, columns
+        self._types = [type_ for _, type_ in columns]
+        self.parts = list(leaves(columns))
+        self._plain = not any(isinstance(type_, Struct) for type_ in self._types)
+        self._parsers = [parser(type_) for _, type_ in self.parts]
+
+    def parse(self, texts: Sequence[str]) -> list[Value]:
+        """The values of a key, or of its first parts; KeyInvalid if they are too many, or one is not of its type."""
+        if len(texts) > len(self.parts):
+            raise KeyInvalid(
+                f"The key has {len(texts)} parts, the key of {self._of} has {len(self.parts)}",
+                next_step=f"Its parts are: {described(self._columns)}" if self.parts else "Leave the key out",
+            )
+        try:
+            values = [read(text) for read, text in zip(self._parsers, texts, strict=False)]
+        except NO_VALUE:
+            values = [parse(name, type_, text) for (name, type_), text in zip(self.parts, texts, strict=False)]
+        return values if self._plain else nested(self._types, iter(values))
 
 
 def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
@@ -106,8 +119,8 @@ def _has_all_fields(type_: SparkType, value: Value) -> bool:
 def parse(name: str, type_: SparkType, text: str) -> Value:
     """The value of a key's part; KeyInvalid if the text is not of its type."""
     try:
-        return _parser(type_)(text)
-    except (ValueError, KeyError, OverflowError, decimal.InvalidOperation):
+        return parser(type_)(text)
+    except NO_VALUE:
         raise KeyInvalid(f"{text[:80]!r} is no {type_name(type_)}, which the key's part {name!r} is") from None
 
 
@@ -144,7 +157,8 @@ _PARSERS: dict[str, Callable[[str], Value]] = {
 }
 
 
-def _parser(type_: SparkType) -> Callable[[str], Value]:
+def parser(type_: SparkType) -> Callable[[str], Value]:
+    """What parses texts of this type; NO_VALUE where one is none of it."""
     if isinstance(type_, Decimal):
         return _decimal
     assert isinstance(type_, Primitive)

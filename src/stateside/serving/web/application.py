@@ -50,6 +50,7 @@ from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
+from stateside.serving.web.short_way import ShortWay
 from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
@@ -66,7 +67,7 @@ class Application:
     def __init__(
         self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
     ) -> None:
-        self._views, self._guard = views, guard
+        self._views, self._guard, self._short_way = views, guard, ShortWay(views)
         self._metrics, self._feeds, self._connections = Metrics(), Feeds(views), Connections()
         self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
@@ -74,6 +75,7 @@ class Application:
         if self._servers is not None and identity is not None:
             self.routes += place_routes(self._servers, identity.name)
         self.routes.append(openapi_route(self.routes))
+        self._by_parts: dict[int, Sequence[Route]] = {}  # few: an address has an end
 
     def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
         """Called by Granian when the worker starts: from then on the server is announced, and hears when to stop."""
@@ -84,9 +86,12 @@ class Application:
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Called by Granian for each request."""
         began_s = time.perf_counter()
-        trace = Trace.of(scope.headers.get("traceparent"))
-        traces.current.set(trace)  # each request is a task of its own
         with self._guard.visit(scope) as visit:
+            if self._short_way.answer(visit, scope, protocol):
+                self._metrics.answered(visit.route, "GET", 200, time.perf_counter() - began_s)
+                return
+            trace = Trace.of(scope.headers.get("traceparent"))
+            traces.current.set(trace)  # each request is a task of its own
             response, problem = await self._respond(visit, scope, protocol)
             response = replace(response, headers=(*response.headers, trace.header()))
             if response.stream is None:
@@ -134,10 +139,16 @@ class Application:
         response = await route.handler(request)
         return validated(response, scope, holder) if route.method == "GET" else response
 
+    def _of(self, parts: int) -> Sequence[Route]:
+        """The routes that a path of so many parts may fit."""
+        if parts not in self._by_parts:
+            self._by_parts[parts] = [route for route in self.routes if route.takes(parts)]
+        return self._by_parts[parts]
+
     def _found(self, visit: Visit, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
         """The route that fits, what its names stand for, and who asks, if they may."""
         parts = scope.path.removeprefix("/").split("/")  # Granian has decoded it already
-        fitting = [(route, taken) for route in self.routes if (taken := route.match(parts)) is not None]
+        fitting = [(route, taken) for route in self._of(len(parts)) if (taken := route.match(parts)) is not None]
         if not fitting:
             visit.enter().require("operator")
             shown = scope.path[:200]

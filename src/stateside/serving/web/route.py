@@ -97,6 +97,11 @@ class Route:
             has = f"There are: {', '.join(sorted(known))}" if known else "This address takes none"
             raise RequestInvalid(f"There is no parameter {min(unknown)[:80]!r}", next_step=has)
 
+    def takes(self, parts: int) -> bool:
+        """Whether a path of so many parts may fit."""
+        fixed = _fixed(self.pattern)
+        return parts >= len(fixed) if fixed[-1].endswith("...}") else parts == len(fixed)
+
     def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
         """The parts that the names stand for, if the route fits."""
         fixed = _fixed(self.pattern)
