@@ -178,6 +178,12 @@ class FollowedTable:
             folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
             return self._table.to_pyarrow_dataset(filesystem=folder)
 
+    def check_there(self) -> None:
+        """ArchiveAway if a file of the newest version is not there: for who was told so in other words."""
+        for file in self.files():
+            with _reading("A file of the archive", file.path):
+                file.path.stat()
+
     def _follow(self) -> None:
         """Be at the newest version; tells the log, once, why that cannot be, and that it can again."""
         try:

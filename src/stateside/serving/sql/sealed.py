@@ -70,12 +70,19 @@ class Archive:
             dataset = dataset.filter(pc.field(BATCH_COLUMN) <= stamp.batch)
         return dataset.filter(condition(dataset.schema, where)) if where else dataset
 
-    def _dataset(self, table: str, view: str) -> pads.Dataset:
+    def check_there(self, table: str, view: str) -> None:
+        """ArchiveAway or ArchiveInvalid if the table cannot be read just now."""
+        self._followed(table, view).check_there()
+
+    def _followed(self, table: str, view: str) -> FollowedTable:
         with self._lock:
             if table not in self._tables:
                 mark = self._layout.view(view).mark(table)
                 self._tables[table] = FollowedTable(self._layout.table(table), mark)
-        dataset = self._tables[table].dataset()
+            return self._tables[table]
+
+    def _dataset(self, table: str, view: str) -> pads.Dataset:
+        dataset = self._followed(table, view).dataset()
         if dataset is None:
             raise NotFreshEnough(f"The table {table!r} was not made yet", next_step="Ask again in a moment")
         return dataset
