@@ -61,14 +61,13 @@ def test_an_error_says_what_where_and_what_to_do_next_in_whole_sentences() -> No
     assert str(PipelineFailed("It ended", next_step="Start it again.")) == "It ended. Start it again."
 
 
-def test_an_error_is_a_problem_document() -> None:
+def test_an_error_is_a_problem_document_which_does_not_tell_where_on_the_machine_it_was() -> None:
     error = JournalCorrupt("A frame is damaged", where="x.segment, byte 24", next_step="Restore the file")
     assert error.problem() == {
         "type": "urn:stateside:problem:journal-corrupt",
         "title": "journal corrupt",
         "status": 500,
         "detail": "A frame is damaged",
-        "instance": "x.segment, byte 24",
         "next_step": "Restore the file",
     }
 

@@ -4,6 +4,7 @@
     ├── InputError                                                 the user's: fix the request or the input
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
     │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
+    │   ├── PositionAhead           position-ahead          409    a position behind the end of the journal
     │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
     │   ├── SettingInvalid          setting-invalid         400    a setting that does not exist or cannot be
     │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
@@ -38,6 +39,8 @@
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
         │   └── ViewBroken          view-broken             503    …and would do so again: somebody must mend it first
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
+        ├── JournalAway             journal-away            503    the journal cannot be written for now
+        ├── ArchiveAway             archive-away            503    a table of the archive cannot be read for now
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
         ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
         ├── SqlEnded                sql-ended               503    the process that runs statements ended under this one
@@ -76,15 +79,16 @@ class StatesideError(Exception):
         return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in parts)
 
     def problem(self) -> dict[str, Any]:
-        """This error as an RFC 9457 problem document."""
+        """This error as an RFC 9457 problem document.
+
+        Where it happened, a path mostly, is for the server's own log: who asks over HTTP is not told of its machine.
+        """
         document: dict[str, Any] = {
             "type": f"urn:stateside:problem:{self.code}",
             "title": self.code.replace("-", " "),
             "status": self.status,
             "detail": self.what,
         }
-        if self.where is not None:
-            document["instance"] = self.where
         if self.next_step is not None:
             document["next_step"] = self.next_step
         return document
@@ -115,6 +119,13 @@ class PositionInvalid(InputError):
     """A text or an offset that is no position in a journal."""
 
     code = "position-invalid"
+
+
+class PositionAhead(InputError):
+    """A position behind the end of the journal: no append to it has returned that as a receipt."""
+
+    code = "position-ahead"
+    status = 409
 
 
 class ViewInvalid(InputError):
@@ -356,6 +367,18 @@ class PipelineRunning(OperatingError):
 
     code = "pipeline-running"
     status = 409
+
+
+class JournalAway(OperatingError):
+    """The journal's disk is missing, full or failing, or holds another journal. Nothing was acknowledged."""
+
+    code = "journal-away"
+
+
+class ArchiveAway(OperatingError):
+    """A table of the archive cannot be read: its storage is away or failing. Live rows are answered all the same."""
+
+    code = "archive-away"
 
 
 class SinkAway(OperatingError):

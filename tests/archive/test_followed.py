@@ -9,6 +9,7 @@ import pytest
 
 from stateside.archive import ArchiveTable, TableSpec, followed
 from stateside.archive.followed import FollowedTable
+from stateside.errors import ArchiveAway
 
 SPEC = TableSpec("notes", pa.schema([("month", pa.string()), ("who", pa.string()), ("n", pa.int64())]), ("month",))
 COLUMNS = ("month", "who", "n")
@@ -62,7 +63,7 @@ def test_a_file_that_was_away_for_a_moment_is_read_once_it_is_back(
     store(table, 2)
     newest = max((tmp_path / "notes").rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     newest.rename(tmp_path / "away")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ArchiveAway):
         readers.read(COLUMNS)
     (tmp_path / "away").rename(newest)
     assert len(found(readers)) == 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.offsets import read_named_position, read_position
+from stateside.checkpoint.offsets import read_journals, read_named_position, read_position
 from stateside.errors import PositionInvalid
 from stateside.journal import Event, JournalWriter
 from stateside.positions import OFFSET_MAX, Position
@@ -176,3 +176,9 @@ class TestSparksOwnFiles:
         frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load()
         positions = self.run_endless(frame, 2, tmp_path)
         assert list(map(str, positions[:2])) == ["offset:7", "offset:14"]
+
+
+def test_the_journals_that_were_read_are_told_by_their_ids() -> None:
+    lines = ["-", '{"journal": "6f7e", "0": 7}', '{"journal": "6f7e", "0": 9}', '{"journal": "", "0": 0}', "5"]
+    assert read_journals(lines) == {"6f7e"}
+    assert read_journals(['{"calls": {"0": 12}}', '{"0": 3}', "[1]"]) == set()

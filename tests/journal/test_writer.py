@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from stateside.clock import ManualClock
-from stateside.errors import EventRefused, OperatingError
+from stateside.errors import EventRefused, JournalAway, OperatingError
 from stateside.journal import Event, Journal, JournalWriter, segment
 from stateside.journal.event import decode, encode
 from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
@@ -392,3 +393,32 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
         receipts = list(pool.map(lambda n: writer.append([Event(f"{n}", "emma", "call", 0, {})]), range(80)))
     assert sorted(receipt["0"] for receipt in receipts) == list(range(1, 81))
     assert {event.id for event in Journal(tmp_path).events()} == {f"{n}" for n in range(80)}
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "another journal"])
+def test_a_writer_whose_journal_is_away_makes_no_new_one_and_goes_on_when_it_is_back(
+    tmp_path: Path, make_events: MakeEvents, left: str
+) -> None:
+    folder, away = tmp_path / "journal", tmp_path / "away"
+    writer = JournalWriter(folder)
+    writer.append_once(make_events(2))
+    folder.rename(away)
+    if left != "nothing":
+        folder.mkdir()
+    if left == "another journal":
+        with JournalWriter(folder) as other:
+            other.append(make_events(5, 50))
+    for _ in range(2):
+        with pytest.raises(JournalAway):
+            writer.append_once(make_events(1, 2))
+    with pytest.raises(JournalAway):
+        JournalWriter(folder, known=journal_id(away))
+    assert left != "nothing" or not folder.exists()
+    assert list(folder.glob("*.segment")) == [] or left == "another journal"
+    shutil.rmtree(folder, ignore_errors=True)
+    away.rename(folder)
+    assert writer.append_once(make_events(1, 2)) == [2]
+    writer.close()
+    with JournalWriter(folder, known=journal_id(folder)) as again:
+        assert again.append_once(make_events(1, 3)) == [3]
+    assert [event.id for event in Journal(folder).events()] == [event.id for event in make_events(4)]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import CheckpointGap, CheckpointInvalid
+from stateside.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid
 from stateside.layout import Layout, ViewLayout
-from stateside.replica import load
+from stateside.replica import generations, load
 from stateside.replica.reader import Snapshot
 from stateside.replica.tail import Tail
 from tests.waiting import wait_until
@@ -306,3 +306,37 @@ def test_what_happens_during_a_rebuild_is_told_to_readers_and_taken_back(job: Jo
     other.run(some(5))
     run_until(Tail(job.view), lambda told: not told)
     assert answered(job.view) == (0, other.rows, None)
+
+
+@pytest.mark.parametrize("deleted", ["the folder", "the environment alone"])
+def test_a_replica_deleted_under_its_tail_is_rebuilt_at_another_place_so_that_readers_follow(
+    job: Job, deleted: str
+) -> None:
+    """Again and again: each time what was rebuilt is deleted."""
+    run(job, range(3))
+    with following(job.view) as tail:
+        tail.step()
+        places = [generations.current(job.view.replica)]
+        for seed in range(3, 6):
+            for path in (job.view.replica,) if deleted == "the folder" else job.view.replica.rglob("*.mdb"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            assert has(tail)[1] == job.rows, "who had it open has it still"
+            run(job, [seed])
+            assert tail.step()
+            assert has(tail) == (seed, job.rows)
+            places.append(generations.current(job.view.replica))
+        with pytest.raises(ReplicaInvalid, match="Another process"):
+            Tail(job.view)
+    assert len(set(places)) == len(places)
+    assert answered(job.view)[:2] == (5, job.rows)
+
+
+def test_a_replica_deleted_before_there_is_a_state_to_load_waits_for_one(job: Job) -> None:
+    with following(job.view) as tail:
+        shutil.rmtree(job.view.replica)
+        with pytest.raises(ReplicaInvalid, match="no state to load yet"):
+            tail.step()
+        run(job, range(2))
+        assert tail.step()
+        assert has(tail) == (1, job.rows)
+    assert answered(job.view)[:2] == (1, job.rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stateside.errors import KeyInvalid, NotFreshEnough, OperatingError, ViewUnknown
+from stateside.errors import KeyInvalid, NotFreshEnough, OperatingError, PositionAhead, ViewUnknown
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.positions import Position
@@ -70,8 +70,10 @@ def test_a_customer_is_found_by_the_very_name_and_by_no_other(names_server: str)
 
 def test_an_answer_waits_for_the_floor_and_is_refused_rather_than_older(server: str) -> None:
     with Client(server) as client:
-        with pytest.raises(NotFreshEnough, match="0:999999 was asked for"):
-            client.rows("bill", "c1", min_position=Position.of({"0": 999_999}), wait_ms=50)
+        with pytest.raises(NotFreshEnough, match="elsewhere-0:1 was asked for"):
+            client.rows("bill", "c1", min_position=Position.of({"elsewhere-0": 1}), wait_ms=50)
+        with pytest.raises(PositionAhead, match="that is no receipt of this journal"):
+            client.rows("bill", "c1", min_position=Position.of({"0": 999_999}), wait_ms=20_000)
         with pytest.raises(NotFreshEnough, match="ms old"):
             client.rows("bill", "c1", max_age_ms=0, wait_ms=50)
         assert client.rows("bill", "c1", min_position=Position.of({"0": 60}), max_age_ms=3_600_000)["rows"]

@@ -6,13 +6,19 @@ costs only what is new in it.
 
 To open a file costs more than a millisecond, and every batch leaves a small one, until they are put together. So small
 files are kept in memory once they were read, all together, and searched in one go.
+
+While the table's storage is away nothing is answered, not even what is in memory: rows may have been sealed meanwhile,
+and would be missing. Delta takes a folder that is gone for one in which nothing is new; so it is looked at whether the
+newest version's own file is still there. Once the storage is back, the next question finds it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
-from stateside.errors import ArchiveInvalid
+from stateside.errors import ArchiveAway, ArchiveInvalid
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads  # takes a second to import: it brings pandas
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
 SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
 KEPT_BYTES_MAX = 64 << 20  # up to so much of them there
 _TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut, and tell nothing
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +73,23 @@ class DataFile:
         return not (_sure(least) and bool(least >= value))
 
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """These columns of its rows that meet a condition, which names columns of the file only."""
+        """These columns of its rows that meet a condition, which names columns of the file only.
+
+        ArchiveAway if it cannot be read.
+        """
         stored = [name for name in columns if name not in self.partition]
-        found = pq.read_table(self.path, columns=stored, filters=where, partitioning=None, use_threads=False)
+        with _reading("A file of the archive", self.path):
+            found = pq.read_table(self.path, columns=stored, filters=where, partitioning=None, use_threads=False)
         for name in columns:
             if name in self.partition:
                 found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
         return found.select(list(columns))
 
     def read_all(self) -> pa.Table:
-        """All of it, with the columns that its folder names."""
-        return self.read([*pq.read_schema(self.path).names, *self.partition])
+        """All of it, with the columns that its folder names; errors as for `read`."""
+        with _reading("A file of the archive", self.path):
+            names = pq.read_schema(self.path).names
+        return self.read([*names, *self.partition])
 
 
 class _Kept:
@@ -108,7 +122,8 @@ class _Kept:
 class FollowedTable:
     """A table of an application's folder, read only. Before it was created it has no files.
 
-    Any thread may ask; one at a time moves it on.
+    Any thread may ask; one at a time moves it on. ArchiveAway while it cannot be read, ArchiveInvalid if another table
+    is in its place.
     """
 
     def __init__(self, path: Path, mark: Path) -> None:
@@ -119,11 +134,12 @@ class FollowedTable:
         self._version = -1
         self._files: tuple[DataFile, ...] = ()
         self._kept = _Kept()
+        self._trouble: str | None = None  # what the log was last told of
 
     def files(self) -> tuple[DataFile, ...]:
         """The files of the newest version, which are the same objects for as long as it is the newest."""
         with self._lock:
-            self._move_on()
+            self._follow()
             return self._files
 
     def read(
@@ -140,7 +156,7 @@ class FollowedTable:
         """
         wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
         with self._lock:
-            self._move_on()
+            self._follow()
             self._kept.move_on(self._files)
             files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
         files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
@@ -155,41 +171,80 @@ class FollowedTable:
     def dataset(self) -> pads.Dataset | None:
         """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
         with self._lock:
-            self._move_on()
+            self._follow()
             if self._table is None:
                 return None
             # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
             folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
             return self._table.to_pyarrow_dataset(filesystem=folder)
 
+    def check_there(self) -> None:
+        """ArchiveAway if a file of the newest version is not there: for who was told so in other words."""
+        for file in self.files():
+            with _reading("A file of the archive", file.path):
+                file.path.stat()
+
+    def _follow(self) -> None:
+        """Be at the newest version; tells the log, once, why that cannot be, and that it can again."""
+        try:
+            with _reading(f"The table {self._path.name!r}", self._path):
+                self._move_on()
+        except (ArchiveAway, ArchiveInvalid) as error:
+            self._tell(str(error))
+            raise
+        self._tell(None)
+
     def _move_on(self) -> None:
-        if not self._mark.exists():
+        expected = marked_table(self._mark)
+        if expected is None:
             return
-        expected = json.loads(self._mark.read_bytes())["table"]
         if self._table is None or self._id != expected:
             self._open(expected)
         assert self._table is not None
         self._table.update_incremental()
         version = self._table.version()
+        (self._path / "_delta_log" / f"{version:020}.json").stat()  # it is not there if the storage is away
         if version != self._version:
             self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
             self._version = version
 
     def _open(self, expected: str) -> None:
-        try:
-            table = DeltaTable(self._path)
-        except (TableNotFoundError, DeltaError, OSError) as error:
-            raise ArchiveInvalid(
-                f"The table cannot be opened: {error}", where=str(self._path), next_step="Bring the table back"
-            ) from error
+        table = DeltaTable(self._path)
         found = str(table.metadata().id)
         if found != expected:
             raise ArchiveInvalid(
-                f"The table is another one ({found}) than its mark says ({expected})",
-                where=str(self._path),
+                "The table is another one than its mark says",
+                where=f"{self._path}: {found}, not {expected}",
                 next_step="Bring the table back that belongs to this folder",
             )
         self._table, self._id, self._version = table, expected, -1
+
+    def _tell(self, trouble: str | None) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("archive: %s", trouble or f"the table {self._path.name!r} can be read again")
+
+
+def marked_table(mark: Path) -> str | None:
+    """The id of the table that a sink's mark names; None if it names something else, or is not there."""
+    try:
+        named = json.loads(mark.read_bytes())
+    except FileNotFoundError:
+        return None
+    return str(named["table"]) if isinstance(named, dict) and "table" in named else None
+
+
+@contextmanager
+def _reading(what: str, path: Path) -> Iterator[None]:
+    """Turns what Delta, Arrow and the file system say of storage that is away into the one error for it."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise ArchiveAway(
+            f"{what} cannot be read",
+            where=f"{path}: {error}",
+            next_step="Ask for live rows alone (source=live), or again later: it goes on once the storage is back",
+        ) from error
 
 
 def _actions(table: DeltaTable) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from stateside.checkpoint.offsets import read_named_position, read_position
+from stateside.checkpoint.offsets import read_journals, read_named_position, read_position
 from stateside.checkpoint.schema import read_schema
 from stateside.errors import CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
@@ -90,6 +90,13 @@ class Checkpoint:
                 planned_us=int(metadata["batchTimestampMs"]) * 1_000,
                 conf=metadata.get("conf", {}),
             )
+
+    def journals(self, batch: int) -> set[str]:
+        """The ids of the journals that the batch was planned to read from; none if its sources are others."""
+        name = f"offsets/{batch}"
+        with self._reading(name):
+            _, lines, version = self._entry(name, ("v1", "v2"))
+            return read_journals(lines if version == "v1" else [line.partition(":")[2] for line in lines])
 
     def commit(self, batch: int) -> Commit:
         """The proof that the batch is finished; FileNotFoundError if it is not."""

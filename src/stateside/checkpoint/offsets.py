@@ -50,6 +50,15 @@ def read_named_position(lines: Sequence[str]) -> Position:
     return _position([offset for _, _, offset in pairs], names)
 
 
+def read_journals(lines: Sequence[str]) -> set[str]:
+    """The ids of the journals that a batch has read from, of the lines of its sources, without their names.
+
+    ValueError for a line that is no JSON.
+    """
+    offsets = [json.loads(line) for line in lines if line != NOTHING_YET]
+    return {str(offset["journal"]) for offset in offsets if isinstance(offset, dict) and offset.get("journal")}
+
+
 def _position(lines: Sequence[str], names: Sequence[str]) -> Position:
     offsets = [None if line == NOTHING_YET else json.loads(line) for line in lines]
     if len(offsets) == 1:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import lmdb
 
-from stateside.errors import OperatingError
+from stateside.errors import JournalAway
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
 
@@ -44,7 +44,7 @@ class Ids:
     def offsets(self, ids: Sequence[str], end: DurableEnd) -> list[int | None]:
         """The offset of the first event with each id; None where there is none before `end`, the journal's end.
 
-        OperatingError if the index cannot be kept.
+        JournalAway if the index cannot be kept.
         """
         try:
             with _Index(self._directory, (self._journal.id() or "").encode(), end.offset) as index:
@@ -52,9 +52,9 @@ class Ids:
                 return index.offsets(self._recent, [_hash(id_) for id_ in ids])
         except (lmdb.Error, OSError) as error:
             self._recent, self._read = {}, 0
-            raise OperatingError(
-                f"The index of the journal's ids cannot be kept: {error}",
-                where=str(self._directory),
+            raise JournalAway(
+                "The index of the journal's ids cannot be kept",
+                where=f"{self._directory}: {error}",
                 next_step="Nothing was stored. Mend the disk; the folder may be deleted, it is made anew",
             ) from error
 

@@ -22,7 +22,7 @@ from itertools import chain, count
 from pathlib import Path
 from uuid import UUID
 
-from stateside.errors import JournalCorrupt
+from stateside.errors import JournalAway, JournalCorrupt
 from stateside.journal import segment
 from stateside.journal.event import SCHEMA
 from stateside.journal.segment import DurableEnd, Frame, Segment
@@ -31,9 +31,18 @@ from stateside.storage import write_atomically
 log = logging.getLogger(__name__)
 
 
-def recover(directory: Path, newborn: UUID) -> tuple[UUID, DurableEnd]:
-    """The journal's id and its end, behind which a writer may go on; an empty folder becomes the journal `newborn`."""
+def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[UUID, DurableEnd]:
+    """The journal's id and its end, behind which a writer may go on; an empty folder becomes the journal `newborn`.
+
+    Where it is `known` which journal is here, JournalAway if it is another one, or none: that of a disk that is away.
+    """
     offsets = segment.segment_offsets(directory)
+    if known is not None and segment.journal_id(directory) != known:
+        raise JournalAway(
+            "The journal is gone, or another one is in its place",
+            where=f"{directory}, where the journal {known} was",
+            next_step="Nothing was stored. Bring its disk back; then the same append goes on by itself",
+        )
     marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
     if not offsets:
         _refuse_loss(directory, DurableEnd(0, 0, 0), marked)

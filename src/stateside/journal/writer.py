@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import OperatingError
+from stateside.errors import JournalAway
 from stateside.journal import segment
 from stateside.journal.event import SCHEMA, Event, encode
 from stateside.journal.ids import Ids
@@ -69,19 +69,25 @@ class JournalWriter:
         clock: Clock | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         wait_s_max: float = WAIT_S_MAX,
+        known: UUID | None = None,
     ) -> None:
-        """Opening settles what a crash left. `wait_s_max`: how long to wait for a turn before JournalLocked."""
+        """Opening settles what a crash left. `wait_s_max`: how long to wait for a turn before JournalLocked.
+
+        `known`: which journal is here. A writer never goes over to another one, nor makes one where its own is away.
+        """
         self._directory = directory
         self._clock = clock or SystemClock()
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
+        self.journal_id = known
         self._recovered = self._settled = False
         self._file = self._mark = _CLOSED
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         self._ids = Ids(Journal(directory))
         with _writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            if known is None:
+                directory.mkdir(parents=True, exist_ok=True)
             self._turns = Turns(directory / "lock", wait_s_max)
             try:
                 with self._turn():
@@ -153,11 +159,11 @@ class JournalWriter:
         """Steps 2 and 3, and back again. Whatever goes wrong in a turn, the next one looks the end up anew."""
         with self._appending:
             if self._broken:
-                raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
+                raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
             with _writing(self._directory), self._turns.take() as still_ours:
-                if not (still_ours and self._settled):
+                settled, self._settled = self._settled, False
+                if not (still_ours and settled):
                     self._settle()
-                self._settled = False
                 yield
                 self._settled = True
 
@@ -190,7 +196,8 @@ class JournalWriter:
 
     def _recover(self, marked: DurableEnd) -> None:
         """As opening does: find the end, sync what leads there, and only then show it to readers."""
-        self._id, self._end = recover(self._directory, newborn=uuid4())
+        self._id, self._end = recover(self._directory, uuid4(), self.journal_id)
+        self.journal_id = self._id
         self._open_segment(self._end)
         _write_again(self._file, marked, self._end)
         os.fdatasync(self._file)
@@ -222,7 +229,7 @@ class JournalWriter:
             yield
         except OSError as error:
             self._broken = f"{what}: {error.strerror}"
-            raise OperatingError(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
+            raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
         """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
@@ -260,7 +267,7 @@ def _writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OperatingError(
+        raise JournalAway(
             f"The journal cannot be written: {error.strerror}",
             where=str(directory),
             next_step="Nothing was stored. Make room or mend the disk, then try again",

@@ -50,9 +50,15 @@ def sign(directory: Path) -> Sign:
     return found.st_ino, found.st_mtime_ns
 
 
-def next_folder(directory: Path) -> Path:
-    """Where the next environment goes; not made yet."""
-    return directory / str(1 + max((int(name.name) for name in directory.iterdir() if name.name.isdigit()), default=0))
+def next_folder(directory: Path, present: Path | None = None) -> Path:
+    """Where the next environment goes; not made yet.
+
+    Its name is another one than that of the `present` environment too, which may have been deleted: readers tell by it.
+    """
+    names = {path.name for path in directory.iterdir()} | (
+        {present.name} if present not in (None, directory) else set()
+    )
+    return directory / str(1 + max((int(name) for name in names if name.isdigit()), default=0))
 
 
 def loading(directory: Path) -> Path:

@@ -105,7 +105,7 @@ class Load:
         """
         while True:
             assert self._choice is not None, "its files are secured first"
-            folder, name = generations.next_folder(self._writer.directory), self._writer.name()
+            folder, name = self._writer.next_folder(), self._writer.name()
             new = NewReplica(folder, name, rollups, self._writer.share)
             size_bytes = sum(map(self._bytes_of, self._choice.chains))
             try:

@@ -38,6 +38,7 @@ from stateside.storage import try_lock
 
 __all__ = ["AppliedBatch", "ReplicaReader", "ReplicaWriter", "Snapshot"]
 
+_LOCK = "writer.lock"
 READER_CHECK_S = 2.0  # so often a writer sees to it that readers that were killed hold no old pages back
 
 
@@ -130,6 +131,27 @@ class ReplicaWriter:
         self._open()
         generations.clean(self.directory)
 
+    def next_folder(self) -> Path:
+        """Where an environment goes that is to take this one's place."""
+        return generations.next_folder(self.directory, self._folder)
+
+    def in_place(self) -> bool:
+        """Whether the environment is still where readers would look for it: somebody may have deleted it."""
+        return _file(self._folder / "data.mdb") == self._file
+
+    def take_place(self) -> None:
+        """Have the replica's folder again after it was deleted. The environment, which has no name now, stays open.
+
+        ReplicaInvalid if another process came first.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        assert self._lock is not None, "a writer that was closed has no place"
+        found = os.fstat(self._lock)
+        if _file(self.directory / _LOCK) != (found.st_dev, found.st_ino):
+            lock = _lock(self.directory)
+            os.close(self._lock)
+            self._lock = lock
+
     def close(self) -> None:
         """Let the environment and its lock go; a second time it does nothing."""
         self._environment.close()
@@ -138,7 +160,9 @@ class ReplicaWriter:
             self._lock = None
 
     def _open(self) -> None:
-        self._environment = open_environment(generations.current(self.directory))
+        self._folder = generations.current(self.directory)
+        self._environment = open_environment(self._folder)
+        self._file = _file(self._folder / "data.mdb")
         self._checked_s = 0.0
         self._rollups = Rollups()
         try:
@@ -217,7 +241,7 @@ def _named(share: Share | None) -> str:
 
 
 def _lock(directory: Path) -> int:
-    handle = try_lock(directory / "writer.lock")
+    handle = try_lock(directory / _LOCK)
     if handle is None:
         raise ReplicaInvalid(
             "Another process moves this replica",
@@ -225,3 +249,12 @@ def _lock(directory: Path) -> int:
             next_step="That is fine for readers: it is served from here too, and taken over if that process ends",
         )
     return handle
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Which file is there; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -18,7 +18,7 @@ from stateside.checkpoint.log import Commit, Plan
 from stateside.checkpoint.one_store import checkpoint_of
 from stateside.checkpoint.provider import read_batch_changes
 from stateside.checkpoint.variable_catalogue import completed
-from stateside.errors import CheckpointGap, CheckpointInvalid, StatesideError
+from stateside.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica import generations, lists
 from stateside.replica.freshness import Freshness
@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 
 class _Replaced(CheckpointGap):
     """The checkpoint is not the one that the replica's batch came from, and its state could not be loaded yet."""
+
+
+class _Deleted(ReplicaInvalid):
+    """The replica's folder was deleted under the tail, and the state could not be loaded into a new one yet."""
 
 
 class Tail:
@@ -86,8 +90,8 @@ class Tail:
     def step(self) -> bool:
         """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch.
 
-        If batches are gone before they were read, or the checkpoint is another one, the replica is loaded anew;
-        CheckpointGap if it cannot be.
+        If batches are gone before they were read, the checkpoint is another one, or the replica's folder was deleted,
+        the replica is loaded anew; CheckpointGap or ReplicaInvalid if it cannot be.
         """
         try:
             return self._follow()
@@ -98,6 +102,10 @@ class Tail:
             self._load(replaced, "The checkpoint was replaced or rolled back")
         except CheckpointGap as gap:
             self._load(gap, "It stands behind batches that are gone")
+        except _Deleted as deleted:
+            log.warning("view %s: the replica's folder was deleted, rebuilding", self._layout.name)
+            self._writer.take_place()
+            self._load(deleted, "The replica's folder was deleted")
         self._follow()
         return True
 
@@ -118,7 +126,7 @@ class Tail:
         root = Path(self._checkpoint.storage.root)
         return [root, root / "commits", self._layout.heartbeat.parent]
 
-    def _load(self, gap: CheckpointGap, why: str) -> None:
+    def _load(self, gap: StatesideError, why: str) -> None:
         """Begin anew beside the old replica, which readers have until then; the gap if no state can be had."""
         view, operator, trouble = self._layout.name, self._catalogue.operator, self._trouble
         with Load(self._checkpoint, operator, self._writer, prefixed=self._prefixed(), view=view) as load:
@@ -135,6 +143,7 @@ class Tail:
         self._trouble = None  # as the new replica has it
 
     def _follow(self) -> bool:
+        self._check_in_place()
         self._check_belongs()
         if self._writer.batch() is not None:
             self._keep_rollups()
@@ -164,6 +173,15 @@ class Tail:
     def _note(self, trouble: str | None) -> None:
         self._writer.note_trouble(trouble)
         self._trouble = trouble
+
+    def _check_in_place(self) -> None:
+        """_Deleted if new readers would not find the replica, and those that have it open would be its last ones."""
+        if not self._writer.in_place():
+            raise _Deleted(
+                "The replica's folder was deleted, and there is no state to load yet",
+                where=str(self._layout.replica),
+                next_step="Let the view run on: it is then loaded from the checkpoint",
+            )
 
     def _check_belongs(self) -> None:
         """_Replaced if the checkpoint is another one, or was rolled back behind the replica's batch."""

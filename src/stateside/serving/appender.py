@@ -3,22 +3,31 @@
 Whoever appends waits until its events are durable. Those that come while the disk is busy with the ones before them are
 appended together, all with one sync: *group commit*. What waits is bounded; beyond that a request is refused at once,
 with the advice to come again, and nothing of it is stored.
+
+While the journal's disk is away each append is refused, and the next one tries again. An empty folder in the place of
+the journal, such as an unmounted disk leaves, does not become a new journal: which one belongs here is known from the
+first append on, and before that from the checkpoints of the views that have read it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from uuid import UUID
 
-from stateside.errors import TooManyRequests
-from stateside.journal import Event, JournalWriter
+from stateside.checkpoint.log import Checkpoint
+from stateside.errors import StatesideError, TooManyRequests
+from stateside.journal import Event, Journal, JournalWriter
+from stateside.layout import Layout
+from stateside.storage import Storage
 
 WAITING_EVENTS_MAX = 20_000  # with payloads of some hundred bytes about 20 MB
 TOGETHER_EVENTS_MAX = 10_000
-STOP_S_MAX = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +52,29 @@ class _Waiting:
 
 
 class Appender:
-    """Appends to one journal, in a thread of its own, which begins with the first append."""
+    """Appends to a folder's journal, in a thread of its own, which begins with the first append.
 
-    def __init__(self, journal: Path) -> None:
-        self._journal = journal
+    It ends with the process: a server that stops answers those who wait first, and what was not answered is sent again.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._changed = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._journal_id: UUID | None = None
+        self._trouble: str | None = None  # what the log was last told of
 
     async def append(self, events: Sequence[Event]) -> list[int]:
         """Store the events that are not there yet, each id once, and return the offset of each.
 
-        The events must be such as the journal takes (`event.fault`). TooManyRequests if too many wait already.
+        The events must be such as the journal takes (`event.fault`). TooManyRequests if too many wait already,
+        JournalAway if the journal cannot be written.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(events, loop.create_future(), loop)
         with self._changed:
-            if self._stopped or self._count() + len(events) > WAITING_EVENTS_MAX:
+            if self._count() + len(events) > WAITING_EVENTS_MAX:
                 raise TooManyRequests(
                     "Too many events wait to be stored",
                     next_step="Nothing of this request was stored: send it again in a moment",
@@ -72,38 +86,33 @@ class Appender:
             self._changed.notify()
         return await waiting.answer
 
-    def close(self) -> None:
-        """Store what waits, and take no more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(STOP_S_MAX)
-
     def _count(self) -> int:
         return sum(len(waiting.events) for waiting in self._waiting)
 
     def _run(self) -> None:
         writer: JournalWriter | None = None
-        while together := self._next():
+        while True:
+            together = self._next()
             try:
-                writer = writer or JournalWriter(self._journal)
+                writer = writer or self._open()
                 offsets = writer.append_once([event for waiting in together for event in waiting.events])
             except Exception as error:  # each of them is told; the next ones are tried with a writer opened anew
-                _close(writer)
+                if writer is not None:
+                    writer.close()
                 writer = None
+                self._tell(error)
                 for waiting in together:
                     waiting.tell(error)
                 continue
+            self._tell(None)
             for waiting in together:
                 own, offsets = offsets[: len(waiting.events)], offsets[len(waiting.events) :]
                 waiting.tell(own)
-        _close(writer)
 
     def _next(self) -> list[_Waiting]:
-        """What is appended together; waits for it. Empty when this is stopped and nothing waits."""
+        """What is appended together; waits for it."""
         with self._changed:
-            while not self._waiting and not self._stopped:
+            while not self._waiting:
                 self._changed.wait()
             taken = 0
             for count, waiting in enumerate(self._waiting):
@@ -115,7 +124,35 @@ class Appender:
             together, self._waiting = self._waiting[:count], self._waiting[count:]
             return together
 
+    def _open(self) -> JournalWriter:
+        """A writer of the journal that belongs here; JournalAway if that is not there."""
+        writer = JournalWriter(self._layout.journal, known=self._journal_id or _read_by_views(self._layout))
+        self._journal_id = writer.journal_id
+        return writer
 
-def _close(writer: JournalWriter | None) -> None:
-    if writer is not None:
-        writer.close()
+    def _tell(self, error: Exception | None) -> None:
+        """Tell the log, once, that the journal cannot be written, and that it can again."""
+        trouble = None if error is None else str(error)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            unexpected = None if isinstance(error, StatesideError) else error
+            log.warning("appending: %s", trouble or "the journal takes events again", exc_info=unexpected)
+
+
+def _read_by_views(layout: Layout) -> UUID | None:
+    """The journal that the folder's views have read, of several the one that is here; None if they have read none."""
+    read = {journal for view in layout.views() for journal in _journals(Storage.at(view.checkpoint_location))}
+    if not read:
+        return None
+    here = Journal(layout.journal).id()
+    return UUID(here if here in read else min(read))
+
+
+def _journals(storage: Storage) -> Iterator[str]:
+    """Those that the newest batch of a checkpoint has read from."""
+    checkpoint = Checkpoint(storage)
+    try:
+        for batch in checkpoint.commits()[-1:]:
+            yield from checkpoint.journals(batch)
+    except (OSError, StatesideError) as error:  # it tells nothing, and appending does not depend on it
+        log.warning("appending: a view's checkpoint cannot be read: %s", error)

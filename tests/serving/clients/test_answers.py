@@ -203,13 +203,15 @@ def test_parts_of_keys_are_sent_as_servers_read_them(part: Any, sent: str) -> No
 
 
 def test_every_event_that_is_appended_has_an_id_that_stays_the_same_when_it_is_sent_again() -> None:
-    ask = appended([{"entity": "emma", "type": "order"}, {"id": "mine", "entity": "ben", "type": "order"}])
+    ((count, ask),) = appended([{"entity": "emma", "type": "order"}, {"id": "mine", "entity": "ben", "type": "order"}])
+    assert count == 2
     own, mine = json.loads(ask.body or b"")["events"]
     assert len(own["id"]) == 36
     assert mine["id"] == "mine"
     assert ask.repeatable, "the very same bytes are sent again"
     event = Event("1", "emma", "order", 5, {"n": 1}, ("tag",))
-    (sent,) = json.loads(appended([event]).body or b"")["events"]
+    ((_, ask),) = appended([event])
+    (sent,) = json.loads(ask.body or b"")["events"]
     assert sent == {"id": "1", "entity": "emma", "type": "order", "time_us": 5, "payload": {"n": 1}, "tags": ["tag"]}
     with pytest.raises(RequestInvalid, match="no event to append"):
         appended([])

@@ -13,7 +13,8 @@ from stateside.errors import EventRefused
 from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from stateside.positions import Position
-from stateside.serving.clients import Client
+from stateside.serving.clients import Client, questions
+from stateside.serving.web.event_routes import BODY_BYTES_MAX, EVENTS_MAX
 from tests.serving.conftest import serving
 
 from .asked import KINDS
@@ -56,3 +57,56 @@ def test_without_an_event_nothing_is_sent(url: str) -> None:
     nothing: list[Any] = []
     with Client(url) as client, pytest.raises(Exception, match="no event to append"):
         client.append(nothing)
+
+
+def many(kind: str, count: int, **payload: Any) -> list[Event]:
+    return [Event(f"{kind}-{number}", "emma", "order", 5, {"n": number, **payload}) for number in range(count)]
+
+
+def stored(folder: Layout, kind: str) -> list[str]:
+    return [event.id for event in Journal(folder.journal).events() if event.id.startswith(f"{kind}-")]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_more_events_than_a_request_may_have_are_sent_in_several_and_stored_in_order(
+    url: str, folder: Layout, kind: str
+) -> None:
+    events = many(f"many {kind}", 2 * EVENTS_MAX + 1)
+    with KINDS[kind](url) as client:
+        receipt = client.append(events)
+        assert receipt == Journal(folder.journal).end()
+        assert client.append(events) == receipt
+    assert stored(folder, f"many {kind}") == [event.id for event in events]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_when_a_request_in_the_middle_fails_those_before_it_are_stored_and_the_error_says_how_many(
+    url: str, folder: Layout, kind: str
+) -> None:
+    name = f"broken {kind}"
+    events: list[Any] = [
+        {"id": f"{name}-{number}", "entity": "emma", "type": "order"} for number in range(3 * EVENTS_MAX)
+    ]
+    mended = [*events]
+    events[EVENTS_MAX + 5] = {"id": f"{name}-{EVENTS_MAX + 5}", "type": "order"}
+    with KINDS[kind](url) as client:
+        with pytest.raises(EventRefused, match=r"no entity.*The first 1,000 of 3,000 events are stored"):
+            client.append(events)
+        assert len(stored(folder, name)) == EVENTS_MAX, "of the request that failed nothing, and nothing after it"
+        client.append(mended)
+    assert stored(folder, name) == [event["id"] for event in mended], "each once"
+
+
+def test_events_that_are_large_are_divided_by_their_size(url: str, folder: Layout) -> None:
+    text = "ü" * 30_000  # six bytes each in JSON
+    with Client(url) as client:
+        client.append(many("large", 60, text=text))
+    assert len(stored(folder, "large")) == 60
+    sent = list(questions.appended(many("large", 60, text=text)))
+    assert sum(count for count, _ in sent) == 60
+    assert len(sent) > 1
+    assert all(len(ask.body or b"") <= BODY_BYTES_MAX for _, ask in sent)
+
+
+def test_the_client_knows_what_a_server_takes() -> None:
+    assert (questions.EVENTS_MAX, questions.EVENTS_BYTES_MAX + 64) == (EVENTS_MAX, BODY_BYTES_MAX)

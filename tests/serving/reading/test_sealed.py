@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,82 +15,17 @@ from hypothesis import strategies as st
 
 from stateside.archive import followed
 from stateside.checkpoint.types import parse_type
-from stateside.errors import AccessDenied, KeyInvalid, RequestInvalid
-from stateside.pipeline.sinks.delta import archive_sink
-from stateside.pipeline.sinks.sink import BatchId, SinkContext
+from stateside.errors import AccessDenied, ArchiveAway, KeyInvalid, RequestInvalid
 from stateside.serving.reading import sealed
-from stateside.serving.reading.floor import AsOf, Floor
-from stateside.serving.reading.lookup import lookup
-from stateside.serving.stamp import Source
-from tests.replica.spark_job import Changes, Key, Rows
+from stateside.serving.reading.floor import Floor
+from stateside.serving.reading.reader import ViewReader
+from stateside.serving.reading.scan import page
+from tests.replica.spark_job import Changes
 from tests.rows import VALUES, WINDOW, array_of, map_of
 from tests.sizes import sized
 
-from .shop import Asked, Shop, shown, values_of
-
-SCHEMA = pa.schema([("customer", pa.string()), ("country", pa.string()), ("orders", pa.int64()), ("total", pa.int64())])
-CUSTOMERS = ["emma", "ben"]
-COUNTRIES = ["a", "b", "c", "d", "de", "e", "f", "fr", "it"]
-SOURCES: tuple[Source, ...] = ("both", "live", "archive")
-
-
-class ClosingShop(Shop):
-    """A shop whose rows are closed: they leave the state for the table `closed`, in steps as Spark and the sink take.
-
-    `sealed_rows` are all closed ones, by the batch that closed them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, archive="closed")
-        self.sealed_rows: list[tuple[int, Key, tuple[int, int]]] = []
-        self._sink = archive_sink("closed")(SinkContext(self.layout, "spending", SCHEMA))
-
-    def store(self, closed: Sequence[Key]) -> None:
-        """Step 1: the sink stores what the next batch closes; again, if the batch is repeated."""
-        rows = [(*key, *self.job.rows[key]) for key in closed]
-        columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
-        table = pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
-        self._sink.write(table, BatchId("query", self.job.batch))
-
-    def commit(self, closed: Sequence[Key], changes: Changes) -> None:
-        """Step 2: Spark commits the batch, whose state has the closed rows no more."""
-        batch = self.job.batch
-        self.sealed_rows += [(batch, key, self.job.rows[key]) for key in closed]
-        self.job.run({**changes, **dict.fromkeys(closed)})
-
-    def expected(self, batch: int, source: str = "both") -> dict[str, list[dict[str, Any]]]:
-        """By customer, all rows as of a batch: what lives in it, and what was sealed up to it."""
-        rows: Rows = {}
-        if source != "archive":
-            rows |= self.job.states[batch]
-        if source != "live":
-            rows |= {key: row for sealed_batch, key, row in self.sealed_rows if sealed_batch <= batch}
-        return {who: [row for row in shown(rows) if row["customer"] == who] for who in CUSTOMERS}
-
-    def looked_up(self, who: str, source: Source, batch: int) -> list[dict[str, Any]]:
-        """The rows of all keys that a customer may have."""
-        with self.reader() as reader:
-            keys = [[who, country] for country in COUNTRIES]
-            answer = asyncio.run(lookup(reader, keys, Floor(), as_of=AsOf(batch), source=source))
-            assert (answer.stamp.batch, answer.stamp.source) == (batch, source)
-        for key, row in zip(keys, answer.rows, strict=True):
-            assert row is None or [row["customer"], row["country"]] == key
-        return [row for row in answer.rows if row is not None]
-
-    def check(self, as_of: int | None = None) -> int:
-        """Each source answers for each customer what it must, in one piece and in pages; the batch that it is of."""
-        batches = set()
-        for who in CUSTOMERS:
-            for source in SOURCES:
-                answer = self.page(Asked(parts=(who,), source=source), as_of=AsOf(as_of))
-                assert answer.stamp.source == source
-                assert answer.rows == self.expected(answer.stamp.batch, source)[who]
-                paged = self.rows(Asked(parts=(who,), source=source, limit=1), as_of=AsOf(answer.stamp.batch))
-                assert paged == answer.rows
-                assert self.looked_up(who, source, answer.stamp.batch) == answer.rows
-                batches.add(answer.stamp.batch)
-        (batch,) = batches
-        return batch
+from .closing_shop import CUSTOMERS, ClosingShop
+from .shop import Asked, Shop, values_of
 
 
 @pytest.mark.parametrize("kept_below_bytes", [followed.SMALL_FILE_BYTES, 0], ids=["in memory", "from disk"])
@@ -191,6 +126,47 @@ def test_too_many_sealed_rows_of_a_key_are_refused(shop: ClosingShop, monkeypatc
     with pytest.raises(KeyInvalid, match="More than 0 sealed rows would have to be looked at"):
         shop.page(Asked(parts=("emma",)))
     assert shop.page(Asked(parts=("emma",), source="live")).rows
+
+
+@pytest.mark.parametrize("kept_below_bytes", [followed.SMALL_FILE_BYTES, 0], ids=["in memory", "from disk"])
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a file", "the log without the rows"])
+def test_while_the_table_is_away_no_row_is_missing_silently_and_then_it_goes_on(
+    shop: ClosingShop, monkeypatch: pytest.MonkeyPatch, left: str, kept_below_bytes: int
+) -> None:
+    """A row is sealed in a version of the table that the reader has not seen when the table goes away."""
+    monkeypatch.setattr(followed, "SMALL_FILE_BYTES", kept_below_bytes)
+    table, away = shop.layout.table("closed"), shop.layout.root / "away"
+    with shop.reader() as reader:
+        assert values_of(_asked(reader, "both"), "country") == ["de", "fr"]
+        has_seen = reader.sealed
+    shop.store([("emma", "fr")])
+    shop.commit([("emma", "fr")], {})
+    shop.follow()
+    with shop.reader() as reader:
+        reader.sealed = has_seen
+        table.rename(away)
+        if left == "an empty folder":
+            table.mkdir()
+        elif left == "a file":
+            table.write_text("")
+        elif left == "the log without the rows":
+            shutil.copytree(away / "_delta_log", table / "_delta_log")
+        for source in ("both", "archive"):
+            with pytest.raises(ArchiveAway, match="cannot be read") as told:
+                _asked(reader, source)
+            assert str(shop.layout.root) not in str(told.value.problem())
+        assert values_of(_asked(reader, "live"), "country") == []
+        if table.is_file():
+            table.unlink()
+        else:
+            shutil.rmtree(table, ignore_errors=True)
+        away.rename(table)
+        assert values_of(_asked(reader, "both"), "country") == ["de", "fr"]
+
+
+def _asked(reader: ViewReader, source: str) -> list[dict[str, Any]]:
+    question = Asked(parts=("emma",), source=source).question(reader)
+    return asyncio.run(page(reader, question, Floor(wait_ms=0))).rows
 
 
 # Values as the table has them

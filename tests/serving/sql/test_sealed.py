@@ -9,7 +9,7 @@ import pytest
 
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.billing.answers.gate import sql_tables
-from stateside.errors import AccessDenied, SqlInvalid
+from stateside.errors import AccessDenied, ArchiveAway, SqlInvalid
 from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
 from stateside.serving.sql.runner import SqlRunner
@@ -96,6 +96,24 @@ def test_the_table_behind_a_relation_has_no_name_of_its_own_to_be_asked_by(layou
     ((plan,),) = [row[1:] for row in Asker(layout).rows("EXPLAIN SELECT * FROM archive.closed")]
     assert str(layout.root) not in plan
     assert Asker(layout).rows("SELECT count(*) FROM archive.closed") == [[0]]
+
+
+@pytest.mark.parametrize("gone", [".", "_delta_log", "country=de"])
+def test_while_the_storage_is_away_it_is_told_and_not_blamed_on_the_statement(layout: Layout, gone: str) -> None:
+    shop(layout)
+    store(sealed(layout), 0, ("emma", "de", 1_000))
+    asker, folder, away = Asker(layout), layout.table("closed") / gone, layout.root / "away"
+    assert asker.rows("SELECT total FROM archive.closed") == [[1_000]]
+    folder.rename(away)
+    for text in ("SELECT total FROM archive.closed", "SELECT sum(total) FROM archive.closed, spending"):
+        with pytest.raises(ArchiveAway) as told:
+            asker.rows(text)
+        assert str(layout.root) not in str(told.value.problem())
+    assert asker.rows("SELECT count(*) FROM spending") == [[3]]
+    with pytest.raises(SqlInvalid):
+        asker.rows("SELECT no_such_column FROM spending")
+    away.rename(folder)
+    assert asker.rows("SELECT total FROM archive.closed") == [[1_000]]
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.errors import EventRefused, TooManyRequests
-from stateside.journal import Event, Journal
+from stateside.errors import EventRefused, JournalAway, TooManyRequests
+from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.serving import appender
 from stateside.serving.appender import Appender
@@ -20,6 +22,7 @@ from stateside.serving.reading.views import Views
 from stateside.serving.web.event_routes import EVENTS_MAX, event_routes
 from stateside.serving.web.request import Request
 from tests.serving.conftest import serving
+from tests.written import WORDS, Written
 
 
 def event(id_: str, **more: Any) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def test_a_request_with_anything_bad_in_it_stores_nothing(layout: Layout, body: 
 
 def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "WAITING_EVENTS_MAX", 3)
-    made = Appender(layout.journal)
+    made = Appender(layout)
 
     async def go() -> None:
         with pytest.raises(TooManyRequests) as refused:
@@ -65,18 +68,16 @@ def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkey
         assert await made.append([Event("a", "e", "t", 1, {})]) == [0]
 
     asyncio.run(go())
-    made.close()
 
 
 def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_answer(layout: Layout) -> None:
-    made = Appender(layout.journal)
+    made = Appender(layout)
 
     async def go() -> list[list[int]]:
         wanted = [[Event(f"{n}-{m}", "e", "t", 1, {}) for m in range(n % 3 + 1)] for n in range(50)]
         return await asyncio.gather(*(made.append(events) for events in wanted))
 
     answers = asyncio.run(go())
-    made.close()
     ids = [each.id for each in Journal(layout.journal).events()]
     assert [[ids[offset] for offset in answer] for answer in answers] == [
         [f"{n}-{m}" for m in range(n % 3 + 1)] for n in range(50)
@@ -87,7 +88,7 @@ def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_a
 def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_anew(layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     layout.journal.write_text("a file where the folder should be")
-    made = Appender(layout.journal)
+    made = Appender(layout)
 
     async def go() -> None:
         one = Event("a", "e", "t", 1, {})
@@ -97,7 +98,36 @@ def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_a
         assert await made.append([one]) == [0]
 
     asyncio.run(go())
-    made.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "another journal"])
+def test_a_server_started_while_the_journal_is_away_makes_no_new_one_if_views_have_read_it(
+    layout: Layout, left: str
+) -> None:
+    one, away = Event("a", "e", "t", 1, {}), layout.root / "away"
+    with JournalWriter(layout.journal) as writer:
+        writer.append([one])
+    view = layout.view("words")
+    read = {"journal": Journal(layout.journal).id(), "0": 1}
+    Written(view.checkpoint, WORDS).batch([], source=json.dumps(read))
+    view.catalogue.write_text("{}")
+    layout.journal.rename(away)
+    if left != "nothing":
+        layout.journal.mkdir()
+    if left == "another journal":
+        with JournalWriter(layout.journal) as writer:
+            writer.append([Event("x", "e", "t", 1, {})])
+    made = Appender(layout)
+
+    async def go() -> None:
+        with pytest.raises(JournalAway):
+            await made.append([Event("b", "e", "t", 1, {})])
+        assert list(layout.journal.glob("*.segment")) == [] or left == "another journal"
+        shutil.rmtree(layout.journal, ignore_errors=True)
+        away.rename(layout.journal)
+        assert await made.append([one, Event("b", "e", "t", 1, {})]) == [0, 1]
+
+    asyncio.run(go())
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from stateside.layout import Layout
 from tests.serving.cluster import Cluster
+from tests.serving.conftest import serving
 from tests.sizes import sized
+
+from .application import make_application
 
 pytestmark = pytest.mark.e2e
 
@@ -26,9 +30,16 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
 NOT_READY = 503  # what a floor that is not reached is answered with: no error of the server's
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    cluster = Cluster(Path(tmp_path_factory.mktemp("cluster")))
+@pytest.fixture(scope="module", params=["another job's checkpoint", "an application's folder"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Only the second one has a journal to append to."""
+    folder = Path(tmp_path_factory.mktemp("asked"))
+    if request.param == "an application's folder":
+        layout = Layout(folder / "application")
+        make_application(layout)
+        yield from serving(layout, folder / "server.log", "/v1/views/orders/rows/emma")
+        return
+    cluster = Cluster(folder)
     yield cluster.start("asked")
     cluster.close()
 

@@ -95,7 +95,7 @@ class AsyncClient:
         """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
         floor = Floor(min_position, max_age_ms, wait_ms, as_of)
         question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
-        return self._iterate(Scan(self._asking, question).pages())
+        return self._iterate(Scan(self._asking.places, question).pages())
 
     def watch(
         self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
@@ -104,7 +104,7 @@ class AsyncClient:
 
         `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
         """
-        return self._iterate(Watch(self._asking, WatchQuestion(view, texts(key), rollup, after)).changes())
+        return self._iterate(Watch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
 
     async def sum(
         self,
@@ -152,7 +152,11 @@ class AsyncClient:
         return await self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
 
     async def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
-        """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
+        """Append events, each once however often it is sent; gives back the receipt, for `min_position`.
+
+        More than 1,000 go in several requests, one after the other. If one of them fails, the error says how many
+        events are stored: those before it, and none after it.
+        """
         return await self._run(self._asking.append(events))
 
     async def views(self) -> list[dict[str, Any]]:

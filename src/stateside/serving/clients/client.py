@@ -98,7 +98,7 @@ class Client:
         """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
         floor = Floor(min_position, max_age_ms, wait_ms, as_of)
         question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
-        return self._iterate(Scan(self._asking, question).pages())
+        return self._iterate(Scan(self._asking.places, question).pages())
 
     def watch(
         self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
@@ -107,7 +107,7 @@ class Client:
 
         `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
         """
-        return self._iterate(Watch(self._asking, WatchQuestion(view, texts(key), rollup, after)).changes())
+        return self._iterate(Watch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
 
     def sum(
         self,
@@ -155,7 +155,11 @@ class Client:
         return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
-        """Append events, each once however often it is sent; gives back the receipt, for `min_position`."""
+        """Append events, each once however often it is sent; gives back the receipt, for `min_position`.
+
+        More than 1,000 go in several requests, one after the other. If one of them fails, the error says how many
+        events are stored: those before it, and none after it.
+        """
         return self._run(self._asking.append(events))
 
     def views(self) -> list[dict[str, Any]]:

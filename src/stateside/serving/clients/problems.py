@@ -19,12 +19,17 @@ _KINDS = {
 
 def document_of(reply: Reply, url: str) -> dict[str, Any]:
     """The JSON object in a reply; OperatingError if it has none: then it is no Stateside server's."""
+    return object_of(reply.content, "the reply", url)
+
+
+def object_of(content: bytes | str, what: str, url: str) -> dict[str, Any]:
+    """The JSON object that this content of a server's is; OperatingError if it is none."""
     try:
-        document = json.loads(reply.content)
+        document = json.loads(content)
     except ValueError as error:
-        raise unanswered(f"the reply is no JSON: {error}", url) from None
+        raise unanswered(f"{what} is no JSON: {error}", url) from None
     if not isinstance(document, dict):
-        raise unanswered("the reply is no JSON object", url)
+        raise unanswered(f"{what} is no JSON object", url)
     return document
 
 
@@ -62,7 +67,7 @@ def problem_error(document: Mapping[str, Any]) -> StatesideError:
     code = str(document.get("type", "")).rpartition(":")[2]
     kind = _KINDS.get(code, StatesideError)
     detail = str(document.get("detail", "The server answered with an error"))
-    error = kind(detail, where=document.get("instance"), next_step=document.get("next_step"))
+    error = kind(detail, next_step=document.get("next_step"))
     if isinstance(error, Misdirected):
         error.location = document.get("location")
     return error

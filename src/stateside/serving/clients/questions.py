@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -15,6 +15,9 @@ from stateside.errors import RequestInvalid
 from stateside.journal.event import Event
 from stateside.positions import Position
 from stateside.serving.clients.steps import WAIT_S, Ask
+
+EVENTS_MAX = 1_000  # of one request, and
+EVENTS_BYTES_MAX = (4 << 20) - 64  # of JSON in its body, beside what is around them: servers take no more
 
 Part = str | int | float | bool | Decimal | date | datetime
 Parameters = tuple[tuple[str, str], ...]
@@ -91,11 +94,32 @@ def posted(path: str, document: Mapping[str, Any], parameters: Parameters = (), 
     return Ask("POST", path, parameters, json.dumps(document).encode(), wait_s=wait_s)
 
 
-def appended(events: Sequence[Event | Mapping[str, Any]]) -> Ask:
-    """Events to be appended. Each has an id, so that it is stored once however often this is sent."""
+def appended(events: Sequence[Event | Mapping[str, Any]]) -> Iterator[tuple[int, Ask]]:
+    """Requests that append these events, in order, each with how many it has.
+
+    Each event has an id, so that it is stored once however often it is sent. RequestInvalid if there is no event.
+    """
     if not events:
         raise RequestInvalid("There is no event to append", next_step="Give one at least")
-    return posted("/v1/events", {"events": [_event(event) for event in events]})
+    return ((len(group), _append(group)) for group in _groups(events))
+
+
+def _groups(events: Iterable[Event | Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The events as JSON, as many together as a request may have. One that is too large for any is sent by itself."""
+    group: list[str] = []
+    size = 0
+    for event in events:
+        told = json.dumps(_event(event))  # in ASCII: so many characters, so many bytes
+        if group and (len(group) == EVENTS_MAX or size + len(told) > EVENTS_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append(told)
+        size += len(told) + 1
+    yield group
+
+
+def _append(group: Sequence[str]) -> Ask:
+    return Ask("POST", "/v1/events", body=f'{{"events": [{",".join(group)}]}}'.encode())
 
 
 def _event(event: Event | Mapping[str, Any]) -> dict[str, Any]:

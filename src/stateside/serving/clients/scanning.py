@@ -11,9 +11,9 @@ from typing import Any
 
 from stateside.errors import Misdirected, RequestInvalid
 from stateside.serving.clients.answers import Answer, Row
-from stateside.serving.clients.asking import Asking, Place, SharesChanged
 from stateside.serving.clients.core import Whom
 from stateside.serving.clients.merging import Rank, by_column, by_key
+from stateside.serving.clients.places import Place, Places, SharesChanged
 from stateside.serving.clients.questions import Floor, Parameters, of_view
 from stateside.serving.clients.steps import Ask, Deliver, Steps, Together
 from stateside.serving.stamp import Stamp
@@ -61,29 +61,29 @@ class _Share:
 class Scan:
     """One scan. Delivers its pages."""
 
-    def __init__(self, asking: Asking, question: ScanQuestion) -> None:
+    def __init__(self, places: Places, question: ScanQuestion) -> None:
         if question.page_rows < 1 or (question.rows_max is not None and question.rows_max < 0):
             raise RequestInvalid("A page has at least one row, and a scan no fewer than none")
-        self._asking, self._question = asking, question
+        self._places, self._question = places, question
         self._left = question.rows_max
 
     def pages(self) -> Steps[None]:
         """Deliver all pages."""
-        deadline_s = self._asking.core.deadline(self._question.ask(self._question.floor))
+        deadline_s = self._places.core.deadline(self._question.ask(self._question.floor))
         begin = partial(self._begin, deadline_s)
-        places, first = yield from self._asking.anew(begin, SharesChanged, deadline_s)
+        places, first = yield from self._places.anew(begin, SharesChanged, deadline_s)
         yield from self._of_one(places[0].whom) if len(places) == 1 else self._of_shares(places, first)
 
     def _begin(self, deadline_s: float) -> Steps[tuple[Sequence[Place], Sequence[Answer]]]:
         """Who has the rows; if several have, also their first pages, of one batch where that can be."""
-        places = self._asking.places(self._question.view, self._question.key)
+        places = self._places.of(self._question.view, self._question.key)
         if len(places) == 1:
             return places, []
-        asked = self._asking.asked_of(places, self._first_page)
+        asked = self._places.asked_of(places, self._first_page)
         try:
-            first = yield from self._asking.at_one_batch(asked, self._made, self._question.floor, deadline_s)
+            first = yield from self._places.at_one_batch(asked, self._made, self._question.floor, deadline_s)
         except Misdirected as error:  # a filter, or what the token reaches, leaves keys of one place only
-            return [Place(self._asking.named_by(error))], []
+            return [Place(self._places.named_by(error))], []
         return places, first
 
     def _of_one(self, whom: Whom) -> Steps[None]:
@@ -91,7 +91,7 @@ class Scan:
         cursor: str | None = None
         while True:
             ask = self._question.ask(self._question.floor, cursor)
-            page: Answer = yield from self._asking.core.read(ask, self._made, whom)
+            page: Answer = yield from self._places.core.read(ask, self._made, whom)
             cursor = page.cursor
             if (page.rows or cursor is None) and not (yield from self._deliver(page)):
                 return
@@ -120,7 +120,7 @@ class Scan:
             delivered = True
 
     def _page(self, rows: list[Row], stamps: Sequence[Stamp]) -> Answer:
-        return Answer.together(rows, stamps, self._asking.types(self._question.view))
+        return Answer.together(rows, stamps, self._places.types(self._question.view))
 
     def _first_page(self, floor: Floor) -> Ask:
         return self._question.ask(floor, None, self._fetched())
@@ -128,7 +128,7 @@ class Scan:
     def _next_page(self, share: _Share) -> Steps[Answer]:
         floor = replace(self._question.floor, min_position=None, max_age_ms=None, as_of=None)
         ask = self._question.ask(floor, share.cursor, self._fetched())
-        return self._asking.core.read(ask, self._made, share.whom)
+        return self._places.core.read(ask, self._made, share.whom)
 
     def _take(self, share: _Share, page: Answer) -> None:
         rank = self._rank()
@@ -159,21 +159,21 @@ class Scan:
         return self._left is None or self._left > 0
 
     def _rank(self) -> Rank:
-        key, order = self._asking.key(self._question.view), self._question.order
+        key, order = self._places.key(self._question.view), self._question.order
         if order is None:
             return by_key(key)
-        return by_column(order, list(self._asking.types(self._question.view).items()), key)
+        return by_column(order, list(self._places.types(self._question.view).items()), key)
 
     def _fetched(self) -> Sequence[str] | None:
         """The columns that shares are asked for: those that rows are put in order by too."""
         if self._question.columns is None:
             return None
         order = [] if self._question.order is None else [self._question.order.removeprefix("-").split(".")[0]]
-        key = [name for name, _ in self._asking.key(self._question.view)]
+        key = [name for name, _ in self._places.key(self._question.view)]
         return list(dict.fromkeys([*self._question.columns, *key, *order]))
 
     def _shown(self, row: Row) -> Row:
         return row if self._question.columns is None else {name: row[name] for name in self._question.columns}
 
     def _made(self, document: Any) -> Answer:
-        return Answer.of(document, self._asking.types(self._question.view))
+        return Answer.of(document, self._places.types(self._question.view))

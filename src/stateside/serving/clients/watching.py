@@ -7,16 +7,15 @@ the middle, which come again whole. A snapshot that was broken off begins anew, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from stateside.serving.clients.answers import Change
-from stateside.serving.clients.asking import Asking
 from stateside.serving.clients.core import Whom
 from stateside.serving.clients.events import Event, Lines
-from stateside.serving.clients.problems import problem_error, unanswered
+from stateside.serving.clients.places import Places
+from stateside.serving.clients.problems import object_of, problem_error, unanswered
 from stateside.serving.clients.questions import Floor, of_view
 from stateside.serving.clients.steps import Ask, Deliver, NextLine, Silence, Steps
 from stateside.serving.stamp import Stamp
@@ -44,14 +43,14 @@ class WatchQuestion:
 class Watch:
     """One watch. Delivers changes until whoever watches stops, or no server can be had for as long as the deadline."""
 
-    def __init__(self, asking: Asking, question: WatchQuestion) -> None:
-        self._asking, self._question = asking, question
+    def __init__(self, places: Places, question: WatchQuestion) -> None:
+        self._places, self._question = places, question
         self._last_id = question.after
         self._midway = False  # a part of a snapshot was told, and not its end
 
     def changes(self) -> Steps[None]:
         """Deliver what comes."""
-        core = self._asking.core
+        core = self._places.core
         while True:
             ask = self._question.ask(self._last_id)
             yield from core.look(core.deadline(ask))
@@ -79,7 +78,7 @@ class Watch:
                 yield Deliver(self._change(event, url))
 
     def _change(self, event: Event, url: str) -> Change:
-        told = _document(event, url)
+        told = object_of(event.data, "an event", url)
         if event.kind == "reset":
             self._midway, self._last_id = False, None
             return Change("reset", None, None, [], [], reason=told.get("detail"))
@@ -95,21 +94,11 @@ class Watch:
 
     def _final(self, event: Event, url: str) -> bool:
         """Raise why the watch was cut off, if it would be again; who was only too slow goes on."""
-        problem = _document(event, url).get("problem")
+        problem = object_of(event.data, "an event", url).get("problem")
         if isinstance(problem, dict):
             raise problem_error(problem)
         return False
 
     def _whom(self) -> Whom:
         """Who has all that is watched: rollups and keys of any place are watched where all keys are."""
-        return self._asking.one_place(self._question.view, self._question.key if self._question.rollup is None else ())
-
-
-def _document(event: Event, url: str) -> dict[str, Any]:
-    try:
-        told = json.loads(event.data)
-    except ValueError as error:
-        raise unanswered(f"an event is no JSON: {error}", url) from None
-    if not isinstance(told, dict):
-        raise unanswered("an event is no JSON object", url)
-    return told
+        return self._places.one_place(self._question.view, self._question.key if self._question.rollup is None else ())

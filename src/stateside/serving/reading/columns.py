@@ -44,7 +44,9 @@ class Comparable:
         try:
             return parse(self.name, self.type, text)
         except KeyInvalid as error:
-            raise RequestInvalid(error.what.replace("the key's part", "the column")) from None
+            raise RequestInvalid(
+                error.what.replace("the key's part", "the column"), next_step=error.next_step
+            ) from None
 
     def rank(self, value: Value) -> tuple[Any, ...]:
         """What values are compared by."""

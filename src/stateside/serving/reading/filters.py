@@ -76,7 +76,9 @@ class Filter:
     def parse(cls, columns: Columns, texts: Sequence[str]) -> Filter:
         """The filter that these texts state; RequestInvalid if one is no condition, or there are too many."""
         if len(texts) > CONDITIONS_MAX:
-            raise RequestInvalid(f"There are {len(texts)} filters, more than {CONDITIONS_MAX}")
+            raise RequestInvalid(
+                f"There are {len(texts)} filters, more than {CONDITIONS_MAX}", next_step="Ask with fewer, or with SQL"
+            )
         return cls(tuple(Condition.parse(columns, text) for text in texts))
 
     def meets(self, values: Values) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid
-from stateside.serving.reading.values import NO_VALUE, Leaf, described, leaves, nested, parse, parser, type_name
+from stateside.serving.reading.values import NO_VALUE, Leaf, described, leaves, nested, not_of_type, parse, parser
 
 _WHOLE = ("byte", "short", "integer", "long")
 _FRACTIONS = ("float", "double")
@@ -97,7 +97,8 @@ def _spread(columns: Sequence[Leaf], parts: Iterator[Any]) -> Iterator[Any]:
             yield from _spread(fields, iter([part[field] for field in type_.names]))
         else:
             raise KeyInvalid(
-                f"The key's part {name!r} has not the fields {', '.join(type_.names)}, or others beside them"
+                f"The key's part {name!r} has not the fields {', '.join(type_.names)}, or others beside them",
+                next_step="Give an object with exactly these fields, or their values one after the other",
             )
     yield from parts
 
@@ -113,7 +114,7 @@ def _value(name: str, type_: SparkType, part: Any) -> Value:
             return part
         case int() | float() if not isinstance(part, bool) and _takes(type_, part):
             return parse(name, type_, repr(part))
-    raise KeyInvalid(f"{str(part)[:80]} is no {type_name(type_)}, which the key's part {name!r} is")
+    raise not_of_type(str(part)[:80], name, type_)
 
 
 def _takes(type_: SparkType, number: int | float) -> bool:

@@ -63,7 +63,10 @@ async def page(
     if cursor is not None:
         begun = Cursor.parse(cursor, reader.shape.catalogue.view, question.digest())
         if as_of.batch not in (None, begun.batch):
-            raise CursorInvalid(f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for")
+            raise CursorInvalid(
+                f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for",
+                next_step="Ask with the cursor alone: it stays on its batch",
+            )
         floor, as_of, after = Floor(wait_ms=floor.wait_ms), AsOf(begun.batch, begun.fingerprint), begun.after
 
     def read(snapshot: Snapshot, stamp: Stamp) -> Page:

@@ -189,7 +189,9 @@ def _check_borders(start_us: int, end_us: int, window: Window) -> None:
                 next_step=f"Take {iso_time(below_us)} or {iso_time(below_us + window.size_us)}",
             )
     if start_us >= end_us:
-        raise RequestInvalid(f"The range from {iso_time(start_us)} to {iso_time(end_us)} is empty")
+        raise RequestInvalid(
+            f"The range from {iso_time(start_us)} to {iso_time(end_us)} is empty", next_step="Let it end later"
+        )
 
 
 def _check_live(start_us: int, window: Window, stamp: Stamp) -> None:

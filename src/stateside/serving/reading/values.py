@@ -121,7 +121,15 @@ def parse(name: str, type_: SparkType, text: str) -> Value:
     try:
         return parser(type_)(text)
     except NO_VALUE:
-        raise KeyInvalid(f"{text[:80]!r} is no {type_name(type_)}, which the key's part {name!r} is") from None
+        raise not_of_type(repr(text[:80]), name, type_) from None
+
+
+def not_of_type(shown: str, name: str, type_: SparkType) -> KeyInvalid:
+    """For a key's part that is not of its type."""
+    example = "12.50" if isinstance(type_, Decimal) else _EXAMPLES.get(type_name(type_), "2026")
+    return KeyInvalid(
+        f"{shown} is no {type_name(type_)}, which the key's part {name!r} is", next_step=f"Write it like {example}"
+    )
 
 
 def renderer(type_: SparkType) -> Render:
@@ -145,6 +153,16 @@ def type_name(type_: SparkType) -> str:
     return type(type_).__name__.lower()
 
 
+_EXAMPLES = {  # of all others: whole numbers
+    "string": '"a text"',
+    "boolean": "true or false",
+    "float": "1.5",
+    "double": "1.5",
+    "date": "2026-01-31",
+    "timestamp": "2026-01-31T23:00:00Z",
+    "timestamp_ntz": "2026-01-31T23:00:00",
+    "binary": "c3RhdGU=, which is base64 of URLs",
+}
 _PARSERS: dict[str, Callable[[str], Value]] = {
     "string": str,
     "boolean": lambda text: {"true": True, "false": False}[text],

@@ -11,8 +11,10 @@ from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.inferred import Refusal
 from stateside.checkpoint.place import reading
 from stateside.clock import Clock, SystemClock
-from stateside.errors import NotFreshEnough, StatesideError, ViewInvalid, ViewUnknown
+from stateside.errors import NotFreshEnough, PositionAhead, StatesideError, ViewInvalid, ViewUnknown
+from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.layout import Layout, ViewLayout
+from stateside.positions import Position
 from stateside.replica.store import ReplicaReader
 from stateside.serving.reading.floor import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor
 from stateside.serving.reading.reader import POLL_S, Answer, SumAnswer, ViewReader
@@ -53,6 +55,23 @@ class Views:
     def note(self) -> str | None:
         """What is waited for, or wrong, with the checkpoint of a job that is not ours."""
         return Told.load(self._layout).note
+
+    def check_position(self, position: Position) -> None:
+        """PositionAhead if the folder's journal ends before this position: no append to it has returned that.
+
+        So a receipt of another journal is told at once, if it lies there. Nothing is said where the journal is not
+        here, or cannot be read; nor of other partitions than its own, which are another source's.
+        """
+        try:
+            end = DurableEnd.read(self._layout.journal)
+        except (OSError, StatesideError):
+            return
+        if end is not None and position[PARTITION] > end.offset:
+            raise PositionAhead(
+                f"The journal ends at {PARTITION}:{end.offset}, and {str(position)[:80]!r} was asked for: that is no"
+                " receipt of this journal, or not of what is left of it",
+                next_step="Give the receipt that appending here returned, or ask without min_position",
+            )
 
     def get(self, name: str) -> ViewReader:
         """The reader of a view, by the catalogue that it has now.

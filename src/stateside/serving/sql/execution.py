@@ -171,6 +171,12 @@ class Execution:
         why = self.ending.why
         if why is not None:
             return why if isinstance(why, StatesideError) else RuntimeError(f"reading rows failed: {why!r}")
+        try:
+            for relation in self._relations:
+                if relation.table is not None:
+                    self._folder.archive.check_there(relation.table, relation.view)
+        except StatesideError as away:  # it is not the statement's fault
+            return away
         return told(error, self._text)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.followed import FollowedTable
+from stateside.archive.followed import FollowedTable, marked_table
 from stateside.archive.table import BATCH_COLUMN
 from stateside.errors import NotFreshEnough
 from stateside.layout import Layout
@@ -52,16 +52,16 @@ class Archive:
         self._tables: dict[str, FollowedTable] = {}
 
     def tables(self) -> Mapping[str, str]:
-        """The tables that there are, each with its view."""
+        """The tables that were made, each with its view; also those whose storage is away."""
         marks = [(view, mark) for view in self._layout.views() for mark in (view.root / "marks").glob("*.json")]
-        return {mark.stem: view.name for view, mark in marks if (self._layout.table(mark.stem) / "_delta_log").is_dir()}
+        return {mark.stem: view.name for view, mark in marks if marked_table(mark) is not None}
 
     def schema(self, table: str, view: str) -> pa.Schema:
-        """The table's columns; ArchiveInvalid if it cannot be opened."""
+        """The table's columns; ArchiveAway or ArchiveInvalid as for `FollowedTable`."""
         return self._dataset(table, view).schema
 
     def rows(self, table: str, view: str, application: str, stamp: Stamp, where: Mapping[str, str]) -> pads.Dataset:
-        """The rows that count with this stamp, and have these values; ArchiveInvalid as above."""
+        """The rows that count with this stamp, and have these values; errors as above."""
         dataset = self._dataset(table, view)
         gate = self._gated.get((application, view, table))
         if gate is not None:
@@ -70,12 +70,19 @@ class Archive:
             dataset = dataset.filter(pc.field(BATCH_COLUMN) <= stamp.batch)
         return dataset.filter(condition(dataset.schema, where)) if where else dataset
 
-    def _dataset(self, table: str, view: str) -> pads.Dataset:
+    def check_there(self, table: str, view: str) -> None:
+        """ArchiveAway or ArchiveInvalid if the table cannot be read just now."""
+        self._followed(table, view).check_there()
+
+    def _followed(self, table: str, view: str) -> FollowedTable:
         with self._lock:
             if table not in self._tables:
                 mark = self._layout.view(view).mark(table)
                 self._tables[table] = FollowedTable(self._layout.table(table), mark)
-        dataset = self._tables[table].dataset()
+            return self._tables[table]
+
+    def _dataset(self, table: str, view: str) -> pads.Dataset:
+        dataset = self._followed(table, view).dataset()
         if dataset is None:
             raise NotFreshEnough(f"The table {table!r} was not made yet", next_step="Ask again in a moment")
         return dataset

@@ -36,7 +36,8 @@ class Asked:
         try:
             reader = await request.views.ready(view, floor)
         except ViewUnknown as error:
-            raise ViewUnknown(error.what, next_step=error.next_step if reaches_all(holder) else None) from None
+            which = error.next_step if reaches_all(holder) else "GET /v1/views lists those that your token reaches"
+            raise ViewUnknown(error.what, next_step=which) from None
         scope = Scope.of(reader.shape, holder.rows_of(view, reader.shape.columns.types))
         return cls(reader, scope, floor, AsOf(request.number("as_of", _BATCH_MAX)))
 

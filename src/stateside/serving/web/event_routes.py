@@ -60,11 +60,14 @@ _TEXT = (
 
 def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
     """The route for a folder; where the folder serves a checkpoint that is not ours there is no journal."""
-    appender, clock = Appender(layout.journal), clock or SystemClock()
+    appender, clock = Appender(layout), clock or SystemClock()
 
     async def append(request: Request) -> Response:
         if layout.pointed() is not None:
-            raise RouteUnknown("The views that are served here are another job's, which has no journal of ours")
+            raise RouteUnknown(
+                "The views that are served here are another job's, which has no journal of ours",
+                next_step="Give that job its events where it reads them",
+            )
         events = _events(request.document(), clock.now_us())
         offsets = await appender.append(events)
         receipts = [str(Position.of({PARTITION: offset + 1})) for offset in offsets]

@@ -28,7 +28,6 @@ _PROBLEM = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "instance": {"type": "string"},
         "next_step": {"type": "string", "description": "what to do about it"},
     },
 }

@@ -41,11 +41,10 @@ class Request:
     wheres: tuple[str, ...] = ()
 
     def floor(self) -> Floor:
-        """The floor that the parameters ask for."""
-        position = self.parameters.get("min_position")
+        """The floor that the parameters ask for; PositionAhead if it is known that it cannot be reached."""
         wait_ms = self.number("wait_ms", WAIT_MS_MAX)
         return Floor(
-            min_position=None if position is None else Position.parse(position),
+            min_position=self._position(),
             max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
         )
@@ -56,8 +55,19 @@ class Request:
         if text is None:
             return None
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= largest):
-            raise RequestInvalid(f"The parameter {name} is {text[:80]!r}, not a whole number from 0 to {largest}")
+            raise RequestInvalid(
+                f"The parameter {name} is {text[:80]!r}, not a whole number from 0 to {largest}",
+                next_step="Give such a number, or leave it out",
+            )
         return int(text)
+
+    def _position(self) -> Position | None:
+        text = self.parameters.get("min_position")
+        if text is None:
+            return None
+        position = Position.parse(text)
+        self.views.check_position(position)
+        return position
 
     def document(self) -> dict[str, Any]:
         """The body, which must be a JSON object; RequestInvalid if it is none."""
