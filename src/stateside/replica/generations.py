@@ -1,7 +1,7 @@
 """Generations: the environments that a replica's folder has had, each loaded anew beside the one before it.
 
     replica/writer.lock     held by the one process that writes here
-    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb
+    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb and beat
     replica/current         once one was loaded: the name of its folder
     replica/7/data.mdb      that environment
     replica/loading/        files of the checkpoint, while they are loaded
@@ -79,5 +79,10 @@ def clean(directory: Path) -> None:
     for path in directory.iterdir():
         if path.name == _LOADING or (path.name.isdigit() and path != folder):
             shutil.rmtree(path, ignore_errors=True)  # a reader may be opening it: then the next start removes it
-        elif path.name.startswith(f".{_POINTER}.") or (folder != directory and path.suffix == ".mdb"):
+        elif path.name.startswith(f".{_POINTER}.") or (folder != directory and _belongs(path)):
             path.unlink(missing_ok=True)
+
+
+def _belongs(path: Path) -> bool:
+    """Whether a file is one of an environment's."""
+    return path.suffix == ".mdb" or path.name == "beat"

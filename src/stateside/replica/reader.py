@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from stateside.checkpoint.catalogue import Computed
 from stateside.errors import HistoryGone, NotFreshEnough, ReplicaInvalid
 from stateside.replica import generations
 from stateside.replica.applied import AppliedBatch
+from stateside.replica.beat import Beat
 from stateside.replica.environment import Databases, open_to_read
 from stateside.replica.history import ROLLUPS, ROWS, History, Record
 from stateside.replica.ordered import Ordered
 from stateside.replica.past import PastTable
 from stateside.replica.rollups import Kept, parse_computed, parse_kept
 from stateside.replica.share import Share
-
-GLANCE_S = 0.005
 
 
 class Table(Protocol):
@@ -210,12 +208,13 @@ def snapshot_as_of(
 
 
 @dataclass(slots=True)
-class _Opened:
+class Opened:
     """An environment that is open, and how many snapshots there are of it."""
 
     folder: Path
     environment: lmdb.Environment
     databases: Databases
+    beat: Beat
     snapshots: int = 0
 
 
@@ -228,32 +227,28 @@ class ReplicaReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock, self._looked_s = threading.Lock(), float("-inf")
+        self._lock = threading.Lock()
         self._sign = generations.sign(directory)
         self._opened = self._open(generations.current(directory))
 
-    def snapshot(self, as_of: int | None = None, fingerprint: str | None = None, *, glance: bool = False) -> Look:
+    def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Look:
         """A consistent look at the replica; keep it short, it holds old pages back.
 
         With `as_of` its rows, rollups and stamp are those of an older batch; a scan over several snapshots gives the
         fingerprint of that batch too, as its first page told it. Errors as for `snapshot_as_of`.
-        A `glance` may still be of an environment whose place another one took `GLANCE_S` ago.
         """
-        return Look(self, as_of, fingerprint, glance)
+        return Look(self, as_of, fingerprint)
 
-    def take(self, *, glance: bool = False) -> _Opened:
+    def take(self) -> Opened:
         """The environment that counts now; it stays open until it is given back."""
-        now_s = time.monotonic()
         with self._lock:
-            if not glance or now_s - self._looked_s > GLANCE_S:
-                self._looked_s = now_s
-                if generations.sign(self._directory) != self._sign:
-                    self._follow()
+            if generations.sign(self._directory) != self._sign:
+                self._follow()
             opened = self._opened
             opened.snapshots += 1
         return opened
 
-    def give_back(self, opened: _Opened) -> None:
+    def give_back(self, opened: Opened) -> None:
         """Nothing is read in it any more by who took it."""
         with self._lock:
             opened.snapshots -= 1
@@ -264,11 +259,11 @@ class ReplicaReader:
         """Let the environment go."""
         self._opened.environment.close()
 
-    def _open(self, folder: Path) -> _Opened:
+    def _open(self, folder: Path) -> Opened:
         """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
         while True:
             try:
-                return _Opened(folder, *open_to_read(folder))
+                return Opened(folder, *open_to_read(folder), Beat(folder))
             except (FileNotFoundError, ReplicaInvalid):
                 sign = generations.sign(self._directory)
                 if sign == self._sign:
@@ -285,7 +280,7 @@ class ReplicaReader:
             self._opened = self._open(folder)
             _close_unused(before)
 
-    def begin(self, opened: _Opened) -> lmdb.Transaction:
+    def begin(self, opened: Opened) -> lmdb.Transaction:
         """A transaction in an environment that was taken; ReplicaInvalid if its map has become too small just now."""
         try:
             return opened.environment.begin(buffers=False)
@@ -304,13 +299,13 @@ class ReplicaReader:
 class Look:
     """A snapshot, for as long as its `with` lasts: of every request there is one, so it is no generator."""
 
-    __slots__ = ("_as_of", "_fingerprint", "_glance", "_opened", "_reader", "_transaction")
+    __slots__ = ("_as_of", "_fingerprint", "_opened", "_reader", "_transaction")
 
-    def __init__(self, reader: ReplicaReader, as_of: int | None, fingerprint: str | None, glance: bool) -> None:
-        self._reader, self._as_of, self._fingerprint, self._glance = reader, as_of, fingerprint, glance
+    def __init__(self, reader: ReplicaReader, as_of: int | None = None, fingerprint: str | None = None) -> None:
+        self._reader, self._as_of, self._fingerprint = reader, as_of, fingerprint
 
     def __enter__(self) -> Snapshot:
-        opened = self._opened = self._reader.take(glance=self._glance)
+        opened = self._opened = self._reader.take()
         try:
             transaction = self._transaction = self._reader.begin(opened)
             if self._as_of is None:
@@ -329,7 +324,7 @@ class Look:
         self._reader.give_back(self._opened)
 
 
-def _close_unused(opened: _Opened) -> None:
+def _close_unused(opened: Opened) -> None:
     if opened.snapshots == 0:
         opened.environment.close()
 

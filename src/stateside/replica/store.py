@@ -28,6 +28,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import ReplicaInvalid
 from stateside.replica import generations, lists
 from stateside.replica.applied import AppliedBatch
+from stateside.replica.beat import WritersBeat
 from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.history import History, Keep
 from stateside.replica.ordered import Changes, Ordered, in_order
@@ -126,7 +127,9 @@ class ReplicaWriter:
 
         As with a new writer, `keep_rollups` comes before the next `apply`. It has no history.
         """
+        WritersBeat(folder)  # whoever opens it finds one
         generations.make_current(self.directory, folder)
+        self._beat.end()
         self._environment.close()
         self._open()
         generations.clean(self.directory)
@@ -161,6 +164,8 @@ class ReplicaWriter:
 
     def _open(self) -> None:
         self._folder = generations.current(self.directory)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._beat = WritersBeat(self._folder)
         self._environment = open_environment(self._folder)
         self._file = _file(self._folder / "data.mdb")
         self._checked_s = 0.0
@@ -221,7 +226,8 @@ class ReplicaWriter:
         if time.monotonic() - self._checked_s >= READER_CHECK_S:
             self._environment.reader_check()
             self._checked_s = time.monotonic()
-        write(self._environment, action)
+        with self._beat.moving():
+            write(self._environment, action)
 
 
 def _kept(snapshot: Snapshot) -> tuple[Kept, tuple[Computed, ...]]:

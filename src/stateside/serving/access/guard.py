@@ -25,6 +25,7 @@ from stateside.serving.access.refusals import Asked, RefusalLog
 from stateside.serving.access.verifier import TokenRefused, Verifier
 
 RECHECK_S: Final = 1.0
+LOOK_S: Final = 0.002  # after it at the latest nobody is let in whose token was revoked
 NOBODY: Final = Holder("nobody", frozenset())
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Guard:
     @classmethod
     def of(cls, layout: Layout, limits: Limits = NO_RATE, *, guarded: bool = False) -> Guard:
         """The guard of a folder. `guarded`: it had keys when the server started, and is never open again."""
-        return cls(Verifier(layout, guarded=guarded), Room(limits), RefusalLog(layout.refusals))
+        return cls(Verifier(layout, guarded=guarded, look_s=LOOK_S), Room(limits), RefusalLog(layout.refusals))
 
     def visit(self, scope: Any) -> Visit:
         """A request arrives: RSGI's scope says from where, and what it asks."""

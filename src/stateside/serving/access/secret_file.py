@@ -27,6 +27,8 @@ class SecretFile(Generic[Content]):
 
     def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
         self.path, self._text = path, str(path)
+        self.look_s = 0.0  # for so long what `current` has seen is good enough
+        self._looked_s = float("-inf")
         self._version, self._parse, self._empty = version, parse, empty
         self._seen: tuple[Sign | None, Content] | None = None
 
@@ -39,9 +41,13 @@ class SecretFile(Generic[Content]):
 
         A look at the file system, unless it has changed. SetupError for a file that is not safe or not whole.
         """
+        now_s = time.monotonic()
+        if self._seen is not None and now_s - self._looked_s < self.look_s:
+            return self._seen
         sign = self._sign()
         if self._seen is None or sign != self._seen[0]:
             self._seen = sign, self.read()  # the sign from before: what is written meanwhile has another, and is read
+        self._looked_s = now_s
         return self._seen
 
     def read(self) -> Content:
@@ -81,8 +87,6 @@ class SecretFile(Generic[Content]):
             os.close(handle)
 
     def _sign(self) -> Sign | None:
-        if self._seen is not None and self._seen[0] is None and not os.access(self._text, os.F_OK):
-            return None  # still not there: told in half the time, and where nobody has tokens at every request
         try:
             found = os.stat(self._text)  # noqa: PTH116 - at every request: a Path takes as long as the call
         except FileNotFoundError:

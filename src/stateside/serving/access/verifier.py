@@ -43,14 +43,17 @@ class TokenRefused(TokenInvalid):
 
 
 class Verifier:
-    """Verifies the tokens of one folder. Changes of keys and revocations take effect at the next request.
+    """Verifies the tokens of one folder. Changes of keys and revocations take effect within `look_s`, 0: at once.
 
     Without a file of keys everybody is an operator, unless it is `guarded`: there were keys when the server started,
     and if they are gone now, nobody is let in.
     """
 
-    def __init__(self, layout: Layout, *, guarded: bool = False, clock: Clock | None = None) -> None:
+    def __init__(
+        self, layout: Layout, *, guarded: bool = False, clock: Clock | None = None, look_s: float = 0.0
+    ) -> None:
         self._keys, self._register = KeyFile(layout.keys), Register(layout.issued)
+        self._keys.look_s = self._register.look_s = look_s
         self._guarded, self._clock = guarded, clock or SystemClock()
         self._signs: object = None
         self._cached: dict[bytes, Claims] = {}

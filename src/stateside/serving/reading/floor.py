@@ -9,6 +9,7 @@ from stateside.serving.stamp import Stamp
 
 WAIT_MS_DEFAULT = 5_000
 WAIT_MS_MAX = 30_000
+STUCK = ". Its replica does not move: the server's log has the cause"  # which may name paths: not for everybody
 
 
 @dataclass(frozen=True, slots=True)

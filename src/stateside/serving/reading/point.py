@@ -15,6 +15,7 @@ import orjson
 
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.keys import NO_KEY
+from stateside.replica.moment import Moment
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.reader import ViewReader
@@ -47,7 +48,10 @@ class PointReader:
     def __init__(self, reader: ViewReader) -> None:
         self.reader, self._shape = reader, reader.shape
         self.parts = len(self._shape.key_texts.parts)  # of a whole key
+        self.moment = Moment(reader.replica)
+        self._snapshot: Snapshot | None = None  # of which is what follows
         self._told: Told | None = None
+        self._since_us = 0
 
     def find(self, texts: Sequence[str]) -> tuple[Told, int, bytes] | None:
         """The answer for the whole key that these texts are: what it is an answer of, its age in ms, and its JSON.
@@ -57,25 +61,29 @@ class PointReader:
         shape = self._shape
         key = shape.key_texts.parse(texts)
         encoded = shape.codec.encode(key) or NO_KEY
-        with self.reader.replica.snapshot(glance=True) as snapshot:
-            batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
-            told = self._told
-            if told is None or not told.is_of(snapshot, batch, fresh_us is not None):
-                told = self._tell(snapshot, batch)
-            row = snapshot.get(encoded)
+        snapshot = self.moment.snapshot()
+        if snapshot is not self._snapshot:
+            self._look(snapshot)
+        told = self._told
         if told is None:
             return None
+        row = snapshot.get(encoded)
         if told.stamp.share is not None:
             check_held(told.stamp, shape.codec, encoded)
-        since_us = told.batch.committed_us if fresh_us is None else fresh_us
-        age_ms = max(0, (self.reader.clock.now_us() - since_us) // 1_000)
+        age_ms = max(0, (self.reader.clock.now_us() - self._since_us) // 1_000)
         shown = b""
         if row is not None:
             values = shape.values_of(key, row) if shape.keys_as_asked else shape.values(encoded, row)
             shown = orjson.dumps(shape.columns.shown(values))
         return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, shown, _END)
 
-    def _tell(self, snapshot: Snapshot, batch: AppliedBatch | None) -> Told | None:
-        stamp = self.reader.stamp_of(snapshot)
-        self._told = None if stamp is None or batch is None else Told(snapshot, batch, stamp)
-        return self._told
+    def _look(self, snapshot: Snapshot) -> None:
+        """Find out what answers are answers of, from now on."""
+        self._snapshot = None
+        batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
+        if self._told is None or not self._told.is_of(snapshot, batch, fresh_us is not None):
+            stamp = self.reader.stamp_of(snapshot)
+            self._told = None if stamp is None or batch is None else Told(snapshot, batch, stamp)
+        if batch is not None:
+            self._since_us = batch.committed_us if fresh_us is None else fresh_us
+        self._snapshot = snapshot

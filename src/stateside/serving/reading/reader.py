@@ -17,7 +17,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough
 from stateside.layout import ViewLayout
 from stateside.replica.store import ReplicaReader, Snapshot
-from stateside.serving.reading.floor import NEWEST, AsOf, Floor
+from stateside.serving.reading.floor import NEWEST, STUCK, AsOf, Floor
 from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.scope import EVERYTHING, Scope
 from stateside.serving.reading.sealed import SealedRows
@@ -195,7 +195,8 @@ class ViewReader:
     def _not_fresh_enough(self, not_yet: _NotYet) -> NotFreshEnough:
         return NotFreshEnough(
             f"The view {self.shape.catalogue.view!r} is not fresh enough: {not_yet.missing}"
-            + (f". Its replica does not move: {not_yet.trouble}" if not_yet.trouble else ""),
+            + (STUCK if not_yet.trouble else ""),
+            where=not_yet.trouble,
             next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
         )
 

@@ -18,6 +18,7 @@ from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows, unpack
 from stateside.replica.store import Snapshot
+from stateside.serving.reading.floor import STUCK
 from stateside.serving.reading.values import KeyTexts, Leaf, renderer
 
 NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
@@ -116,7 +117,8 @@ class RollupReader:
         trouble = snapshot.trouble()
         return NotFreshEnough(
             f"The rollups of {self._view!r} have other computed columns than were declared last"
-            + (f". Its replica does not move: {trouble}" if trouble else ""),
+            + (STUCK if trouble else ""),
+            where=trouble,
             next_step="Ask again in a moment: the replica makes them anew",
         )
 

@@ -126,7 +126,10 @@ class Application:
     async def _handle(self, visit: Visit, scope: Any, protocol: Any) -> Response:
         path, query = scope.path, scope.query_string
         if len(path) + len(query) > PATH_CHARS_MAX:
-            raise RequestInvalid(f"The address has more than {PATH_CHARS_MAX} characters")
+            raise RequestInvalid(
+                f"The address has more than {PATH_CHARS_MAX:,} characters",
+                next_step="Ask for many keys with POST …/lookup, whose body has room for them",
+            )
         route, taken, holder = self._found(visit, scope)
         visit.route = route.pattern
         pairs = parse_qsl(query, keep_blank_values=True)

@@ -7,11 +7,11 @@ only some rows, views with an archive, replicas without a batch, and every error
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import Any, Final
 
 from stateside.errors import StatesideError
-from stateside.replica.reader import GLANCE_S
+from stateside.replica.moment import MOMENT_S
 from stateside.serving.access.guard import Visit
 from stateside.serving.access.headers import security_headers
 from stateside.serving.health.traces import answered_with
@@ -32,7 +32,6 @@ class ShortWay:
         self._views = views
         self._kept: dict[str, PointReader] = {}
         self._points: dict[str, PointReader] = {}  # those whose catalogue was looked at a moment ago
-        self._looked_s = float("-inf")
 
     def answer(self, visit: Visit, scope: Any, protocol: Any) -> bool:
         """Answer, if this is such a question; whether it was."""
@@ -65,14 +64,15 @@ class ShortWay:
 
     def _of(self, view: str) -> PointReader | None:
         """What finds a view's rows; None if it has an archive too."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s > GLANCE_S:
-            self._points.clear()
-            self._looked_s = now_s
         found = self._points.get(view)
         if found is None:
             reader = self._views.get(view)
             kept = self._kept.get(view)
             found = kept if kept is not None and kept.reader is reader else PointReader(reader)
             self._kept[view] = self._points[view] = found
+            asyncio.get_running_loop().call_later(MOMENT_S, self._let_go, view)
         return found if found.reader.sealed is None else None
+
+    def _let_go(self, view: str) -> None:
+        """Have a view's catalogue looked at again before its next answer, and its snapshot taken anew."""
+        self._points.pop(view).moment.release()
