@@ -1,6 +1,6 @@
 """Lookups over HTTP against Redis, each asked by its own load generator over 32 connections on loopback.
 
-Ours: `stateside serve` with two workers over a view of a hundred thousand customers, asked by wrk; every answer is JSON
+Ours: `stateside serve` with two workers over a view of twenty thousand customers, asked by wrk; every answer is JSON
 with its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size,
 asked by redis-benchmark. Both ask for keys at random. Needs `wrk` and `redis-server` (Debian has packages of them).
 """
@@ -25,7 +25,7 @@ from stateside.errors import SetupError
 from stateside.processes import Child, free_port
 from tests.written import Written, WrittenOperator
 
-CUSTOMERS = 100_000
+CUSTOMERS = 20_000
 CONNECTIONS = 32
 WORKERS = 2
 SECONDS = 4
