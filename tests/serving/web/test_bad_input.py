@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 BENS_TOTAL = 918_273_645  # what emma must not see, anywhere
 IDLE = 1_000
+STOLEN = Path(tempfile.gettempdir()) / "stateside-test-stolen.csv"
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,11 @@ CASES = [
     posted("a body", "/v1/events", b"\xff\xfe", 400, "request-invalid"),
     sql("CREATE TABLE t AS SELECT 1"),
     sql("INSERT INTO orders VALUES (1)"),
-    sql("COPY orders TO '/tmp/stolen.csv'"),
+    sql(f"COPY orders TO '{STOLEN}'"),
     sql("SELECT * FROM '/etc/passwd'"),
     sql("SELECT * FROM read_csv('/etc/passwd')"),
     sql("SELECT * FROM read_text('/etc/passwd')", who="analyst"),
-    sql("ATTACH '/tmp/other.db'"),
+    sql(f"ATTACH '{STOLEN}'"),
     sql("INSTALL httpfs"),
     sql("SET enable_external_access = true"),
     sql("SELECT 1; SELECT 2"),
@@ -217,7 +219,7 @@ def assert_tells_nothing(served: Served, case: Case, answer: httpx.Response) -> 
 def test_after_all_of_it_nothing_was_stored_and_the_log_has_no_error(served: Served) -> None:
     for case in CASES:
         served.ask(case)
-    assert not Path("/tmp/stolen.csv").exists()
+    assert not STOLEN.exists()
     assert len(list(Journal(served.layout.journal).events())) == 3
     text = served.log.read_text()
     assert "Traceback" not in text and "ERROR" not in text, text

@@ -33,9 +33,9 @@ class Shape:
         self.catalogue = completed(catalogue, storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
+        self.codec = KeyCodec(asked)  # first: it refuses types that no key can have
         self.key_texts = KeyTexts(repr(self.catalogue.view), self.key_parts)
         self.json_keys = JsonKeys(repr(self.catalogue.view), self.key_parts)
-        self.codec = KeyCodec(asked)
         self.keys_as_asked = all(isinstance(type_, Primitive) for _, type_ in self.key_parts)
         check_state(self.catalogue, storage)
         self._decoder = value_decoder(self.catalogue, storage)
