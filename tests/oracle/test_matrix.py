@@ -26,7 +26,7 @@ from .staged import Row, Staged
 from .statestore import Told, side, told
 from .typed_events import Events
 
-RUNS = (3, 2)  # how many batches with events come before each restart
+RUNS = sized((2, 2), (3, 2))  # how many batches with events come before each restart
 CASES = sized(pairwise(all_cases()), all_cases())
 
 
