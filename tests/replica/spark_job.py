@@ -27,7 +27,8 @@ from stateside.checkpoint.schema import Column
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.reader import ReplicaReader
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.tail import Tail
 
 PARTITIONS = 2

@@ -22,7 +22,7 @@ from operator import itemgetter
 from stateside.errors import HistoryGone
 from stateside.replica.history import ROLLUPS, ROWS, Entry, Record
 from stateside.replica.ordered import behind
-from stateside.replica.reader import Snapshot, Table
+from stateside.replica.snapshot import Snapshot, Table
 
 _END = b"\xff\xff"  # behind all keys of either table
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import lmdb
 
-from stateside.replica.reader import Opened, ReplicaReader, Snapshot
+from stateside.replica.reader import Opened, ReplicaReader
+from stateside.replica.snapshot import Snapshot
 
 MOMENT_S: Final = 0.005
 

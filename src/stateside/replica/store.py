@@ -32,9 +32,10 @@ from stateside.replica.beat import WritersBeat
 from stateside.replica.environment import Databases, open_environment, write
 from stateside.replica.history import History, Keep
 from stateside.replica.ordered import Changes, Ordered, in_order
-from stateside.replica.reader import ReplicaReader, Snapshot
+from stateside.replica.reader import ReplicaReader
 from stateside.replica.rollups import Kept, Rollups
 from stateside.replica.share import Share
+from stateside.replica.snapshot import Snapshot
 from stateside.storage import try_lock
 
 __all__ = ["AppliedBatch", "ReplicaReader", "ReplicaWriter", "Snapshot"]

@@ -13,6 +13,7 @@ import pytest
 from stateside.clock import ManualClock
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.issuer import Issuer
+from stateside.serving.access.limits import Limits
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from tests.serving.reading.shop import Shop
@@ -160,10 +161,32 @@ def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: S
 
 
 def test_a_request_that_takes_the_long_way_after_all_is_counted_once(shop: Shop) -> None:
-    from stateside.serving.access.limits import Limits
-
     server = Server(shop)
     server.app._guard = Guard.of(shop.layout, Limits(rate_per_s=1))
     statuses = [server.ask(Scope("/v1/views/spending/rows/emma"))[0] for _ in range(3)]
     assert statuses == [200, 200, 429], "a bucket holds two"
+    server.close()
+
+
+def test_nobody_is_under_way_any_more_when_all_are_answered_refused_ones_too(shop: Shop) -> None:
+    Issuer(shop.layout).create("all")
+    server = Server(shop)
+    server.app._guard = Guard.of(shop.layout, Limits(running_max=2))
+    wrong = {"authorization": "Bearer x.y.z"}
+    assert [server.ask(Scope(EMMA, headers=wrong))[0] for _ in range(5)] == [401] * 5
+    server.close()
+
+
+def test_an_error_that_nobody_foresaw_is_told_by_the_long_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(shop)
+    monkeypatch.setattr("stateside.serving.reading.reader.ViewReader._stamp", lambda *given: 1 // 0)
+    status, headers, body = both(server, Scope(EMMA))
+    assert (status, headers["content-type"]) == (500, "application/problem+json")
+    assert b"the server's log has the cause" in body
+    server.close()
+
+
+def test_an_address_that_is_too_long_is_refused_both_ways(shop: Shop) -> None:
+    server = Server(shop)
+    assert both(server, Scope(f"/v1/views/spending/rows/{'x' * 5_000}/de"))[0] == 400
     server.close()

@@ -80,7 +80,7 @@ class Visit:
         self._guard, self._scope = guard, scope
         self._address = network(scope.client)
         self._holder: Holder | None = None
-        self._entered: Holder | None = None
+        self._entered: Holder | StatesideError | None = None  # who it is, or why nobody is let in
         self._counted: str | None = None
         self.route = "none"  # the pattern of the one that fits, once it is known
         self._checked_s = time.monotonic()
@@ -88,10 +88,18 @@ class Visit:
     def enter(self, *, needs_token: bool = True) -> Holder:
         """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role.
 
-        A second time it says the same again.
+        A second time it says the same again, and counts nothing.
         """
-        if self._entered is not None:
-            return self._entered
+        if self._entered is None:
+            try:
+                self._entered = self._enter(needs_token)
+            except StatesideError as error:
+                self._entered = error
+        if isinstance(self._entered, StatesideError):
+            raise self._entered
+        return self._entered
+
+    def _enter(self, needs_token: bool) -> Holder:
         try:
             holder = self._guard.holder(self._scope.headers.get("authorization")) if needs_token else NOBODY
         except TokenInvalid:
@@ -100,7 +108,6 @@ class Visit:
         nameless = holder is OPERATOR or holder is NOBODY
         self._holder = None if nameless else holder
         self._count(self._address if nameless else f"holder {holder.name}")
-        self._entered = holder
         return holder
 
     def is_over(self) -> bool:

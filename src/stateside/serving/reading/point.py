@@ -1,7 +1,7 @@
 """The short way to a row: one whole key, at the newest batch, in a view without an archive, all rows of which are for
 who asks. Most questions are of this kind, so they are answered with as little as can be, and never wait.
 
-What it says is to the byte what `lookup` says of the same key (`tests/serving/reading/test_point.py`). Whatever is not
+What it says is to the byte what `lookup` says of the same key (`tests/serving/web/test_short_way.py`). Whatever is not
 so simple, errors included, it leaves to the long way.
 """
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from stateside.errors import HistoryGone
 from stateside.replica.changes import Extent
 from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
-from stateside.replica.reader import Snapshot
+from stateside.replica.snapshot import Snapshot
 from stateside.serving.sql import kept as limits
 from stateside.serving.sql.chunk import ROWS_MAX, Change, Chunk
 from stateside.serving.sql.columns import Columns

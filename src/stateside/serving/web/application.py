@@ -47,14 +47,13 @@ from stateside.serving.web.health_routes import health_routes
 from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.outlet import send
 from stateside.serving.web.place_routes import place_routes
-from stateside.serving.web.request import Request
+from stateside.serving.web.request import PATH_CHARS_MAX, Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
 from stateside.serving.web.short_way import ShortWay
 from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
-PATH_CHARS_MAX = 4_096
 _REPEATED = ("key", "where")  # parameters that may come several times
 BODY_S_MAX = 30.0
 

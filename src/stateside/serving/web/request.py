@@ -14,6 +14,7 @@ from stateside.positions import Position
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.reading.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
 
+PATH_CHARS_MAX = 4_096
 _AGE_MS_MAX = 10**12
 
 

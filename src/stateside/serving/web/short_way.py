@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from stateside.errors import StatesideError
 from stateside.replica.moment import MOMENT_S
 from stateside.serving.access.guard import Visit
 from stateside.serving.access.headers import security_headers
@@ -19,6 +18,7 @@ from stateside.serving.reading.point import PointReader
 from stateside.serving.reading.views import Views
 from stateside.serving.web.asked import reaches_all
 from stateside.serving.web.etag import etag
+from stateside.serving.web.request import PATH_CHARS_MAX
 
 ROUTE: Final = "/v1/views/{view}/rows/{key...}"
 _KIND: Final = ("content-type", "application/json")
@@ -39,7 +39,13 @@ class ShortWay:
             return False
         path = scope.path
         parts = path.split("/")
-        if len(parts) < 6 or parts[4] != "rows" or parts[2] != "views" or parts[1] != "v1":
+        if (
+            len(path) > PATH_CHARS_MAX
+            or len(parts) < 6
+            or parts[4] != "rows"
+            or parts[2] != "views"
+            or parts[1] != "v1"
+        ):
             return False
         try:
             holder = visit.enter()
@@ -49,7 +55,7 @@ class ShortWay:
             if points is None or len(parts) - 5 != points.parts:
                 return False
             found = points.find(parts[5:])
-        except StatesideError:
+        except Exception:
             return False
         headers = scope.headers
         if found is None or headers.get("if-none-match") is not None:
