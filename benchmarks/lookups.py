@@ -1,13 +1,15 @@
 """Lookups over HTTP against Redis, each asked by its own load generator over 32 connections on loopback.
 
-Ours: `stateside serve` with two workers over a view of twenty thousand customers, asked by wrk; every answer is JSON
-with its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size,
-asked by redis-benchmark. Both ask for keys at random. Needs `wrk` and `redis-server` (Debian has packages of them).
+Ours: `stateside serve` with two workers over a view of twenty thousand customers, asked over HTTP/1.1 by h2load, and for
+many keys at once by wrk, which can send another body each time; every answer is JSON with its stamp. The peer:
+redis-server without persistence, which has the same customers with values of the same size, asked by redis-benchmark.
+All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and redis-tools.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import statistics
@@ -42,43 +44,38 @@ key = ["customer"]
 orders = { count = "count" }
 total = { sum = "sum" }
 """
-_SCRIPT = """
+
+_REDIS_KEY = "key:__rand_int__"  # twelve digits, filled in by redis-benchmark
+_MANY = """
 local asked, next = {}, 0
 function init()
-  for number = 1, 20000 do asked[number] = ask() end
+  for number = 1, 2000 do
+    local keys = {}
+    for place = 1, KEYS do keys[place] = string.format('"c%012d"', math.random(0, CUSTOMERS - 1)) end
+    asked[number] = wrk.format("POST", "/v1/views/spending/lookup", nil, '{"keys":[' .. table.concat(keys, ",") .. ']}')
+  end
 end
 function request()
   next = next % #asked + 1
   return asked[next]
 end
-local function customer() return string.format("c%012d", math.random(0, CUSTOMERS - 1)) end
 """
-_POINTS = """
-function ask() return wrk.format("GET", "/v1/views/spending/rows/" .. customer()) end
-"""
-_MANY = """
-function ask()
-  local keys = {}
-  for number = 1, KEYS do keys[number] = '"' .. customer() .. '"' end
-  return wrk.format("POST", "/v1/views/spending/lookup", nil, '{"keys":[' .. table.concat(keys, ",") .. ']}')
-end
-"""
-_PAUSE = "function delay() return math.random() < SHARE and math.ceil(PAUSE_MS) or math.floor(PAUSE_MS) end\n"
 
 
 def run(folder: Path) -> Iterator[Result | Figure]:
-    for program in ("wrk", "redis-server", "redis-benchmark"):
+    for program in ("h2load", "wrk", "redis-server", "redis-benchmark"):
         if shutil.which(program) is None:
-            raise SetupError(f"There is no {program} here", next_step="apt-get install wrk redis-server redis-tools")
+            raise SetupError(
+                f"There is no {program} here", next_step="apt-get install nghttp2-client wrk redis-server redis-tools"
+            )
     with _stateside(folder) as port, _redis(folder) as redis_port:
-        points, many = _Wrk(folder, port, _POINTS), _Wrk(folder, port, _MANY)
-        get, mget = ["get", _redis_key()], ["mget", *([_redis_key()] * KEYS)]
-        speeds = _in_turn(lambda: points.speed(), lambda: _redis_speed(redis_port, 300_000, get))
+        http = _Http(folder, port)
+        get, mget = ["get", _REDIS_KEY], ["mget", *[_REDIS_KEY] * KEYS]
+        speeds = _in_turn(lambda: http.speed(), lambda: _redis_speed(redis_port, 300_000, get))
         yield Result("a row by its key", "lookups/s", *speeds, "stateside, 2 workers", "redis GET")
-        half = statistics.median(speeds[0]) / 2
-        asked, p99_ms = points.paced(half)
+        asked, p99_ms = http.paced(statistics.median(speeds[0]) / 2)
         yield Figure(f"a row by its key at {asked:,.0f} lookups/s, half of that, p99", "ms", p99_ms)
-        speeds = _in_turn(lambda: KEYS * many.speed(), lambda: KEYS * _redis_speed(redis_port, 40_000, mget))
+        speeds = _in_turn(lambda: KEYS * http.speed_of_many(), lambda: KEYS * _redis_speed(redis_port, 40_000, mget))
         yield Result(f"rows of {KEYS} keys at once", "keys/s", *speeds, "stateside, 2 workers", "redis MGET")
 
 
@@ -92,35 +89,48 @@ def _in_turn(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[list
     return found
 
 
-class _Wrk:
-    """Asks our server, by a script that says what."""
+class _Http:
+    """Asks our server for rows drawn at random."""
 
-    def __init__(self, folder: Path, port: int, script: str) -> None:
-        self._folder, self._url, self._script = folder, f"http://127.0.0.1:{port}", script
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._server = folder, f"http://127.0.0.1:{port}"
+        chance, self._addresses = random.Random(2), folder / "addresses"
+        rows = (f"{self._server}/v1/views/spending/rows/c{chance.randrange(CUSTOMERS):012}\n" for _ in range(20_000))
+        self._addresses.write_text("".join(rows))
 
     def speed(self) -> float:
-        """Answers a second, as fast as they come."""
-        return self._run("")[0]
+        """Answers a second for one row each, as fast as they come."""
+        return self._run()
+
+    def speed_of_many(self) -> float:
+        """The same for many rows each."""
+        script = self._folder / "ask.lua"
+        script.write_text(f"local CUSTOMERS, KEYS = {CUSTOMERS}, {KEYS}\n{_MANY}")
+        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}", "-s", str(script), self._server]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        speed = re.search(r"Requests/sec:\s+([\d.]+)", told)
+        assert speed is not None, told
+        assert "Non-2xx" not in told, told
+        return float(speed[1])
 
     def paced(self, wanted: float) -> tuple[float, float]:
-        """The speed and the 99th percentile in ms, if each connection pauses so that it is about this fast."""
-        pause_ms = 1_000 * CONNECTIONS / wanted
-        for _ in range(4):  # the answer's own time has to come off
-            speed, p99_ms = self._run(_PAUSE.replace("SHARE", f"{pause_ms % 1:.3f}").replace("PAUSE_MS", f"{pause_ms}"))
-            pause_ms = max(0.0, pause_ms + 1_000 * CONNECTIONS * (1 / wanted - 1 / speed))
-        return speed, p99_ms
+        """The speed and the 99th percentile in ms, if about so many are asked for in a second."""
+        log = self._folder / "times"
+        log.unlink(missing_ok=True)
+        pace = f"--rps={wanted / CONNECTIONS:.0f}"
+        speed = self._run(pace, f"--log-file={log}")
+        took_us = [int(line.split("\t")[2]) for line in log.read_text().splitlines()]
+        return speed, statistics.quantiles(took_us, n=100)[98] / 1_000
 
-    def _run(self, more: str) -> tuple[float, float]:
-        script = self._folder / "ask.lua"
-        script.write_text(f"local CUSTOMERS, KEYS = {CUSTOMERS}, {KEYS}\n{_SCRIPT}{self._script}{more}")
-        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}", "--latency", "-s", str(script), self._url]
+    def _run(self, *options: str) -> float:
+        asked = f"--input-file={self._addresses}"
+        command = ["h2load", "--h1", "-t1", f"-c{CONNECTIONS}", "-m1", f"-D{SECONDS}", asked, *options]
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-        if "Non-2xx" in told or "Socket errors" in told:
-            raise RuntimeError(f"not every request was answered:\n{told}")
-        speed, p99 = re.search(r"Requests/sec:\s+([\d.]+)", told), re.search(r"99%\s+([\d.]+)(us|ms|s)", told)
+        speed, codes = re.search(r"finished in .*, ([\d.]+) req/s", told), re.search(r"status codes: (.*)", told)
         assert speed is not None, told
-        assert p99 is not None, told
-        return float(speed[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1_000.0}[p99[2]]
+        assert codes is not None, told
+        assert re.fullmatch(r"[1-9]\d* 2xx, 0 3xx, 0 4xx, 0 5xx", codes[1]), f"not every request was answered:\n{told}"
+        return float(speed[1])
 
 
 @contextmanager
@@ -173,10 +183,6 @@ def _is(ready: Callable[[], bool]) -> bool:
         return ready()
     except httpx.TransportError:
         return False
-
-
-def _redis_key() -> str:
-    return "key:__rand_int__"  # twelve digits, filled in by redis-benchmark
 
 
 def _redis_speed(port: int, requests: int, command: Sequence[str]) -> float:
