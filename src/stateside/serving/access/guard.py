@@ -25,7 +25,7 @@ from stateside.serving.access.refusals import Asked, RefusalLog
 from stateside.serving.access.verifier import TokenRefused, Verifier
 
 RECHECK_S: Final = 1.0
-LOOK_S: Final = 0.002  # after it at the latest nobody is let in whose token was revoked
+LOOK_S: Final = 0.002  # after it at the latest a folder's first key counts, and nobody is let in without a token
 NOBODY: Final = Holder("nobody", frozenset())
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ class SecretFile(Generic[Content]):
 
     def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
         self.path, self._text = path, str(path)
-        self.look_s = 0.0  # for so long what `current` has seen is good enough
+        self.look_s = 0.0  # for so long nobody looks whether there is a file now, where there was none
         self._looked_s = float("-inf")
         self._version, self._parse, self._empty = version, parse, empty
         self._seen: tuple[Sign | None, Content] | None = None
@@ -42,7 +42,7 @@ class SecretFile(Generic[Content]):
         A look at the file system, unless it has changed. SetupError for a file that is not safe or not whole.
         """
         now_s = time.monotonic()
-        if self._seen is not None and now_s - self._looked_s < self.look_s:
+        if self._seen is not None and self._seen[0] is None and now_s - self._looked_s < self.look_s:
             return self._seen
         sign = self._sign()
         if self._seen is None or sign != self._seen[0]:

@@ -43,7 +43,9 @@ class TokenRefused(TokenInvalid):
 
 
 class Verifier:
-    """Verifies the tokens of one folder. Changes of keys and revocations take effect within `look_s`, 0: at once.
+    """Verifies the tokens of one folder. Changes of keys and revocations take effect at the next request.
+
+    The first key of all, where there was none, does so within `look_s`.
 
     Without a file of keys everybody is an operator, unless it is `guarded`: there were keys when the server started,
     and if they are gone now, nobody is let in.
