@@ -208,6 +208,15 @@ def fill(disk: Path) -> Path:
     return disk / "ballast"
 
 
+def test_a_beat_for_which_there_is_no_room_is_an_error_and_kills_nobody(small_disk: Path) -> None:
+    fill(small_disk)
+    begin = "import sys; from pathlib import Path; from stateside.replica.beat import WritersBeat; "
+    command = [sys.executable, "-c", f"{begin} WritersBeat(Path(sys.argv[1]))", str(small_disk)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "touching a page that has no room is a signal, SIGBUS"
+    assert "No space left on device" in done.stderr
+
+
 def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_it_goes_on(
     tmp_path: Path, small_disk: Path, follow: Callable[..., Followed]
 ) -> None:

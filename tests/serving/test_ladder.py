@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from stateside.journal import Journal
 from stateside.positions import Position
 from stateside.serving.clients import Client
 from stateside.storage import write_atomically
+from tests.serving.asking_threads import AskingThreads
 from tests.serving.cluster import COUNTRIES, ORDERS, Cluster, order
 from tests.serving.conftest import serving
 from tests.serving.health.test_server import workers
@@ -48,14 +50,14 @@ class Got:
     document: dict[str, Any]
 
 
-class Load:
+class Load(AskingThreads):
     """Clients that keep asking, a thread for each question, from `with` on; what they got is judged in the end."""
 
     def __init__(self, url: str, *questions: str | tuple[str, Any]) -> None:
         self.got = list[Got]()
         self.failures = list[str]()
-        self._url, self._stop = url, threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(question,)) for question in questions]
+        self._url = url
+        super().__init__(partial(self._ask, question) for question in questions)
 
     def _ask(self, question: str | tuple[str, Any]) -> None:
         path, body = question if isinstance(question, tuple) else (question, None)
@@ -75,16 +77,6 @@ class Load:
         """What is got from now on for a question."""
         begin = len(self.got)
         return lambda path: [each for each in self.got[begin:] if each.path == path]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def got(path: str, answer: httpx.Response) -> Got:

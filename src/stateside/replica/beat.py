@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 BYTES: Final = 8
-_NAME: Final = "beat"
+NAME: Final = "beat"
 _MOVING: Final = 1
 
 
@@ -26,7 +26,7 @@ class Beat:
 
     def __init__(self, folder: Path) -> None:
         self._cells = memoryview(_MOVING.to_bytes(BYTES, "little")).cast("Q")
-        with suppress(FileNotFoundError, ValueError), (folder / _NAME).open("rb") as file:  # ValueError: it is empty
+        with suppress(FileNotFoundError, ValueError), (folder / NAME).open("rb") as file:  # ValueError: it is empty
             self._cells = memoryview(mmap.mmap(file.fileno(), BYTES, access=mmap.ACCESS_READ)).cast("Q")
 
     def now(self) -> int:
@@ -35,14 +35,13 @@ class Beat:
 
 
 class WritersBeat:
-    """The same for the one who writes."""
+    """The same for the one who writes. OSError if there is no room for it."""
 
     def __init__(self, folder: Path) -> None:
-        handle = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            with suppress(OSError):  # where it cannot be done it is as large all the same
-                os.posix_fallocate(handle, 0, BYTES)  # so that counting needs no room on a disk that is full
-            os.ftruncate(handle, BYTES)
+            if os.fstat(handle).st_size < BYTES:
+                os.pwrite(handle, bytes(BYTES), 0)  # it has room from now on: a mapped page without would kill us
             self._cells = memoryview(mmap.mmap(handle, BYTES)).cast("Q")
         finally:
             os.close(handle)

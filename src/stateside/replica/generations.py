@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from stateside.errors import ReplicaInvalid
+from stateside.replica import beat
 from stateside.storage import sync_directory, write_atomically
 
 _POINTER = "current"
@@ -85,4 +86,4 @@ def clean(directory: Path) -> None:
 
 def _belongs(path: Path) -> bool:
     """Whether a file is one of an environment's."""
-    return path.suffix == ".mdb" or path.name == "beat"
+    return path.suffix == ".mdb" or path.name == beat.NAME

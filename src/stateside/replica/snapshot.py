@@ -38,7 +38,7 @@ class Table(Protocol):
 
 
 class Snapshot:
-    """One read transaction: the rows and the batch as they stood at one moment. Valid inside its `with` only.
+    """One read transaction: the rows and the batch as they stood at one moment. Valid as long as that is open.
 
     `databases` are those of its environment: others once that was loaded anew.
     """

@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.serving.asking_threads import AskingThreads
 from tests.serving.cluster import Cluster
 from tests.waiting import wait_until
 
@@ -67,13 +69,13 @@ def test_metrics_are_those_of_all_workers(url: str, cluster: Cluster) -> None:
     assert "stateside_answer_seconds_bucket" in text
 
 
-class Load:
+class Load(AskingThreads):
     """Asks all the time, from several threads, over connections that are kept and over new ones."""
 
     def __init__(self, url: str) -> None:
         self.answers, self.failures = 0, list[str]()
-        self._url, self._stop = url, threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(kept,)) for kept in (True, True, False, False)]
+        self._url = url
+        super().__init__(partial(self._ask, kept) for kept in (True, True, False, False))
 
     def _ask(self, kept: bool) -> None:
         client = httpx.Client(timeout=30)
@@ -90,16 +92,6 @@ class Load:
             except httpx.TransportError as error:
                 self.failures.append(repr(error))
         client.close()
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def workers(pid: int) -> set[int]:

@@ -1,6 +1,6 @@
 """The short way through the application: `GET /v1/views/{view}/rows/{key...}` with a whole key and nothing else.
 
-It gives the same answer as the long way, with the same headers, in a tenth of the time (`reading.point`), or none at
+It gives the same answer as the long way, with the same headers, in a seventh of the time (`reading.point`), or none at
 all: then the long way answers. That is so for keys that are not whole, parameters, `If-None-Match`, tokens that reach
 only some rows, views with an archive, replicas without a batch, and every error.
 """
