@@ -80,12 +80,7 @@ def serve(
     serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
     requests are answered. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
     """
-    verifier = Verifier(Layout(folder))
-    guarded = verifier.is_needed()
-    check_exposure(address, tokens=guarded, tls=certificate is not None, insecure=insecure)
-    verifier.check_files()  # refused now, if they cannot be read, and not at every request
-    if certificate is not None:
-        certificate.check()
+    guarded = _checked(folder, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
     server = _granian(address, port, workers, certificate)
     _check_free(address, port)
@@ -104,6 +99,17 @@ def serve(
             server.serve(target_loader=loader, wrap_loader=False)
         finally:
             identity.withdraw()
+
+
+def _checked(folder: Path, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
+    """Whether requests need tokens. What is not safe, or cannot be read, is refused now and not at every request."""
+    verifier = Verifier(Layout(folder))
+    guarded = verifier.is_needed()
+    check_exposure(address, tokens=guarded, tls=certificate is not None, insecure=insecure)
+    verifier.check_files()
+    if certificate is not None:
+        certificate.check()
+    return guarded
 
 
 def _granian(address: str, port: int, workers: int, certificate: Certificate | None) -> Any:
