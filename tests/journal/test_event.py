@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from stateside.errors import EventRefused
 from stateside.journal import Event
+from stateside.journal.columns import SCHEMA, decode, encode
 from stateside.journal.event import (
     NAME_CHARS_MAX,
     PAYLOAD_BYTES_MAX,
-    SCHEMA,
     TAGS_MAX,
     TIME_US_MAX,
-    decode,
-    encode,
 )
 
 GOOD = Event("e1", "emma", "call", 1_000_000, {"seconds": 61}, ("night",))

@@ -17,7 +17,7 @@ import pytest
 from stateside.clock import ManualClock
 from stateside.errors import EventRefused, JournalAway, OperatingError
 from stateside.journal import Event, Journal, JournalWriter, segment
-from stateside.journal.event import decode, encode
+from stateside.journal.columns import decode, encode
 from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
 from stateside.positions import Position
 

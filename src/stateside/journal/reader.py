@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from stateside.errors import JournalCorrupt, PositionInvalid
 from stateside.journal import segment
-from stateside.journal.event import Event, decode
+from stateside.journal.columns import conformed, decode
+from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
 from stateside.positions import Position
 
@@ -59,7 +60,9 @@ class Journal:
         return [event for event in events if event.id in wanted]
 
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, as record batches, each with the offset of its first event.
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
+
+        They are in the journal's schema (`columns`), whatever version of Stateside wrote them.
 
         `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it spares the way there.
         """
@@ -109,7 +112,7 @@ def _cut_frames(
     """The frames' batches, less what lies outside the range; returns the offset that was reached."""
     for frame in frames:
         next_offset = min(stop, frame.next_offset)
-        yield start, opened.batch(frame).slice(start - frame.first_offset, next_offset - start)
+        yield start, conformed(opened.batch(frame)).slice(start - frame.first_offset, next_offset - start)
         start = next_offset
         if start == stop:
             break

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from stateside.clock import Clock, SystemClock
 from stateside.errors import JournalAway
 from stateside.journal import segment
-from stateside.journal.event import SCHEMA, Event, encode
+from stateside.journal.columns import SCHEMA, conformed, encode
+from stateside.journal.event import Event
 from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
@@ -80,7 +81,7 @@ class JournalWriter:
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
         self.journal_id = known
-        self._recovered = self._settled = False
+        self._recovered = self._settled = self._schema_is_ours = False
         self._file = self._mark = _CLOSED
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
@@ -106,8 +107,8 @@ class JournalWriter:
         return self.append_batch(encode(events, self._clock.now_us())) if events else self.end
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch of the journal's schema."""
-        assert batch.schema.equals(SCHEMA), "a batch must come from event.encode or have its schema"
+        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
+        batch = conformed(batch)
         with self._turn():
             return self._append(batch)
 
@@ -169,7 +170,7 @@ class JournalWriter:
 
     def _append(self, batch: pa.RecordBatch) -> Position:
         """Steps 4 to 6, in this writer's turn."""
-        if self._end.segment_bytes >= self._segment_bytes_max:
+        if self._end.segment_bytes >= self._segment_bytes_max or not self._schema_is_ours:
             self._roll()
         self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
         self._publish()
@@ -242,9 +243,11 @@ class JournalWriter:
             os.fdatasync(self._mark)
 
     def _open_segment(self, end: DurableEnd) -> None:
-        opened = os.open(segment.segment_path(self._directory, end.segment_offset), os.O_RDWR)
+        path = segment.segment_path(self._directory, end.segment_offset)
+        opened = os.open(path, os.O_RDWR)
         _close(self._file)
         self._file = opened
+        self._schema_is_ours = segment.schema(path).equals(SCHEMA)
 
     def _open_mark(self) -> None:
         """The file is born whole: a reader may look, or a crash come, at any moment."""
