@@ -6,7 +6,7 @@
     time      timestamp[us, UTC]
     appended  timestamp[us, UTC]
     tags      list<string>
-    payload   string    JSON; empty where the payload is bytes
+    payload   string    JSON; {} where the payload is bytes: whoever reads JSON alone meets nothing else
     sequence  int64     null in events that were stored before there were sequences
     version   int16
     metadata  string    JSON; null if there is none
@@ -170,9 +170,9 @@ def _are_within(numbers: list[int], least: int, greatest: int) -> bool:
 
 
 def _payloads(events: Sequence[Event]) -> list[bytes]:
-    """The payloads as JSON; of bytes nothing."""
+    """The payloads as JSON; of bytes an empty object."""
     try:
-        payloads = [b"" if type(event.payload) is bytes else json_bytes(event.payload) for event in events]
+        payloads = [b"{}" if type(event.payload) is bytes else json_bytes(event.payload) for event in events]
     except (TypeError, ValueError, RecursionError):
         _refuse_the_first_bad(events)
         raise
