@@ -53,8 +53,8 @@ def fault(event: Event) -> str | None:
     return _envelope_fault(event) or _payload_fault(event.payload) or _attachment_fault(event)
 
 
-def json_bytes(value: Any) -> bytes:
-    """The value as compact JSON; TypeError, ValueError or RecursionError if JSON has no such thing.
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """A JSON object as compact JSON; TypeError, ValueError or RecursionError if it is none.
 
     The fast encoder writes null for what is no number, so that whatever has a null goes the slow way.
     """
@@ -63,7 +63,8 @@ def json_bytes(value: Any) -> bytes:
         if b"null" not in text:
             return text
     except TypeError:
-        pass
+        if not all(isinstance(name, str) for name in value):
+            raise
     return _STRICT.encode(value).encode()
 
 
