@@ -38,7 +38,7 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.steps import Step, Steps
 from stateside.clock import ManualClock
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import GIVEN
 from stateside.layout import Layout
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
@@ -272,10 +272,10 @@ def _assignments(numbers: np.ndarray) -> pa.RecordBatch:
 
 def _batch(ids: Any, customers: Any, types: Any, times_us: Any, appended_us: Any, payloads: Any) -> pa.RecordBatch:
     names = np.char.add("c", np.char.zfill(customers.astype(str), 7))
-    times, appended = (pa.array(each).cast(SCHEMA.field("time").type) for each in (times_us, appended_us))
-    tags = pa.array([[]] * len(ids), SCHEMA.field("tags").type)
+    times, appended = (pa.array(each).cast(GIVEN.field("time").type) for each in (times_us, appended_us))
+    tags = pa.array([[]] * len(ids), GIVEN.field("tags").type)
     columns = [pa.array(ids), pa.array(names), pa.array(types), times, appended, tags, pa.array(payloads)]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=GIVEN)
 
 
 def _start(progress: dict[str, Any]) -> int:

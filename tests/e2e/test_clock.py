@@ -16,7 +16,7 @@ from stateside.billing.generator.rows import assignment_rows
 from stateside.billing.plans.file import parse_plan, plan_event
 from stateside.clock import ManualClock, SystemClock
 from stateside.journal import Journal, JournalWriter
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import GIVEN
 from stateside.layout import Layout
 from tests.sizes import sized
 
@@ -43,7 +43,7 @@ def begun_us(layout: Layout) -> int:
     begun_us = SystemClock().now_us() // DAY_US * DAY_US - DAYS * DAY_US
     with JournalWriter(layout.journal, clock=ManualClock(0)) as writer:
         writer.append([plan_event(parse_plan(PLAN, "test"), "plan", 0)])
-        rows = assignment_rows(np.arange(CUSTOMERS), "daily", begun_us, begun_us).select(SCHEMA.names)
+        rows = assignment_rows(np.arange(CUSTOMERS), "daily", begun_us, begun_us).select(GIVEN.names)
         for batch in rows.combine_chunks().to_batches():
             writer.append_batch(batch)
     return begun_us

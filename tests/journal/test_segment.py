@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import SCHEMA
 from stateside.journal.segment import DurableEnd, segment_offsets
 
 MakeEvents = Callable[..., list[Event]]
@@ -21,7 +21,7 @@ def parse(content: bytes) -> tuple[UUID, pa.Schema, list[tuple[int, pa.RecordBat
     assert content[:8] == b"STATEJRN"
     version, schema_size, journal_id, header_crc = struct.unpack_from("<II16sI", content, 8)
     message = content[36 : 36 + schema_size]
-    assert (version, schema_size % 8, header_crc) == (1, 0, zlib.crc32(content[:32] + message))
+    assert (version, schema_size % 8, header_crc) == (2, 0, zlib.crc32(content[:32] + message))
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     frames = []
     at_byte = 36 + schema_size

@@ -10,19 +10,23 @@ import pyarrow as pa
 
 from stateside.errors import JournalCorrupt, PositionInvalid
 from stateside.journal import segment
-from stateside.journal.event import Event, decode
+from stateside.journal.columns import conformed, decode
+from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
+from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
 
 class Journal:
     """A journal's folder, read only. Sees exactly the durable events: those whose append was, or will be, acknowledged.
 
-    A journal that nobody has written to yet is an empty one.
+    A journal that nobody has written to yet is an empty one. With `upcasters`, `events` gives each event as its type's
+    newest schema has it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, upcasters: Upcasters | None = None) -> None:
         self.directory = directory
+        self._upcasters = upcasters or Upcasters()
 
     def id(self) -> str | None:
         """Which journal this is: a random UUID, the same for its whole life and for no other journal.
@@ -45,7 +49,7 @@ class Journal:
         first = 0 if start is None else start[PARTITION]
         last = (stop or self.end())[PARTITION]
         for _, batch in self.batches(first, last):
-            yield from decode(batch)
+            yield from self._upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
         """Those of the events whose ids do not stand in the journal from a position on.
@@ -59,7 +63,9 @@ class Journal:
         return [event for event in events if event.id in wanted]
 
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, as record batches, each with the offset of its first event.
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
+
+        They are in the journal's schema (`columns`), whatever version of Stateside wrote them.
 
         `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it spares the way there.
         """
@@ -109,7 +115,7 @@ def _cut_frames(
     """The frames' batches, less what lies outside the range; returns the offset that was reached."""
     for frame in frames:
         next_offset = min(stop, frame.next_offset)
-        yield start, opened.batch(frame).slice(start - frame.first_offset, next_offset - start)
+        yield start, conformed(opened.batch(frame)).slice(start - frame.first_offset, next_offset - start)
         start = next_offset
         if start == stop:
             break

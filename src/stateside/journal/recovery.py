@@ -24,7 +24,7 @@ from uuid import UUID
 
 from stateside.errors import JournalAway, JournalCorrupt
 from stateside.journal import segment
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import SCHEMA
 from stateside.journal.segment import DurableEnd, Frame, Segment
 from stateside.storage import write_atomically
 

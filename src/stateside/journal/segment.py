@@ -18,8 +18,9 @@ little-endian):
                                                 of the journal id, the fields before it and the body
 
 One append is one frame, so the events of an append are stored all or none. The schema stands in the header, so that a
-later version of Stateside can add columns from one segment to the next. A segment's header is written aside and renamed
-into place: there is no segment with half a header.
+later version of Stateside can add columns from one segment to the next (`columns`): a writer whose schema is another
+one begins a segment. Format version 1 is the same as 2, but its writers and readers counted on its seven columns. A
+segment's header is written aside and renamed into place: there is no segment with half a header.
 
 The journal id is drawn at random when the journal is born, and is the same in all its segments: two journals are told
 apart by it even where their offsets agree. As the frames' checksums begin with it, no frame of another journal, and no
@@ -44,7 +45,8 @@ from stateside.errors import EventRefused, JournalCorrupt
 from stateside.storage import write_atomically
 
 PARTITION = "0"  # a journal on files has one
-VERSION = 1
+VERSION = 2
+VERSIONS_READ = (1, VERSION)
 SUFFIX = ".segment"
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 
@@ -98,8 +100,8 @@ class Segment:
         """
         stop_byte = self.size if stop_byte is None else stop_byte
         at_byte, expected = self.frames_begin, self.first_offset
-        if mark and mark.segment_offset == self.first_offset and mark.offset <= start:
-            at_byte, expected = max(mark.segment_bytes, at_byte), mark.offset  # 0 bytes: before there was a segment
+        if mark and mark.segment_offset == self.first_offset < mark.offset <= start:
+            at_byte, expected = mark.segment_bytes, mark.offset
         while at_byte < stop_byte:
             frame = self._frame(at_byte, stop_byte)
             if frame.first_offset != expected:
@@ -143,8 +145,8 @@ class Segment:
         magic, version, size, journal_id, crc = _HEADER.unpack(head)
         if magic != _HEADER_MAGIC:
             raise self._corrupt(0, "this is no journal segment")
-        if version != VERSION:
-            raise self._corrupt(0, f"format version {version} is not known, this program reads version {VERSION}")
+        if version not in VERSIONS_READ:
+            raise self._corrupt(0, f"format version {version} is not known, this program reads {VERSIONS_READ}")
         message = self._map.read_at(size, _HEADER.size)
         if zlib.crc32(message, zlib.crc32(head[:_HEADER_CHECKED_BYTES])) != crc:
             raise self._corrupt(0, "the header's checksum does not match")
@@ -267,6 +269,13 @@ def journal_id(directory: Path) -> UUID | None:
     newest = Segment(segment_path(directory, offsets[-1]))
     newest.close()
     return newest.journal_id
+
+
+def schema(path: Path) -> pa.Schema:
+    """The columns of the segment in this file."""
+    opened = Segment(path)
+    opened.close()
+    return opened.schema
 
 
 def segment_path(directory: Path, first_offset: int) -> Path:

@@ -177,5 +177,6 @@ def _rows(first: int, batch: pa.RecordBatch, schema: pa.Schema, wanted: pa.Array
     offsets = pa.array(np.arange(first, first + batch.num_rows))
     if wanted is not None:
         offsets, batch = offsets.filter(wanted), batch.filter(wanted)
-    columns = [offsets, *batch.columns, *payload_columns(batch.column("payload"), fields).columns]
+    envelope = (batch.column(name) for name in ENVELOPE_NAMES[1:])
+    columns = [offsets, *envelope, *payload_columns(batch.column("payload"), fields).columns]
     return list(pa.Table.from_arrays(columns, names=schema.names).cast(schema).combine_chunks().to_batches())

@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 from stateside.billing.generator.quantities import FEE_KIND, KINDS
 from stateside.billing.generator.scenario import FEE, PACKAGE, Ints
 from stateside.billing.model import ASSIGN
-from stateside.journal.event import SCHEMA, Event, encode
+from stateside.journal.columns import GIVEN, encode
+from stateside.journal.event import Event
 
 BILL, NOTE, DUPLICATE, CLOCK, REFERENCE = "bill", "note", "duplicate", "clock", "reference"
 
 USAGE_FATES: Final = (BILL, NOTE, DUPLICATE)
-ROWS: Final = SCHEMA.append(pa.field("fate", pa.string(), nullable=False))
+ROWS: Final = GIVEN.append(pa.field("fate", pa.string(), nullable=False))
 
 _PAYLOAD_ENDS: Final = ("}", "}", "}", f',"name":"{PACKAGE}"}}', "}", f',"name":"{FEE}"}}')
 
@@ -35,8 +36,8 @@ def usage_rows(usage: pa.Table, labels: Sequence[str]) -> pa.Table:
         "id": pc.if_else(pc.equal(usage["kind"], FEE_KIND), fees, ids),
         "entity": names,
         "type": pa.array(KINDS).take(usage["kind"]),
-        "time": usage["time_us"].cast(SCHEMA.field("time").type),
-        "appended": usage["arrival_us"].cast(SCHEMA.field("appended").type),
+        "time": usage["time_us"].cast(GIVEN.field("time").type),
+        "appended": usage["arrival_us"].cast(GIVEN.field("appended").type),
         "tags": _no_tags(len(usage)),
         "payload": payloads,
         "fate": pa.array(USAGE_FATES).take(usage["fate"]),
@@ -54,8 +55,8 @@ def assignment_rows(customers: Ints, plan: str, effective_us: int, arrival_us: i
         "id": pc.binary_join_element_wise("assign", names, plan, "/"),
         "entity": names,
         "type": pa.array([ASSIGN] * len(customers)),
-        "time": times.cast(SCHEMA.field("time").type),
-        "appended": times.cast(SCHEMA.field("appended").type),
+        "time": times.cast(GIVEN.field("time").type),
+        "appended": times.cast(GIVEN.field("appended").type),
         "tags": _no_tags(len(customers)),
         "payload": pc.binary_join_element_wise(payload, numbers, '"}', ""),
         "fate": pa.array([REFERENCE] * len(customers)),
@@ -66,9 +67,9 @@ def assignment_rows(customers: Ints, plan: str, effective_us: int, arrival_us: i
 def event_rows(events: Iterable[tuple[int, Event, str]]) -> pa.Table:
     """Single events with their arrivals and fates as rows."""
     found = list(events)
-    batch = encode([event for _, event, _ in found], 0)
-    arrivals = pa.array([arrival_us for arrival_us, _, _ in found], pa.int64()).cast(SCHEMA.field("appended").type)
-    table = pa.Table.from_batches([batch]).set_column(SCHEMA.get_field_index("appended"), "appended", arrivals)
+    batch = encode([event for _, event, _ in found], 0).select(GIVEN.names)
+    arrivals = pa.array([arrival_us for arrival_us, _, _ in found], pa.int64()).cast(GIVEN.field("appended").type)
+    table = pa.Table.from_batches([batch]).set_column(GIVEN.get_field_index("appended"), "appended", arrivals)
     return table.append_column("fate", pa.array([fate for _, _, fate in found], pa.string())).cast(ROWS)
 
 
@@ -77,4 +78,4 @@ def _text(numbers: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
 
 
 def _no_tags(count: int) -> pa.Array:
-    return pa.array([[]] * count, SCHEMA.field("tags").type)
+    return pa.array([[]] * count, GIVEN.field("tags").type)

@@ -22,7 +22,7 @@ from stateside.billing.model import DAY_US, GRACE_US, clock_tick
 from stateside.billing.plans.file import plan_event
 from stateside.errors import RequestInvalid
 from stateside.journal import Event
-from stateside.journal.event import SCHEMA, decode
+from stateside.journal.columns import GIVEN, decode
 
 ROWS_AT_ONCE: Final = 16_384
 _SECOND_US: Final = 1_000_000
@@ -75,7 +75,7 @@ class Generator:
         """All events, one by one."""
         for table in self.tables():
             fates = table["fate"].to_pylist()
-            events = (event for batch in table.select(SCHEMA.names).to_batches() for event in decode(batch))
+            events = (event for batch in table.select(GIVEN.names).to_batches() for event in decode(batch))
             yield from (Arrival(event, fate) for event, fate in zip(events, fates, strict=True))
 
     def tables(self) -> Iterator[pa.Table]:

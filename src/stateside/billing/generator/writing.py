@@ -15,7 +15,7 @@ from stateside.billing.generator.report import Report
 from stateside.billing.generator.stream import Generator
 from stateside.errors import RequestInvalid, SinkAway
 from stateside.journal import JournalWriter
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import GIVEN
 
 EVENTS_PER_FILE: Final = 1_000_000
 _FLUSH_S_MAX: Final = 60.0
@@ -154,7 +154,7 @@ def _batches(generator: Generator, rate: float | None) -> Iterator[pa.RecordBatc
     rows_max = None if rate is None else max(1, int(rate / _PACED_PER_S))
     for table in generator.tables():
         if table.num_rows:
-            yield from table.select(SCHEMA.names).combine_chunks().to_batches(max_chunksize=rows_max)
+            yield from table.select(GIVEN.names).combine_chunks().to_batches(max_chunksize=rows_max)
 
 
 def _lines(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from stateside.billing.upkeep.publication import current_book
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RequestInvalid
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.event import encode
+from stateside.journal.columns import encode
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout

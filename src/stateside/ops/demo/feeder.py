@@ -13,7 +13,7 @@ from stateside.billing.generator.rows import CLOCK, NOTE, USAGE_FATES, event_row
 from stateside.billing.model import clock_tick
 from stateside.errors import RequestInvalid
 from stateside.journal import Journal, JournalWriter
-from stateside.journal.event import SCHEMA
+from stateside.journal.columns import GIVEN
 from stateside.layout import Layout
 from stateside.positions import Position
 
@@ -134,7 +134,7 @@ class Feeder:
 
     def _append(self, arrivals: Sequence[Arrival]) -> Position:
         rows = event_rows((arrival.arrival_us, arrival.event, arrival.fate) for arrival in arrivals)
-        (batch,) = rows.select(SCHEMA.names).combine_chunks().to_batches()
+        (batch,) = rows.select(GIVEN.names).combine_chunks().to_batches()
         return self._writer.append_batch(batch)
 
     def _resume(self, journal: Journal) -> None:

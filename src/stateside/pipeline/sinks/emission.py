@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from stateside.errors import SinkRefused, ViewInvalid
-from stateside.journal.event import SCHEMA as EVENT_SCHEMA
+from stateside.journal.columns import SCHEMA as EVENT_SCHEMA
 from stateside.journal.event import Event, fault
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId
