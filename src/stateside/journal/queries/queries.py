@@ -21,6 +21,7 @@ from stateside.journal.queries.views import Views
 from stateside.journal.queries.walk import EntityWalk, Found, Walk
 from stateside.journal.queries.walker import Walker
 from stateside.journal.stream import Stream
+from stateside.journal.upcasting import Upcasters
 from stateside.positions import OFFSET_MAX, Position
 
 LOOK_S = 0.25  # so often a live query looks whether it is to stop
@@ -90,8 +91,8 @@ class Queries:
     read. No order is promised between the events of two partitions; `current` reads one partition after the other.
     """
 
-    def __init__(self, stream: Stream, views: Views) -> None:
-        self._stream, self._views = stream, views
+    def __init__(self, stream: Stream, views: Views, upcasters: Upcasters | None = None) -> None:
+        self._stream, self._views, self._upcasters = stream, views, upcasters
 
     def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[Found]:
         """An entity's events from a sequence to another, both included; every one of them has its sequence."""
@@ -100,7 +101,9 @@ class Queries:
                 f"There are no sequences from {from_sequence} to {to_sequence}", next_step="Sequences count from 1"
             )
         question = EntityEvents(entity, from_sequence, OFFSET_MAX - 1 if to_sequence is None else to_sequence)
-        return Query(self._stream, lambda start: EntityWalk(self._stream, self._views, question, start))
+        return Query(
+            self._stream, lambda start: EntityWalk(self._stream, self._views, question, start, self._upcasters)
+        )
 
     def tagged(self, tag: str) -> Query[Found]:
         """Events with a tag."""
@@ -132,7 +135,7 @@ class Queries:
         return walk.last_sequence(self._stream.end())
 
     def _events(self, question: Question) -> Query[Found]:
-        return Query(self._stream, lambda start: Walk(self._stream, self._views, question, start))
+        return Query(self._stream, lambda start: Walk(self._stream, self._views, question, start, self._upcasters))
 
 
 async def _in_threads(pages: Iterator[list[Item]]) -> AsyncIterator[Item]:

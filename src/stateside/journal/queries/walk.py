@@ -17,6 +17,7 @@ from stateside.journal.queries.snapshot import Places
 from stateside.journal.queries.views import Views
 from stateside.journal.queries.walker import Walker
 from stateside.journal.stream import Stream, gather
+from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
 PAGE_EVENTS = 1_024
@@ -39,9 +40,16 @@ class Walk(Walker[Found]):
     Memory: what is read at a time (one batch of the stream, a few MiB or one append), and one page of events.
     """
 
-    def __init__(self, stream: Stream, views: Views, question: Question, start: Position | None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        views: Views,
+        question: Question,
+        start: Position | None,
+        upcasters: Upcasters | None = None,
+    ) -> None:
         super().__init__(stream, views, start)
-        self._question = question
+        self._question, self._upcasters = question, upcasters
 
     def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[Page, int]]:
         """The next pages, each with the offset that is reached with it. None at all if the views were damaged."""
@@ -80,7 +88,8 @@ class Walk(Walker[Found]):
     def _paged(self, partition: str, offsets: Offsets, batch: pa.RecordBatch) -> Iterator[tuple[Page, int]]:
         for low in range(0, batch.num_rows, PAGE_EVENTS):
             some = offsets[low : low + PAGE_EVENTS].tolist()
-            yield self._page(partition, some, decode(batch.slice(low, PAGE_EVENTS))), some[-1] + 1
+            events = decode(batch.slice(low, PAGE_EVENTS))
+            yield self._page(partition, some, self._upcasters.all(events) if self._upcasters else events), some[-1] + 1
 
     def _page(self, partition: str, offsets: Sequence[int], events: Iterable[Event]) -> Page:
         pairs = zip(offsets, events, strict=True)
@@ -94,8 +103,15 @@ class EntityWalk(Walk):
     are looked through once more when it begins.
     """
 
-    def __init__(self, stream: Stream, views: Views, entity: EntityEvents, start: Position | None) -> None:
-        super().__init__(stream, views, entity, start)
+    def __init__(
+        self,
+        stream: Stream,
+        views: Views,
+        entity: EntityEvents,
+        start: Position | None,
+        upcasters: Upcasters | None = None,
+    ) -> None:
+        super().__init__(stream, views, entity, start, upcasters)
         self._entity = entity.entity
         self._wanted = range(entity.from_sequence, entity.to_sequence + 1)
         self._numbered: dict[str, tuple[int, int]] = {}  # by partition: up to which offset, and the last sequence then
