@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stateside.errors import JournalAway, NotFreshEnough, PositionAhead, RequestInvalid
-from stateside.journal import Event, JournalWriter, Upcasters
+from stateside.journal import Event, JournalWriter, Upcasters, frames
 from stateside.journal.queries import Queries, Views, walk
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.stream import FileStream
@@ -93,6 +93,22 @@ def test_a_live_query_of_births_says_when_it_would_have_to_remember_too_many(
             list(queries.born().current())
         views.follow()
         assert len(list(queries.born().current())) == 5
+
+
+@pytest.mark.parametrize("followed", [-1, 20, 190])
+def test_ids_that_the_views_do_not_have_are_listed_in_order_although_few_are_kept_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, followed: int
+) -> None:
+    monkeypatch.setattr(entities_module, "TAIL_IDS_MAX", 10)
+    monkeypatch.setattr(frames, "GROUP_BYTES", 1)
+    names = [f"n{number * 37 % 200:03}" for number in range(200)]
+    with opened(tmp_path) as (_, views, queries), JournalWriter(tmp_path / "journal", durability="written") as writer:
+        for number, name in enumerate(names):
+            writer.append([event(number, name)])
+            if number == followed:
+                views.follow()
+        assert list(queries.entities().current()) == sorted(names)
+        assert queries.entities("n1", after="n120").page(7) == [f"n{number}" for number in range(121, 128)]
 
 
 def test_the_async_forms_give_the_same(tmp_path: Path) -> None:
