@@ -196,7 +196,7 @@ def _payloads(events: Sequence[Event], payloads: tuple[Any, ...]) -> pa.Array:
         largest = max(chain(map(len, texts or ()), (len(each) for each in payloads if type(each) is bytes)), default=0)
     if texts is None or largest > PAYLOAD_BYTES_MAX:
         _refuse_the_first_bad(events)
-        texts = [json_bytes(payload) for payload in payloads]
+        texts = [json_bytes({} if type(payload) is bytes else payload) for payload in payloads]
     return pa.array(texts, pa.string())
 
 
