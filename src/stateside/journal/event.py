@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final
 
 import orjson
@@ -19,10 +20,15 @@ TIME_US_MIN: Final = 0  # 1970-01-01
 TIME_US_MAX: Final = 7_258_118_400_000_000  # 2200-01-01
 
 _STRICT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_PARTING = secrets.token_hex(16)  # nobody can know it who makes a payload
+_PARTED = f',"{_PARTING}",'.encode()
 _AS_JSON_HAS_IT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-@dataclass(frozen=True, slots=True)
+_NONE: Any = object()  # not given
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Event:
     """A fact about an entity: it happened at `time_us`, and the journal took it in at `appended_us`.
 
@@ -47,6 +53,40 @@ class Event:
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def __init__(
+        self,
+        id: str,
+        entity: str,
+        type: str,
+        time_us: int,
+        payload: Any,
+        tags: tuple[str, ...] = (),
+        appended_us: int | None = None,
+        *,
+        sequence: int | None = None,
+        version: int = 1,
+        metadata: Mapping[str, str] = _NONE,
+        extra: Mapping[str, Any] = _NONE,
+    ) -> None:
+        # What a frozen dataclass does itself takes twice as long, and making events is half of what an append takes.
+        _set_id(self, id)
+        _set_entity(self, entity)
+        _set_type(self, type)
+        _set_time_us(self, time_us)
+        _set_payload(self, payload)
+        _set_tags(self, tags)
+        _set_appended_us(self, appended_us)
+        _set_sequence(self, sequence)
+        _set_version(self, version)
+        _set_metadata(self, {} if metadata is _NONE else metadata)
+        _set_extra(self, {} if extra is _NONE else extra)
+
+
+_set_id, _set_entity, _set_type, _set_time_us, _set_payload, _set_tags, _set_appended_us, *_others = (
+    Event.__dict__[part.name].__set__ for part in fields(Event)
+)
+_set_sequence, _set_version, _set_metadata, _set_extra = _others
+
 
 def fault(event: Event) -> str | None:
     """Why the journal would refuse this; None if it is an event."""
@@ -69,10 +109,21 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 def all_json_bytes(values: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
-    """The same of many, at half the cost; None if one of them is no JSON object, or only the slow way can tell."""
+    """The same of many, far faster; None if one of them is no JSON object, or only the slow way can tell.
+
+    They are encoded as one list, which is cut where a random text stands between two of them: a kilobyte of memory that
+    the encoder takes for each value, and gives back, would cost more than all the rest.
+    """
+    if not values:
+        return []
+    parted: list[Any] = [_PARTING] * (2 * len(values) - 1)
+    parted[::2] = values
     try:
-        texts = [orjson.dumps(value, None, _AS_JSON_HAS_IT) for value in values]
-        return [json_bytes(value) for value in values] if b"null" in b"".join(texts) else texts
+        whole = orjson.dumps(parted, None, _AS_JSON_HAS_IT)
+        texts = whole[1:-1].split(_PARTED)
+        if b"null" in whole:
+            texts = [json_bytes(value) if b"null" in text else text for value, text in zip(values, texts, strict=True)]
+        return texts if len(texts) == len(values) else None
     except (TypeError, ValueError, RecursionError):
         return None
 
