@@ -189,5 +189,5 @@ class QueriesMachine(RuleBasedStateMachine):
 
 TestQueries = QueriesMachine.TestCase
 TestQueries.settings = settings(
-    max_examples=sized(30, 400), stateful_step_count=sized(30, 60), deadline=None, print_blob=True
+    max_examples=sized(30, 150), stateful_step_count=sized(30, 60), deadline=None, print_blob=True
 )

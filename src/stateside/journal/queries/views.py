@@ -121,7 +121,11 @@ class Views:
         return self.position()
 
     def keep_following(self, stop: threading.Event, watch: Watch = nobody) -> None:
-        """Follow the stream until `stop` is set. While another process does, wait, and take over when it ends."""
+        """Follow the stream until `stop` is set. While another process does, wait, and take over when it ends.
+
+        It ends with an error that somebody must see to: SetupError if the disk does not take the views, or the stream's
+        own, as JournalCorrupt. What is wrong with the views themselves is none: they are made anew.
+        """
         while not stop.is_set():
             try:
                 with self._lock():
@@ -225,6 +229,7 @@ class Views:
                     ) from damage
 
     def _catch_up(self, generation: Generation, watch: Watch, stop: threading.Event) -> None:
+        generation.environment.reader_check()  # readers that were killed hold no old pages back
         with generation.reading() as transaction:
             state = Snapshot(transaction, generation.databases).state
         end, id_ = self.stream.end(), self.stream.id()
