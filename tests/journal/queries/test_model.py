@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.journal import Event, JournalWriter, frames
 from stateside.journal.queries import Queries, Views, indexing, questions, views, walk
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from stateside.journal.stream import FileStream
-from stateside.positions import Position
 from tests.journal.queries.streams import Model
 from tests.sizes import sized
 
@@ -72,14 +72,21 @@ class QueriesMachine(RuleBasedStateMachine):
             each.stop()
         shutil.rmtree(self.folder)
 
-    @rule(wanted=wanted_events)
-    def append(self, wanted: list[tuple[str, str, int, list[str]]]) -> None:
+    @initialize(wanted=st.lists(wanted_events, min_size=2, max_size=6))
+    def begin(self, wanted: list[list[tuple[str, str, int, list[str]]]]) -> None:
+        for some in wanted:
+            self.append(some, follow=True)
+
+    @rule(wanted=wanted_events, follow=st.booleans())
+    def append(self, wanted: list[tuple[str, str, int, list[str]]], follow: bool) -> None:
         events = [
             Event(f"e{len(self.model.events) + n}", entity, type_, time, {"n": n}, tuple(tags))
             for n, (entity, type_, time, tags) in enumerate(wanted)
         ]
         self.writer.append(events)
         self.model.append(events)
+        if follow:
+            self.follow()
 
     @rule()
     def follow(self) -> None:
@@ -111,9 +118,9 @@ class QueriesMachine(RuleBasedStateMachine):
                 opened.truncate(min(keep * 4_096, file.stat().st_size))
         self.open()
 
-    @precondition(lambda self: self.views.position() != Position.start())
     @rule(data=st.data())
     def change_or_lose_a_value(self, data: st.DataObject) -> None:
+        self.follow()
         generation = self.views._current()
         assert generation is not None
         name = data.draw(st.sampled_from(["meta", "terms", "blocks", "zones", "born"]))
@@ -128,6 +135,22 @@ class QueriesMachine(RuleBasedStateMachine):
                 at = data.draw(st.integers(0, len(value) - 1))
                 changed = value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
                 transaction.put(key, changed, db=generation.databases[name])
+        self.ask_for_everything()
+
+    @rule()
+    def ask_for_everything(self) -> None:
+        for entity in ENTITIES:
+            found = [(each.event.sequence, each.event) for each in self.queries.entity(entity).current()]
+            assert found == self.model.entity(entity)
+            assert self.queries.last_sequence(entity) == len(found)
+        for tag in TAGS:
+            assert [each.event for each in self.queries.tagged(tag).current()] == self.model.tagged(tag)
+        for type_ in TYPES:
+            assert [each.event for each in self.queries.typed(type_).current()] == self.model.typed(type_)
+        for low, high in pairwise(TIMES):
+            assert [each.event for each in self.queries.between(low, high).current()] == self.model.between(low, high)
+        assert [born.entity for born in self.queries.born().current()] == self.model.born()
+        assert sorted(self.queries.entities().current(), key=str.encode) == self.model.entities()
 
     @rule(entity=st.sampled_from([*ENTITIES, "nobody"]), low=st.integers(1, 5), more=st.none() | st.integers(0, 5))
     def ask_for_an_entity(self, entity: str, low: int, more: int | None) -> None:
@@ -189,5 +212,5 @@ class QueriesMachine(RuleBasedStateMachine):
 
 TestQueries = QueriesMachine.TestCase
 TestQueries.settings = settings(
-    max_examples=sized(30, 150), stateful_step_count=sized(30, 60), deadline=None, print_blob=True
+    max_examples=sized(40, 200), stateful_step_count=sized(15, 40), deadline=None, print_blob=True
 )
