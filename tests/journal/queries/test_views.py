@@ -17,6 +17,7 @@ from stateside.journal import Event, JournalWriter
 from stateside.journal.queries import Progress, Queries, Views
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries import views as views_module
+from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
 from stateside.positions import Position
 from stateside.storage import try_lock
@@ -188,6 +189,7 @@ CHILD = """
 import sys, threading
 from pathlib import Path
 from stateside.journal.queries import Views, views
+from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
 views.TRANSACTION_EVENTS, views.TRANSACTION_S_MIN = 500, 0.01
 folder = Path(sys.argv[1])
@@ -223,3 +225,44 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_views_that_are_right(tmp
         for entity in range(50):
             found = [each.event for each in Queries(views.stream, views).entity(f"c{entity}").current()]
             assert found == [event(number) for number in range(entity, count, 50)]
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "changed"])
+def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    monkeypatch.setattr(views_module, "TRANSACTION_EVENTS", 30)
+    append(tmp_path, range(100))
+    with opened(tmp_path) as views:
+        views.follow()
+        for name in DATABASES:
+            for at in range(0, 60, sized(3, 1)):
+                _damage(views, name, at, lost=lost)
+                _check_all(views, 100)
+                views.follow()
+
+
+def _damage(views: Views, name: str, at: int, *, lost: bool) -> None:
+    generation = views._current()
+    assert generation is not None
+    with generation.environment.begin(write=True) as transaction:
+        database = generation.databases[name]
+        keys = list(transaction.cursor(database).iternext(values=False))
+        key = keys[at % len(keys)]
+        value = transaction.get(key, db=database)
+        if lost:
+            transaction.delete(key, db=database)
+        else:
+            transaction.put(key, value[:at] + bytes([value[at % len(value)] ^ 1]) + value[at + 1 :], db=database)
+
+
+def _check_all(views: Views, count: int) -> None:
+    queries = Queries(views.stream, views)
+    for tag in range(3):
+        assert tagged(views, f"t{tag}") == list(range(tag, count, 3))
+    for entity in range(50):
+        found = [each.event for each in queries.entity(f"c{entity}").current()]
+        assert found == [event(number) for number in range(entity, count, 50)]
+    assert [each.event for each in queries.between(20, 70).current()] == [event(number) for number in range(20, 70)]
+    assert [born.entity for born in queries.born().current()] == [f"c{number}" for number in range(50)]
+    assert list(queries.entities().current()) == sorted(f"c{number}" for number in range(50))
