@@ -28,6 +28,7 @@
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
+    │   ├── ViewsBusy               views-busy              409    another process follows the stream with these views
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
@@ -314,6 +315,13 @@ class JournalLocked(StateError):
     """Another writer, which is paused perhaps, did not end its turn in time. Nothing was stored."""
 
     code = "journal-locked"
+    status = 409
+
+
+class ViewsBusy(StateError):
+    """Another process keeps a journal's views, and two must not. Anybody may read them meanwhile."""
+
+    code = "views-busy"
     status = 409
 
 
