@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -62,6 +63,8 @@ class JournalWriter:
     After a failed sync nobody knows what the disk holds: this writer then takes nothing more until it is opened again.
     Others go on, as after a crash.
     """
+
+    schema: ClassVar[pa.Schema] = SCHEMA  # of the segments that this writer begins
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ class JournalWriter:
 
     def _roll(self) -> None:
         """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
-        path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
+        path = segment.create(self._directory, self._end.offset, self.schema, self._id)
         end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
         self._open_segment(end)
         self._end = end
@@ -247,7 +250,7 @@ class JournalWriter:
         opened = os.open(path, os.O_RDWR)
         _close(self._file)
         self._file = opened
-        self._schema_is_ours = segment.schema(path).equals(SCHEMA)
+        self._schema_is_ours = segment.schema(path).equals(self.schema)
 
     def _open_mark(self) -> None:
         """The file is born whole: a reader may look, or a crash come, at any moment."""
