@@ -1,0 +1,90 @@
+"""Slots: which node writes which entities. An entity belongs to a slot by its hash, a slot to one node at a time.
+
+Who has a slot stands in `slots/`, as *grants*, numbered from 1 on for each slot; the newest one counts:
+
+    slots/SLOT-NUMBER -> NAME       a symbolic link to nowhere: its target is the node that has the slot
+    slots/SLOT-NUMBER -> -          nobody has it
+
+A grant is made in one step, with its content, and only if there is none of that number yet: that is what links are
+good at. Its number is the one after the grant that its maker went by. So of two that go by the same grant one comes too
+late, and nothing that happened in between is overlooked. Grants are never deleted.
+
+How an entity moves from node A to node B; A is alive:
+
+1. A takes no more appends for the slot, has none under way, and settles what one that failed left in its log.
+2. A syncs its end mark. Without that a loss of power might hide A's last events from B.
+3. A grants the slot to nobody. From here on A refuses its entities. A crash before: A still has it. After: nobody has.
+4. B grants the free slot to itself. A crash before: nobody has it. After: B has it, as soon as it is opened again.
+5. B reads what all logs have by now, and goes on with each entity's next sequence. All that A acknowledged is there:
+   it lies before A's end mark since before step 3.
+
+Where A is dead or paused, a takeover of A comes first (`NodeWriter`), then steps 1 to 5. The successor grants all of
+A's slots to itself anew before its first append. So a release that a paused A had begun (step 3) either came before
+that, and the successor does not have the slot; or it comes too late, as its number is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateside.storage import sync_directory
+
+SLOTS = 64  # of a folder, for its whole life: the most nodes that can share its entities
+_NOBODY = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Who has a slot, and the number of the grant that says so; nobody before the first one."""
+
+    number: int = 0
+    node: str | None = None
+
+
+class Slots:
+    """The slots of one folder, as all its nodes see them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._directory = folder / "slots"
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def grants(self) -> list[Grant]:
+        """Who has each slot now."""
+        found = [Grant() for _ in range(SLOTS)]
+        for entry in os.scandir(self._directory):
+            slot, number = map(int, entry.name.split("-"))
+            if number > found[slot].number:
+                target = os.readlink(entry.path)  # noqa: PTH115 - there are many of them
+                found[slot] = Grant(number, None if target == _NOBODY else target)
+        return found
+
+    def grant(self, slot: int, before: Grant, node: str | None) -> Grant | None:
+        """Give a slot, which stands as `before` says, to a node or to nobody; None if that is not so any more."""
+        given = Grant(before.number + 1, node)
+        try:
+            os.symlink(node or _NOBODY, self._directory / f"{slot}-{given.number}")
+        except FileExistsError:
+            return None
+        sync_directory(self._directory)
+        return given
+
+    def renew(self, node: str) -> dict[int, Grant]:
+        """Grant a node's slots to it anew, so that no former owner of the node can give one away; which it has then."""
+        renewed = {
+            slot: self.grant(slot, grant, node) for slot, grant in enumerate(self.grants()) if grant.node == node
+        }
+        return {slot: grant for slot, grant in renewed.items() if grant is not None}
+
+
+def slot_of(entity: str) -> int:
+    """The slot that an entity belongs to, for good."""
+    return zlib.crc32(entity.encode()) % SLOTS
+
+
+def slots_of(entities: Iterable[str]) -> set[int]:
+    """The slots of several entities."""
+    return {slot_of(entity) for entity in entities}
