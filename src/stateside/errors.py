@@ -3,6 +3,7 @@
     StatesideError                  code                    http   whose fault, what kind
     ├── InputError                                                 the user's: fix the request or the input
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
+    │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the one expected
     │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
     │   ├── PositionAhead           position-ahead          409    a position behind the end of the journal
     │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
@@ -115,6 +116,27 @@ class EventRefused(InputError):
     """The journal's append was given something that is no event. Nothing of the batch was stored."""
 
     code = "event-refused"
+
+
+class SequenceConflict(InputError):
+    """A conditional append found its entity at another sequence: `current`. Nothing was stored."""
+
+    code = "sequence-conflict"
+    status = 409
+
+    def __init__(
+        self, what: str, *, where: str | None = None, next_step: str | None = None, current: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.current = current
+
+    def problem(self) -> dict[str, Any]:
+        """With the sequence that the entity has."""
+        return super().problem() | {"current": self.current}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"current": self.current}
 
 
 class PositionInvalid(InputError):

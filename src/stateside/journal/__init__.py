@@ -7,12 +7,17 @@
     journal.end().covers(receipt)            # True
     for event in journal.events(): ...
 
-`event` has the event and what is refused, `segment` the file format, `writer` the append protocol, `turns`
-how several writers go about it, `recovery` what becomes of a crash, `reader` the reads, `lines` events as JSON lines.
+`event` has the event and what is refused, `columns` events as record batches, `segment` the file format, `appending`
+what an append does, `writer` how it becomes durable, `turns` how several writers go about it, `recovery` what becomes
+of a crash, `reader` the reads, `upcasting` events of older schemas, `lines` events as JSON lines, `memory` a journal
+for tests.
 """
 
 from stateside.journal.event import Event
+from stateside.journal.memory import MemoryJournal
 from stateside.journal.reader import Journal
+from stateside.journal.receipt import Receipt
+from stateside.journal.upcasting import Upcasters
 from stateside.journal.writer import JournalWriter
 
-__all__ = ["Event", "Journal", "JournalWriter"]
+__all__ = ["Event", "Journal", "JournalWriter", "MemoryJournal", "Receipt", "Upcasters"]

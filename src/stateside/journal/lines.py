@@ -8,8 +8,13 @@ type        what happened; needed
 time        when: ISO 8601 with a time zone; the time of reading if it is not given
 time_us     the same in microseconds since 1970, instead of `time`
 payload     a JSON object; {} if it is not given
+data        bytes in base64, instead of `payload`
 tags        a list of texts; none if it is not given
 id          what the event is known by; a random UUID if it is not given
+version     that of the type's schema; 1 if it is not given
+metadata    an object of texts: where the event comes from
+extra       an object: what a newer Stateside knows of the event; it is kept as it is
+sequence, appended_us   as an exported event has them; the journal gives its own
 
 Any other field is refused, so that no misspelt one gets lost. Blank lines are skipped.
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,7 +39,8 @@ from stateside.journal.writer import JournalWriter
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
 CHUNK_BYTES = 1024 * 1024  # what comes in at once is appended at once
 
-FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "tags")
+FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "data", "tags", "version", "metadata", "extra")
+GIVEN_BY_THE_JOURNAL = ("sequence", "appended_us")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -133,7 +140,7 @@ def event_of(fields: Any, now_us: int) -> Event:
     """The event that these fields tell of; ValueError if they are none. Whether the journal takes it `fault` says."""
     if not isinstance(fields, dict):
         raise ValueError(f"it is a JSON {type(fields).__name__}, not an object")
-    unknown = [name for name in fields if name not in FIELDS]
+    unknown = [name for name in fields if name not in FIELDS + GIVEN_BY_THE_JOURNAL]
     if unknown:
         raise ValueError(f"it has a field {unknown[0]!r}; an event has {', '.join(FIELDS)}")
     for needed in ("entity", "type"):
@@ -144,9 +151,38 @@ def event_of(fields: Any, now_us: int) -> Event:
         entity=fields["entity"],
         type=fields["type"],
         time_us=_time_us(fields, now_us),
-        payload=fields.get("payload", {}),
+        payload=_payload(fields),
         tags=tuple(tags) if isinstance(tags := fields.get("tags", ()), list) else tags,
+        version=fields.get("version", 1),
+        metadata=fields.get("metadata", {}),
+        extra=fields.get("extra", {}),
     )
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """The fields that tell of an event: what `event_of` makes the same one of."""
+    fields: dict[str, Any] = {"id": event.id, "entity": event.entity, "type": event.type, "time_us": event.time_us}
+    if isinstance(event.payload, bytes):
+        fields["data"] = b64encode(event.payload).decode()
+    else:
+        fields["payload"] = dict(event.payload)
+    fields["tags"] = list(event.tags)
+    if event.version != 1:
+        fields["version"] = event.version
+    others = {"metadata": dict(event.metadata) or None, "extra": dict(event.extra) or None}
+    given = {name: getattr(event, name) for name in GIVEN_BY_THE_JOURNAL}
+    return fields | {name: value for name, value in (others | given).items() if value is not None}
+
+
+def _payload(fields: dict[str, Any]) -> Any:
+    if "data" not in fields:
+        return fields.get("payload", {})
+    if "payload" in fields:
+        raise ValueError("it has both a payload and data")
+    try:
+        return b64decode(fields["data"], validate=True)
+    except (ValueError, TypeError) as error:
+        raise ValueError("its data is not bytes in base64") from error
 
 
 def _time_us(fields: dict[str, Any], now_us: int) -> Any:

@@ -13,19 +13,22 @@ from stateside.journal import segment
 from stateside.journal.columns import conformed, decode
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
+from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
 
 class Journal:
     """A journal's folder, read only. Sees exactly the durable events: those whose append was, or will be, acknowledged.
 
-    A journal that nobody has written to yet is an empty one.
+    A journal that nobody has written to yet is an empty one. With `upcasters`, `events` gives each event as its type's
+    newest schema has it.
     """
 
     shown = staticmethod(conformed)  # how a stored batch is shown to readers
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, upcasters: Upcasters | None = None) -> None:
         self.directory = directory
+        self._upcasters = upcasters or Upcasters()
 
     def id(self) -> str | None:
         """Which journal this is: a random UUID, the same for its whole life and for no other journal.
@@ -48,7 +51,7 @@ class Journal:
         first = 0 if start is None else start[PARTITION]
         last = (stop or self.end())[PARTITION]
         for _, batch in self.batches(first, last):
-            yield from decode(batch)
+            yield from self._upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
         """Those of the events whose ids do not stand in the journal from a position on.

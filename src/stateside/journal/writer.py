@@ -5,31 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 from uuid import UUID, uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import JournalAway
+from stateside.errors import JournalAway, SettingInvalid
 from stateside.journal import segment
-from stateside.journal.columns import SCHEMA, conformed, encode
-from stateside.journal.event import Event
+from stateside.journal.appending import Appending
+from stateside.journal.columns import SCHEMA
 from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
 from stateside.journal.segment import PARTITION as PARTITION
 from stateside.journal.segment import DurableEnd
+from stateside.journal.sequences import Sequences
 from stateside.journal.turns import WAIT_S_MAX, Turns
-from stateside.positions import Position
 from stateside.storage import write_atomically
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+
+Durability = Literal["synced", "written"]
 
 _OPEN_AGAIN = "Open the journal again; then append_unstored repeats what of the last append is not stored"
 
@@ -38,16 +39,16 @@ _CLOSED = -1
 log = logging.getLogger(__name__)
 
 
-class JournalWriter:
+class JournalWriter(Appending):
     """One of a journal's writers. Any number of them, in any processes of one machine, append in turns.
 
     How an append becomes durable; a crash between any two steps loses no acknowledged event:
 
-    1. The events are checked and packed into one record batch. A bad event refuses the whole append.
+    1. The events are checked and packed into one record batch (`appending`). A bad event refuses the whole append.
     2. The writer takes its turn (`turns`): from here to step 7 no other one writes.
     3. If another writer had a turn since, the end is looked up anew. If that writer left it unsettled, because it
        crashed between steps 4 and 6, this one settles it as opening does (`recovery`): a torn frame is set aside, a
-       whole one is written and synced again and kept.
+       whole one is written and synced again and kept. Then the events get their sequences.
     4. The frame is written behind the last one. A crash here leaves a torn frame.
     5. `fdatasync`. From here on the events survive a loss of power.
     6. The end mark is moved. From here on readers see the events. As it never goes back, an offset that a reader saw
@@ -60,8 +61,15 @@ class JournalWriter:
 
         writer.append_unstored(events, since=last_receipt)
 
+    or, of one entity, with `append_to`, which does compare them.
+
     After a failed sync nobody knows what the disk holds: this writer then takes nothing more until it is opened again.
     Others go on, as after a crash.
+
+    `durability="written"` leaves step 5 to the operating system, and to the next segment or the close: an acknowledged
+    event then survives the process, however that ends, but not a loss of power. After one, the last seconds of the last
+    segment may be missing or damaged; if the end mark knows of them the journal says so when it is opened, and opens
+    once the loss is accepted (`recovery`). The default, "synced", survives both.
     """
 
     schema: ClassVar[pa.Schema] = SCHEMA  # of the segments that this writer begins
@@ -74,13 +82,16 @@ class JournalWriter:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         wait_s_max: float = WAIT_S_MAX,
         known: UUID | None = None,
+        durability: Durability = "synced",
     ) -> None:
         """Opening settles what a crash left. `wait_s_max`: how long to wait for a turn before JournalLocked.
 
         `known`: which journal is here. A writer never goes over to another one, nor makes one where its own is away.
         """
-        self._directory = directory
-        self._clock = clock or SystemClock()
+        super().__init__(clock or SystemClock())
+        if durability not in get_args(Durability):
+            raise SettingInvalid(f"durability is {durability!r}", next_step='Give "synced" or "written"')
+        self._directory, self._durability = directory, durability
         self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
         self.journal_id = known
@@ -88,65 +99,26 @@ class JournalWriter:
         self._file = self._mark = _CLOSED
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
-        self._ids = Ids(Journal(directory))
+        self._journal = Journal(directory)
+        self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)
         with _writing(directory):
             if known is None:
                 directory.mkdir(parents=True, exist_ok=True)
             self._turns = Turns(directory / "lock", wait_s_max)
             try:
                 with self._turn():
-                    pass
+                    self._ids.forget_beyond(self._end)
+                    self._sequences.forget_beyond(self._end)
             except BaseException:
                 self._close_all()
                 raise
-
-    @property
-    def end(self) -> Position:
-        """The position after the last durable event, as of this writer's last turn."""
-        return Position.of({PARTITION: self._end.offset})
-
-    def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, all or none, and return their receipt once they are durable."""
-        return self.append_batch(encode(events, self._clock.now_us())) if events else self.end
-
-    def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
-        batch = conformed(batch)
-        with self._turn():
-            return self._append(batch)
-
-    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
-
-        For a producer that got no receipt for them: `since` is its last receipt. Looking and storing are one turn, so
-        two that repeat the same events at the same time store them once. The receipt covers all the events.
-        """
-        batch = encode(events, self._clock.now_us())
-        with self._turn():
-            unstored = {event.id for event in Journal(self._directory).unstored(events, since)}
-            wanted = pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string()))
-            return self._append(batch.filter(wanted)) if unstored else self.end
-
-    def append_once(self, events: Sequence[Event]) -> list[int]:
-        """Store those of the events whose ids the journal does not have yet, all or none; the offset of each event.
-
-        For an event whose id is there already that is the first one's, whatever else they say; so whoever repeats an
-        append gets the same answer again. A receipt for an event is the position just after its offset.
-        """
-        batch = encode(events, self._clock.now_us())
-        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
-        with self._turn():
-            there = dict(zip(rows, self._ids.offsets(list(rows), self._end), strict=True))
-            new = sorted(row for id_, row in rows.items() if there[id_] is None)
-            stored = {events[row].id: self._end.offset + number for number, row in enumerate(new)}
-            if new:
-                self._append(batch.take(pa.array(new)))
-        return [(there | stored)[event.id] or 0 for event in events]
 
     def close(self) -> None:
         """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can."""
         with self._appending:
             try:
+                if self._durability == "written":
+                    os.fdatasync(self._file)
                 os.fdatasync(self._mark)
             except OSError as error:
                 log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
@@ -171,13 +143,28 @@ class JournalWriter:
                 yield
                 self._settled = True
 
-    def _append(self, batch: pa.RecordBatch) -> Position:
+    @property
+    def _offset(self) -> int:
+        return self._end.offset
+
+    def _store(self, batch: pa.RecordBatch) -> None:
         """Steps 4 to 6, in this writer's turn."""
         if self._end.segment_bytes >= self._segment_bytes_max or not self._schema_is_ours:
             self._roll()
         self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
         self._publish()
-        return self.end
+
+    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return self._journal.batches(start, stop)
+
+    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
+        return self._ids.offsets(ids, self._end)
+
+    def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
+        return self._sequences.lasts(entities, self._end)
+
+    def _note(self, lasts: Mapping[str, int]) -> None:
+        self._sequences.note(lasts, self._end)
 
     def _settle(self) -> None:
         """Step 3: know where the journal ends, and that nothing unsettled lies behind that."""
@@ -217,9 +204,13 @@ class JournalWriter:
         except OSError:
             os.ftruncate(self._file, self._end.segment_bytes)
             raise
+        if self._durability == "synced":
+            self._sync()
+        self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
+
+    def _sync(self) -> None:
         with self._breaking("The journal's disk failed to sync"):
             os.fdatasync(self._file)
-        self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
 
     def _publish(self) -> None:
         """Step 6. If it fails, the events are stored but not acknowledged: the next turn finds them, once."""
@@ -236,8 +227,17 @@ class JournalWriter:
             raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
+<<<<<<< HEAD
         """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
         path = segment.create(self._directory, self._end.offset, self.schema, self._id)
+=======
+        """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind.
+
+        What the old one has is synced, too: a writer that leaves that to the system may have appended to it.
+        """
+        self._sync()
+        path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
+>>>>>>> events
         end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
         self._open_segment(end)
         self._end = end

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from stateside.errors import RequestInvalid
 from stateside.journal.event import Event
+from stateside.journal.lines import fields_of
 from stateside.positions import Position
 from stateside.serving.clients.steps import WAIT_S, Ask
 
@@ -125,5 +126,4 @@ def _append(group: Sequence[str]) -> Ask:
 def _event(event: Event | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(event, Event):
         return {"id": str(uuid4()), **event}
-    fields = {"id": event.id, "entity": event.entity, "type": event.type, "time_us": event.time_us}
-    return fields | {"payload": dict(event.payload), "tags": list(event.tags)}
+    return fields_of(replace(event, sequence=None, appended_us=None))  # the journal there gives its own

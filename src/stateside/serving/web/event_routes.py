@@ -6,7 +6,7 @@ from typing import Any
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RouteUnknown
-from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, Event, fault
+from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.lines import event_of
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
@@ -31,7 +31,13 @@ _EVENT = {
         "time": {"type": "string", "format": "date-time", "description": "when; the present if it is not given"},
         "time_us": {"type": "integer", "description": "the same in microseconds since 1970, instead of `time`"},
         "payload": {"type": "object"},
+        "data": {"type": "string", "format": "byte", "description": "bytes in base64, instead of `payload`"},
         "tags": {"type": "array", "items": _NAME, "maxItems": TAGS_MAX},
+        "version": {"type": "integer", "minimum": 1, "maximum": VERSION_MAX, "description": "of the type's schema"},
+        "metadata": {"type": "object", "additionalProperties": {"type": "string"}, "description": "where it is from"},
+        "extra": {"type": "object", "description": "what a newer Stateside knows of the event; kept as it is"},
+        "sequence": {"type": "integer", "description": "of an exported event; the journal gives its own"},
+        "appended_us": {"type": "integer", "description": "of an exported event; the journal gives its own"},
     },
 }
 _BODY = Body(

@@ -1,0 +1,161 @@
+"""Appending, whatever a journal is stored on: events are checked, numbered, compared with what is there, and stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.clock import Clock
+from stateside.journal.columns import conformed, encode
+from stateside.journal.event import Event
+from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
+from stateside.journal.segment import PARTITION
+from stateside.journal.sequences import numbered
+from stateside.positions import Position
+
+
+class Appending(ABC):
+    """The appends of a writer. A backend gives its turns, its store and what it knows of ids and sequences.
+
+    Whatever an append does with the journal, it does in one turn; and all events of an append are stored, or none.
+    Each event gets the sequence after that of its entity's last one: an entity's events are 1, 2, 3, …, without gaps.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @property
+    def end(self) -> Position:
+        """The position after the last durable event, as of this writer's last turn."""
+        return Position.of({PARTITION: self._offset})
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """Store the events, all or none, and return their receipt once they are durable."""
+        return self.append_batch(encode(events, self._clock.now_us())) if events else self.end
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
+
+        They get their sequences here, whatever the batch has.
+        """
+        batch = conformed(batch)
+        with self._turn():
+            return self._append(batch)
+
+    def append_numbered(self, batch: pa.RecordBatch) -> Position:
+        """Store events that have their sequences already, as they are: for who copies or merges journals.
+
+        Nothing is compared: that an entity's sequences have no gaps is the caller's promise.
+        """
+        batch = conformed(batch)
+        assert batch.column("sequence").null_count == 0, "each event must have its sequence"
+        with self._turn():
+            self._store(batch)
+            self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
+            return self.end
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
+
+        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
+        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
+        there, or an event is another entity's.
+        """
+        batch = encode(events, self._clock.now_us())
+        check_entity(entity, events)
+        with self._turn():
+            offsets = [offset for offset in self._offsets([event.id for event in events]) if offset is not None]
+            if offsets:
+                return repeated(entity, events, self._stored(offsets))
+            (last,) = self._lasts([entity])
+            check_expected(entity, expected_sequence, last)
+            return Receipt(self._append(batch), last + 1, last + len(events))
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
+
+        For a producer that got no receipt for them: `since` is its last receipt. Looking and storing are one turn, so
+        two that repeat the same events at the same time store them once. The receipt covers all the events.
+        """
+        batch = encode(events, self._clock.now_us())
+        with self._turn():
+            unstored = {event.id for event in events}
+            for _, found in self._read(since[PARTITION], self._offset):
+                unstored.difference_update(found.column("id").to_pylist())
+            wanted = pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string()))
+            return self._append(batch.filter(wanted))
+
+    def append_once(self, events: Sequence[Event]) -> list[int]:
+        """Store those of the events whose ids the journal does not have yet, all or none; the offset of each event.
+
+        For an event whose id is there already that is the first one's, whatever else they say; so whoever repeats an
+        append gets the same answer again. A receipt for an event is the position just after its offset.
+        """
+        batch = encode(events, self._clock.now_us())
+        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
+        with self._turn():
+            there = dict(zip(rows, self._offsets(list(rows)), strict=True))
+            new = sorted(row for id_, row in rows.items() if there[id_] is None)
+            stored = {events[row].id: self._offset + number for number, row in enumerate(new)}
+            if new:
+                self._append(batch.take(pa.array(new)))
+        return [(there | stored)[event.id] or 0 for event in events]
+
+    def _append(self, batch: pa.RecordBatch) -> Position:
+        """Number the events and store them, in this writer's turn."""
+        if batch.num_rows:
+            batch, lasts = numbered(batch, self._lasts)
+            self._store(batch)
+            self._note(lasts)
+        return self.end
+
+    def _stored(self, offsets: Sequence[int]) -> list[Stored]:
+        """The events at these offsets."""
+        found = []
+        for first, batch in self._read(min(offsets), max(offsets) + 1):
+            for offset in offsets:
+                if first <= offset < first + batch.num_rows:
+                    id_, entity, sequence = (batch.column(name)[offset - first].as_py() for name in _KNOWN_BY)
+                    found.append(Stored(offset, id_, entity, sequence or self._counted(entity, offset)))
+        return found
+
+    def _counted(self, entity: str, offset: int) -> int:
+        """The sequence of an event that was stored before there were sequences."""
+        batches = self._read(0, offset + 1)
+        return sum(pc.sum(pc.equal(batch.column("entity"), entity)).as_py() or 0 for _, batch in batches)
+
+    @property
+    @abstractmethod
+    def _offset(self) -> int:
+        """The journal's end, as of this writer's last turn."""
+
+    @abstractmethod
+    def _turn(self) -> AbstractContextManager[None]:
+        """Nobody else appends meanwhile, and `_offset` is the end."""
+
+    @abstractmethod
+    def _store(self, batch: pa.RecordBatch) -> None:
+        """Store the batch at the end, all or nothing; afterwards it is durable and readers see it."""
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events of an offset range, each batch with its first offset."""
+
+    @abstractmethod
+    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
+        """The offset of the first event with each id; None where there is none."""
+
+    @abstractmethod
+    def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
+        """The sequence of each entity's last event; 0 where there is none."""
+
+    @abstractmethod
+    def _note(self, lasts: Mapping[str, int]) -> None:
+        """What was stored last moved these entities' last sequences. It must not fail."""
+
+
+_KNOWN_BY = ("id", "entity", "sequence")

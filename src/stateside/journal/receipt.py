@@ -1,0 +1,83 @@
+"""Receipts of conditional appends: what was stored, as which of the entity's events, and what to say if it was not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stateside.errors import EventRefused, SequenceConflict
+from stateside.journal.event import Event
+from stateside.journal.segment import PARTITION
+from stateside.positions import Position
+
+_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The position just after the events, and the sequences that they got.
+
+    Of an append of nothing: the journal's end; the last sequence is the entity's, the first one that after it.
+    """
+
+    position: Position
+    first_sequence: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event of a journal, as far as a repeated append must know it."""
+
+    offset: int
+    id: str
+    entity: str
+    sequence: int
+
+
+def check_entity(entity: str, events: Sequence[Event]) -> None:
+    """EventRefused if an event is not one of this entity, or two have the same id."""
+    for event in events:
+        if event.entity != entity:
+            raise _refused(f"Event {event.id!r} is one of {event.entity!r}, not of {entity!r}")
+    ids = [event.id for event in events]
+    if len(set(ids)) < len(ids):
+        twice = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])
+        raise _refused(f"The id {twice!r} is there twice in one append")
+
+
+def check_expected(entity: str, expected: int | None, current: int) -> None:
+    """SequenceConflict if the entity is not where the producer thinks it is."""
+    if expected is None or expected == current:
+        return
+    raise SequenceConflict(
+        f"{entity!r} is at sequence {current}, not at {expected}",
+        next_step="Nothing was stored. Read the entity's events anew, decide again, and append with its sequence now",
+        current=current,
+    )
+
+
+def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> Receipt:
+    """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
+
+    EventRefused if that is not all of them, or one is another entity's: then it is no repetition.
+    """
+    for found in stored:
+        if found.entity != entity:
+            raise _refused(f"The id {found.id!r} is that of an event of {found.entity!r}, which is stored already")
+    there = {found.id for found in stored}
+    others = [event.id for event in events if event.id not in there]
+    if others:
+        raise _refused(f"Of its events {_shown(sorted(there))} are stored already, and {_shown(others)} are not")
+    sequences = [found.sequence for found in stored]
+    position = Position.of({PARTITION: max(found.offset for found in stored) + 1})
+    return Receipt(position, min(sequences), max(sequences))
+
+
+def _refused(what: str) -> EventRefused:
+    return EventRefused(what, next_step="Nothing of the append was stored; give new events ids of their own")
+
+
+def _shown(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _SHOWN_MAX} more" if len(ids) > _SHOWN_MAX else ""
+    return ", ".join(map(repr, ids[:_SHOWN_MAX])) + more
