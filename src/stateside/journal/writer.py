@@ -227,17 +227,12 @@ class JournalWriter(Appending):
             raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
-<<<<<<< HEAD
-        """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind."""
-        path = segment.create(self._directory, self._end.offset, self.schema, self._id)
-=======
         """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind.
 
         What the old one has is synced, too: a writer that leaves that to the system may have appended to it.
         """
         self._sync()
-        path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
->>>>>>> events
+        path = segment.create(self._directory, self._end.offset, self.schema, self._id)
         end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
         self._open_segment(end)
         self._end = end

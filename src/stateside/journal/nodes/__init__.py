@@ -1,7 +1,7 @@
 """Nodes: several writers with a log each, for one stream of all events.
 
     with NodeWriter(folder, "hamburg") as node:
-        receipt = node.append_to("emma", events)         # Receipt(position "hamburg.1:3", first_sequence, last_sequence)
+        receipt = node.append_to("emma", events)    # its position is like hamburg.1:3
 
 In the folder, beside what `merge` makes of it:
 

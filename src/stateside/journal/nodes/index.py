@@ -4,8 +4,10 @@ Beside what `lasts` draws it has
 
     "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset behind it, name of the log
 
-which is the first of them where several events have one id. An event takes about 130 bytes there. The folder belongs to one epoch, so that an owner that is paused in the middle of
-a transaction keeps no successor waiting: that one begins with a copy.
+which is the first of them where several events have one id. An event takes about 130 bytes there.
+
+The folder belongs to one epoch, so that an owner that is paused in the middle of a transaction keeps no successor
+waiting: that one begins with a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
-from stateside.journal.nodes.lasts import Lasts, key_of, keeping
+from stateside.journal.nodes.lasts import Lasts, keeping, key_of
 
 _PLACE = struct.Struct(">QQ")
 

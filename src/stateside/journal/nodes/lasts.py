@@ -144,7 +144,9 @@ class Lasts:
         """Whether the index is of the logs that are there, and of no more than they have."""
         logs = self._logs()
         return all(
-            name in logs and (not offset or logs[name].id() == str(journal)) and offset <= logs[name].durable_end().offset
+            name in logs
+            and (not offset or logs[name].id() == str(journal))
+            and offset <= logs[name].durable_end().offset
             for name, journal, offset in self._stored()
         )
 

@@ -67,8 +67,8 @@ def seal(directory: Path) -> DurableEnd:
     A frame that was whole but not acknowledged may come before the seal or, if its owner still wrote on it, behind it.
     Its owner is fenced in both cases. What such an owner still writes or cuts off lies behind the seal.
 
-    A crash before step 3 is durable: no seal, or one that is lost again. The next owner seals anew, at the same place or
-    behind it: whole frames do not go away. So what somebody read up to the first seal stays before the second one.
+    A crash before step 3 is durable leaves no seal, or one that is lost again. The next owner seals anew, at the same
+    place or behind it: whole frames do not go away. So what somebody read before the first seal is before the second.
     """
     marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
     _, end = recover(directory, uuid4())

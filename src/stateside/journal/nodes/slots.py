@@ -66,7 +66,7 @@ class Slots:
         """Give a slot, which stands as `before` says, to a node or to nobody; None if that is not so any more."""
         given = Grant(before.number + 1, node)
         try:
-            os.symlink(node or _NOBODY, self._directory / f"{slot}-{given.number}")
+            (self._directory / f"{slot}-{given.number}").symlink_to(node or _NOBODY)
         except FileExistsError:
             return None
         sync_directory(self._directory)

@@ -40,9 +40,9 @@ class NodeWriter:
     1. It locks `opening`: nobody else opens this node meanwhile. A process that dies gives the lock back.
     2. With `take_over` it writes the next epoch, durably. From here on the former owner is fenced: it acknowledges
        nothing more, wherever it was paused. A crash here leaves an epoch without a log, which the next owner begins.
-    3. It locks `owner` in the folder of its epoch, for as long as it lives. Without `take_over` that is the epoch of the
-       last owner: if that one lives, JournalLocked; else its log goes on, as a journal goes on after a crash. It writes
-       a token of its own into `epoch`.
+    3. It locks `owner` in the folder of its epoch, for as long as it lives. Without `take_over` that is the epoch of
+       the last owner: if that one lives, JournalLocked; else its log goes on, as a journal goes on after a crash, and
+       it writes a token of its own into `epoch`.
     4. It seals the logs of earlier epochs that are not yet (`log.seal` has the argument). A crash here leaves them so,
        or sealed, for the next owner.
     5. It renews the node's slots, so that no release by a former owner can come any more.
@@ -206,8 +206,8 @@ class NodeWriter:
         return EntityElsewhere(
             f"The entities of slot {slot} are written by the node {node or 'that was just quicker'}",
             where=str(self._folder),
-            next_step=f"Append them there. To move them, let {node or 'that node'} release the slot; if it is gone, take "
-            "it over first",
+            next_step=f"Append them there. To move them, let {node or 'that node'} release the slot; "
+            "if it is gone, take it over first",
         )
 
     def _open_index(self, directory: Path) -> NodeIndex:
