@@ -27,7 +27,7 @@ from stateside.positions import Position
 
 
 class Search:
-    """Looks for the events of one append in one partition of the stream; goes on where it was when it is asked again."""
+    """Looks for the events of one append in one partition of the stream; goes on where it was when asked again."""
 
     def __init__(self, partition: MergedPartition, log: str, offsets: set[int]) -> None:
         self._partition, self._log = partition, log
