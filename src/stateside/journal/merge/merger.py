@@ -71,6 +71,7 @@ class Merger:
         self._lock = self._locked()
         self._logs: dict[str, MergedLog] = {}
         self._index: Lasts | None = None
+        self._doubtful = self._output_failed = False
         self.duplicates = 0  # events that were dropped although they were read for the first time
         try:
             self._born = opened(folder, partitions)

@@ -100,10 +100,10 @@ class Lasts:
             yield key_of(b"e", entity), _NUMBER.pack(sequence)
 
     def _value(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
-        unwritten, written = self._unwritten.get(key), transaction.get(key)
-        if unwritten is None or written is None:
-            return unwritten or written
-        return self._counts(key, unwritten, written)
+        unwritten, found = self._unwritten.get(key), transaction.get(key)
+        if found is None:
+            return unwritten
+        return bytes(found) if unwritten is None else self._counts(key, unwritten, bytes(found))
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
         """Which of two values of one key: the logs are read in any order, so it is never the later one as such."""
@@ -114,8 +114,8 @@ class Lasts:
         logs = self._logs()
         try:
             with self._environment.begin(write=True) as transaction:
-                for key in sorted(self._unwritten):
-                    transaction.put(key, self._value(transaction, key))
+                for key, value in sorted(self._unwritten.items()):
+                    transaction.put(key, self._value(transaction, key) or value)
                 for name, offset in self._covers.items():
                     journal = UUID(logs[name].id() or "0" * 32)
                     transaction.put(b"l" + name.encode(), _LOG.pack(journal.bytes, offset))
