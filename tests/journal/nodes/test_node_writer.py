@@ -171,7 +171,9 @@ def test_a_release_that_a_fenced_owner_had_begun_comes_too_late(tmp_path: Path) 
     def take_over() -> None:
         successors.append(NodeWriter(tmp_path, "a", take_over=True))
 
-    with at_call("fdatasync", 1, take_over):
+    with after_check(2, take_over):
+        one.release([slot_of("emma")])
+    with pytest.raises(JournalFenced):
         one.release([slot_of("emma")])
     with successors[0] as successor, NodeWriter(tmp_path, "b") as other:
         with pytest.raises(EntityElsewhere):
@@ -298,3 +300,19 @@ def test_after_a_failed_sync_the_owner_takes_nothing_more_and_the_next_one_goes_
     with NodeWriter(tmp_path, "a") as node:
         assert node.append_to("emma", [event("3")]).last_sequence == 3
         assert node.append_to("emma", [event("2")]).last_sequence == 2
+
+
+def test_a_claim_that_a_fenced_owner_had_begun_does_not_keep_its_successor_from_a_release(tmp_path: Path) -> None:
+    """Found by the machine in test_any_order: the successor released by a grant that was not the newest any more."""
+    paused, successors = NodeWriter(tmp_path, "a"), []
+
+    def succeed() -> None:
+        successors.append(NodeWriter(tmp_path, "a", take_over=True))
+        successors[0].append_to("emma", [event("1")])
+
+    with after_check(1, succeed), pytest.raises(JournalFenced):
+        paused.append_to("emma", [event("2")])
+    with successors[0] as successor, NodeWriter(tmp_path, "b") as other:
+        successor.release(successor.slots)
+        assert other.append_to("emma", [event("3")]).first_sequence == 2
+    kill(paused)

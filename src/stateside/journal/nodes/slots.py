@@ -18,16 +18,19 @@ How an entity moves from node A to node B; A is alive:
 5. B reads what all logs have by now, and goes on with each entity's next sequence. All that A acknowledged is there:
    it lies before A's end mark since before step 3.
 
-Where A is dead or paused, a takeover of A comes first (`NodeWriter`), then steps 1 to 5. The successor grants all of
-A's slots to itself anew before its first append. So a release that a paused A had begun (step 3) either came before
-that, and the successor does not have the slot; or it comes too late, as its number is taken.
+Where A is dead or paused, a takeover of A comes first (`NodeWriter`), then steps 1 to 5.
+
+What an owner that was paused does to slots when it wakes: before each grant an owner reads the newest one, then looks
+into `epoch`, and only then grants, by the one that it read. A successor writes `epoch` first, and then grants all of
+the node's slots to the node anew, before its first append. So what a former owner grants goes by a grant from before
+that: either it came before the successor's, which goes by it then; or its number is taken, and nothing happens.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,29 +65,41 @@ class Slots:
                 found[slot] = Grant(number, None if target == _NOBODY else target)
         return found
 
-    def grant(self, slot: int, before: Grant, node: str | None) -> Grant | None:
-        """Give a slot, which stands as `before` says, to a node or to nobody; None if that is not so any more."""
-        given = Grant(before.number + 1, node)
-        try:
-            (self._directory / f"{slot}-{given.number}").symlink_to(node or _NOBODY)
-        except FileExistsError:
-            return None
-        sync_directory(self._directory)
-        return given
+    def claim(self, slot: int, node: str, check: Callable[[], None]) -> str:
+        """Give a slot to a node if it is that one's or nobody's; whose it is then. `check` is the node's fence."""
+        while (before := self._grant_of(slot)).node in (None, node):
+            check()
+            if self._grant(slot, before, node):
+                return node
+        return before.node or node
 
-    def renew(self, node: str) -> dict[int, Grant]:
-        """Grant a node's slots to it anew, so that no former owner of the node can give one away; which it has then."""
-        renewed = {
-            slot: self.grant(slot, grant, node) for slot, grant in enumerate(self.grants()) if grant.node == node
+    def release(self, slot: int, node: str, check: Callable[[], None]) -> None:
+        """Give a slot to nobody if it is this node's."""
+        while (before := self._grant_of(slot)).node == node:
+            check()
+            self._grant(slot, before, None)
+
+    def renew(self, node: str, check: Callable[[], None]) -> set[int]:
+        """Grant a node's slots to it anew; which those are."""
+        return {
+            slot
+            for slot, grant in enumerate(self.grants())
+            if grant.node == node and self.claim(slot, node, check) == node
         }
-        return {slot: grant for slot, grant in renewed.items() if grant is not None}
+
+    def _grant_of(self, slot: int) -> Grant:
+        return self.grants()[slot]
+
+    def _grant(self, slot: int, before: Grant, node: str | None) -> bool:
+        """Give a slot, which stands as `before` says, to a node or to nobody; False if that is not so any more."""
+        try:
+            (self._directory / f"{slot}-{before.number + 1}").symlink_to(node or _NOBODY)
+        except FileExistsError:
+            return False
+        sync_directory(self._directory)
+        return True
 
 
 def slot_of(entity: str) -> int:
     """The slot that an entity belongs to, for good."""
     return zlib.crc32(entity.encode()) % SLOTS
-
-
-def slots_of(entities: Iterable[str]) -> set[int]:
-    """The slots of several entities."""
-    return {slot_of(entity) for entity in entities}

@@ -21,7 +21,7 @@ from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.index import NodeIndex, Place, copy_index
 from stateside.journal.nodes.log import NODES, epochs, log_name, node_logs
 from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
-from stateside.journal.nodes.slots import Grant, Slots, slot_of
+from stateside.journal.nodes.slots import Slots, slot_of
 from stateside.journal.receipt import Receipt, check_entity, check_expected
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
@@ -89,7 +89,7 @@ class NodeWriter:
             with _giving_back(self._lock):
                 seal_earlier(self._node, self.epoch)
                 self._slots = Slots(folder)
-                self._granted: dict[int, Grant] = self._slots.renew(name)
+                self._granted = self._slots.renew(name, self._fence.check)
                 directory = self._node / str(self.epoch)
                 self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
         with _giving_back(self._lock):
@@ -147,8 +147,9 @@ class NodeWriter:
             self._fence.check()
             with self._log.turn():  # which settles what an append that failed left: it counts, or it does not
                 self._log.sync_mark()
-            for slot in sorted(set(slots) & set(self._granted)):
-                self._slots.grant(slot, self._granted.pop(slot), None)
+            for slot in sorted(self._granted.intersection(slots)):
+                self._granted.discard(slot)
+                self._slots.release(slot, self.name, self._fence.check)
 
     def close(self) -> None:
         """Own the node no longer. Everything acknowledged is durable; the slots stay the node's."""
@@ -189,24 +190,20 @@ class NodeWriter:
 
     def _claim(self, slots: set[int]) -> None:
         """Have these slots; then know all that other nodes wrote of their entities."""
-        missing = slots - set(self._granted)
-        if not missing:
-            return
-        grants = self._slots.grants()
-        for slot in sorted(missing):
-            if grants[slot].node not in (None, self.name):
-                raise self._elsewhere(slot, grants[slot].node)
-        given = {slot: self._slots.grant(slot, grants[slot], self.name) for slot in sorted(missing)}
-        self._index.follow()
-        self._granted.update({slot: grant for slot, grant in given.items() if grant is not None})
-        for slot in sorted(missing - set(self._granted)):
-            raise self._elsewhere(slot, self._slots.grants()[slot].node)
+        missing = sorted(slots - self._granted)
+        owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
+        if owners:
+            self._index.follow()
+        self._granted.update(slot for slot, owner in owners.items() if owner == self.name)
+        for slot, owner in owners.items():
+            if owner != self.name:
+                raise self._elsewhere(slot, owner)
 
-    def _elsewhere(self, slot: int, node: str | None) -> EntityElsewhere:
+    def _elsewhere(self, slot: int, node: str) -> EntityElsewhere:
         return EntityElsewhere(
-            f"The entities of slot {slot} are written by the node {node or 'that was just quicker'}",
+            f"The entities of slot {slot} are written by the node {node}",
             where=str(self._folder),
-            next_step=f"Append them there. To move them, let {node or 'that node'} release the slot; "
+            next_step=f"Append them there. To move them, let {node} release the slot; "
             "if it is gone, take it over first",
         )
 
