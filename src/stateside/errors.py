@@ -30,6 +30,7 @@
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
     │   ├── JournalFenced           journal-fenced          409    another owner has taken this node over
     │   ├── EntityElsewhere         entity-elsewhere        409    an entity that another node writes: says which
+    │   ├── ViewsBusy               views-busy              409    another process follows the stream with these views
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
@@ -330,6 +331,12 @@ class EntityElsewhere(StateError):
     """Another node writes this entity, and gives its events their sequences. Nothing was stored."""
 
     code = "entity-elsewhere"
+
+
+class ViewsBusy(StateError):
+    """Another process keeps a journal's views, and two must not. Anybody may read them meanwhile."""
+
+    code = "views-busy"
     status = 409
 
 

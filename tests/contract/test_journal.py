@@ -1,21 +1,24 @@
 """What every journal promises, whatever it is stored on. A backend joins in three lines, at the end of this file.
 
 The promises are those that rooms to the right rely on: receipts that the end covers, all or none, one order for all
-readers, reading from any position, nothing that is not durable, and an id by which a journal is known again.
+readers, reading from any position, nothing that is not durable, an id by which a journal is known again, and sequences
+of each entity, without gaps, by which an append may be made conditional.
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
 from stateside.clock import Clock, ManualClock
-from stateside.errors import EventRefused, PositionInvalid
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.errors import EventRefused, PositionInvalid, SequenceConflict
+from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Receipt
 from stateside.positions import Position
 
 
@@ -25,6 +28,9 @@ class Writer(Protocol):
     @property
     def end(self) -> Position: ...
     def append(self, events: Sequence[Event]) -> Position: ...
+    def append_once(self, events: Sequence[Event]) -> list[int]: ...
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position: ...
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt: ...
 
 
 class Reader(Protocol):
@@ -88,12 +94,14 @@ class JournalContract(ABC):
 
     def test_events_come_back_whole(self, tmp_path: Path) -> None:
         payload = {"text": "Grüße, 世界 \n\x00", "numbers": [1, -2.5, 2**60], "none": None, "deep": {"a": [{}]}}
-        event = Event("id 1", "Zoë", "call", 7_258_118_399_999_999, payload, ("night", "roaming"))
+        more: dict[str, Any] = {"version": 3, "metadata": {"trace": "ä"}, "extra": {"region": ["x", None]}}
+        event = Event("id 1", "Zoë", "call", 7_258_118_399_999_999, payload, ("night", "roaming"), **more)
+        binary = Event("id 2", "Zoë", "call", 0, b"\xff\x00{}")
         with self.writer(tmp_path, ManualClock(42)) as writer:
-            writer.append([event])
-        (found,) = self.reader(tmp_path).events()
-        assert found == event
-        assert found.appended_us == 42
+            writer.append([event, binary])
+        found = list(self.reader(tmp_path).events())
+        assert found == [event, binary]
+        assert [each.appended_us for each in found] == [42, 42]
 
     def test_a_receipt_is_covered_by_the_end_as_soon_as_it_is_given(self, tmp_path: Path) -> None:
         reader = self.reader(tmp_path)
@@ -170,9 +178,86 @@ class JournalContract(ABC):
                 writer.append(_events(1, count - 1))
                 assert list(reader.events()) == _events(count, 0)
 
+    def test_an_entitys_events_are_numbered_from_one_on_however_they_come_in(self, tmp_path: Path) -> None:
+        for round_ in range(2):
+            with self.writer(tmp_path, ManualClock()) as writer:
+                receipt = writer.append([_event(f"{round_}a", "emma"), _event(f"{round_}b", "ben")])
+                writer.append_once([_event(f"{round_}c", "emma"), _event(f"{round_}a", "emma")])
+                writer.append_unstored([_event(f"{round_}c", "emma"), _event(f"{round_}d", "ben")], since=receipt)
+                writer.append_to("emma", [_event(f"{round_}e", "emma")])
+        found = list(self.reader(tmp_path).events())
+        assert [event.id for event in found] == ["0a", "0b", "0c", "0d", "0e", "1a", "1b", "1c", "1d", "1e"]
+        assert [event.sequence for event in found if event.entity == "emma"] == [1, 2, 3, 4, 5, 6]
+        assert [event.sequence for event in found if event.entity == "ben"] == [1, 2, 3, 4]
+
+    def test_a_conditional_append_is_stored_at_the_expected_sequence_and_nowhere_else(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            writer.append([_event("x", "ben")])
+            first = writer.append_to("emma", [_event("a", "emma"), _event("b", "emma")], expected_sequence=0)
+            assert first == Receipt(writer.end, 1, 2)
+            for wrong in (0, 1, 3):
+                with pytest.raises(SequenceConflict) as conflict:
+                    writer.append_to("emma", [_event("c", "emma")], expected_sequence=wrong)
+                assert conflict.value.current == 2
+            assert writer.end == first.position
+            assert writer.append_to("emma", [_event("c", "emma")], 2) == Receipt(writer.end, 3, 3)
+        assert [event.id for event in self.reader(tmp_path).events()] == ["x", "a", "b", "c"]
+
+    def test_the_same_conditional_append_again_is_answered_with_the_first_receipt(self, tmp_path: Path) -> None:
+        batch = [_event("a", "emma"), _event("b", "emma")]
+        with self.writer(tmp_path, ManualClock()) as writer:
+            receipt = writer.append_to("emma", batch, expected_sequence=0)
+            writer.append([_event("c", "emma")])
+            assert writer.append_to("emma", batch, expected_sequence=0) == receipt
+        with self.writer(tmp_path, ManualClock()) as writer:
+            assert writer.append_to("emma", batch) == receipt
+            assert writer.append_to("emma", batch[1:]) == Receipt(receipt.position, 2, 2)
+        assert [event.id for event in self.reader(tmp_path).events()] == ["a", "b", "c"]
+
+    @pytest.mark.parametrize(
+        ("ids", "entity", "reason"),
+        [
+            (("a", "new"), "emma", "Of its events 'a' are stored already, and 'new' are not"),
+            (("x",), "emma", "The id 'x' is that of an event of 'ben', which is stored already"),
+            (("new", "new"), "emma", "The id 'new' is there twice"),
+            (("new",), "ben", "Event 'new' is one of 'ben', not of 'emma'"),
+        ],
+    )
+    def test_a_conditional_append_is_refused_that_is_neither_new_nor_a_repetition(
+        self, tmp_path: Path, ids: tuple[str, ...], entity: str, reason: str
+    ) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            receipt = writer.append([_event("x", "ben"), _event("a", "emma")])
+            with pytest.raises(EventRefused, match=reason):
+                writer.append_to("emma", [_event(id_, entity) for id_ in ids])
+            assert writer.end == receipt
+
+    def test_a_conditional_append_of_nothing_says_where_the_entity_is(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            receipt = writer.append([_event("a", "emma")])
+            assert writer.append_to("emma", [], expected_sequence=1) == Receipt(receipt, 2, 1)
+            with pytest.raises(SequenceConflict):
+                writer.append_to("emma", [], expected_sequence=0)
+
+    def test_of_many_that_decide_at_the_same_sequence_one_wins(self, tmp_path: Path) -> None:
+        def decide(number: int) -> int:
+            with self.writer(tmp_path, ManualClock()) as writer:
+                try:
+                    return writer.append_to("emma", [_event(f"{number}", "emma")], expected_sequence=0).last_sequence
+                except SequenceConflict as conflict:
+                    return -(conflict.current or 0)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(decide, range(8))) == [-1] * 7 + [1]
+        assert len(list(self.reader(tmp_path).events())) == 1
+
 
 def _events(count: int, first: int) -> list[Event]:
     return [Event(f"e{number}", "entity", "call", number, {}) for number in range(first, first + count)]
+
+
+def _event(id_: str, entity: str) -> Event:
+    return Event(id_, entity, "call", 0, {})
 
 
 class TestJournalOnFiles(JournalContract):
@@ -183,3 +268,11 @@ class TestJournalOnFiles(JournalContract):
 class TestJournalOnFilesWithASegmentForEveryAppend(JournalContract):
     writer = staticmethod(lambda folder, clock: JournalWriter(folder / "journal", clock=clock, segment_bytes_max=1))
     reader = staticmethod(lambda folder: Journal(folder / "journal"))
+
+
+_IN_MEMORY: defaultdict[Path, MemoryJournal] = defaultdict(MemoryJournal)
+
+
+class TestJournalInMemory(JournalContract):
+    writer = staticmethod(lambda folder, clock: _IN_MEMORY[folder].writer(clock))
+    reader = staticmethod(lambda folder: _IN_MEMORY[folder])

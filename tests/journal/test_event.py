@@ -18,6 +18,7 @@ from stateside.journal.event import (
     PAYLOAD_BYTES_MAX,
     TAGS_MAX,
     TIME_US_MAX,
+    VERSION_MAX,
 )
 
 GOOD = Event("e1", "emma", "call", 1_000_000, {"seconds": 61}, ("night",))
@@ -33,8 +34,11 @@ events = st.builds(
     entity=names,
     type=names,
     time_us=st.integers(0, TIME_US_MAX - 1),
-    payload=payloads,
+    payload=payloads | st.binary(max_size=6),
     tags=st.lists(names, max_size=2).map(tuple),
+    version=st.integers(1, VERSION_MAX),
+    metadata=st.dictionaries(texts, texts, max_size=2),
+    extra=st.dictionaries(texts, nested, max_size=2),
 )
 
 
@@ -91,6 +95,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a payload with half a character", {"payload": {"a": "\ud800"}}, "its payload is no JSON object"),
     ("a payload without end", {"payload": {"a": too_deep}}, "its payload is no JSON object"),
     ("a large payload", {"payload": {"a": "x" * PAYLOAD_BYTES_MAX}}, f"{PAYLOAD_BYTES_MAX} are allowed"),
+    ("a payload of too many bytes", {"payload": b"x" * (PAYLOAD_BYTES_MAX + 1)}, f"{PAYLOAD_BYTES_MAX} are allowed"),
+    ("a payload that is a byte array", {"payload": bytearray(b"x")}, "its payload is a bytearray, not a JSON object"),
+    ("a payload whose names are none", {"payload": {1: 2}}, "its payload has a field whose name is not a text"),
+    ("a version before the first", {"version": 0}, "its version is 0, not a whole number from 1 to 32767"),
+    ("a version too large", {"version": VERSION_MAX + 1}, "its version is 32768"),
+    ("a version that is a truth", {"version": True}, "its version is True"),
+    ("a version that is a text", {"version": "1"}, "its version is '1'"),
+    ("metadata that is a list", {"metadata": []}, "its metadata is a list, not a JSON object"),
+    ("metadata with a number", {"metadata": {"trace": 1}}, "its metadata has a value that is not a text"),
+    ("a lot of metadata", {"metadata": {"trace": "x" * 5_000}}, "its metadata has 5012 bytes, 4096 are allowed"),
+    ("metadata with half a character", {"metadata": {"a": "\ud800"}}, "its metadata is no JSON object"),
+    ("unknown fields that are none", {"extra": None}, "its extra is a NoneType, not a JSON object"),
+    ("unknown fields without a number", {"extra": {"a": math.nan}}, "its extra is no JSON object"),
     ("a payload large in bytes", {"payload": {"a": "€" * 22_000}}, f"{PAYLOAD_BYTES_MAX} are allowed"),
 ]
 
@@ -109,6 +126,25 @@ def test_an_event_is_refused_with_the_reason_for(changes: dict[str, Any], reason
 def test_what_is_no_event_at_all_is_refused(thing: Any) -> None:
     with pytest.raises(EventRefused, match=f"it is a {type(thing).__name__}, not an Event"):
         encode([thing], 0)
+
+
+def test_the_journals_own_numbers_are_not_what_makes_two_events_differ() -> None:
+    assert replace(GOOD, sequence=1, appended_us=1) == replace(GOOD, sequence=2, appended_us=2)
+    assert replace(GOOD, version=2) != GOOD
+
+
+@pytest.mark.parametrize(
+    "payload", [{"a": 2**70}, {"a": {1: 2}}, {"a": (1, 2)}, {"a": [None] * 3}, {"a": 1e300}], ids=repr
+)
+def test_what_json_can_tell_is_stored_as_the_json_of_the_standard_library_has_it(payload: dict[str, Any]) -> None:
+    (found,) = decode(encode([replace(GOOD, payload=payload)], 0))
+    assert found.payload == json.loads(json.dumps(payload))
+
+
+def test_who_reads_the_json_alone_finds_an_empty_object_where_the_payload_is_bytes() -> None:
+    batch = encode([replace(GOOD, payload=b"\xff\x00"), GOOD], 0)
+    assert batch.column("payload").to_pylist() == ["{}", '{"seconds":61}']
+    assert batch.column("data").to_pylist() == [b"\xff\x00", None]
 
 
 def test_a_payload_is_stored_as_compact_json_with_its_characters() -> None:

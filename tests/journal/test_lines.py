@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import EventRefused
 from stateside.journal import Event, Journal, JournalWriter, lines
-from stateside.journal.lines import BadLine, Intake, parse
+from stateside.journal.lines import BadLine, Intake, fields_of, parse
 
 GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
 
@@ -38,6 +38,13 @@ GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
         (b'{"entity": "e", "type": "t", "payload": {"a": NaN}}', "no JSON object"),
         (b'{"entity": "e", "type": "t", "tags": "night"}', "its tags are a str"),
         (b'{"entity": "e", "type": "t", "tags": [1]}', "its tag is a int"),
+        (b'{"entity": "e", "type": "t", "data": "!"}', "its data is not bytes in base64"),
+        (b'{"entity": "e", "type": "t", "data": "\xc3\xa4"}', "its data is not bytes in base64"),
+        (b'{"entity": "e", "type": "t", "data": 7}', "its data is not bytes in base64"),
+        (b'{"entity": "e", "type": "t", "data": "", "payload": {}}', "both a payload and data"),
+        (b'{"entity": "e", "type": "t", "version": 0}', "its version is 0"),
+        (b'{"entity": "e", "type": "t", "metadata": {"trace": 1}}', "a value that is not a text"),
+        (b'{"entity": "e", "type": "t", "extra": 1}', "its extra is a int"),
         (b" " * lines.LINE_BYTES_MAX + GOOD, "longer than"),
     ],
 )
@@ -46,6 +53,24 @@ def test_a_line_that_is_no_event_says_why(line: bytes, reason: str) -> None:
     assert isinstance(bad, BadLine)
     assert reason in bad.reason
     assert json.loads(bad.as_json())["line"] == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event("1", "emma", "call", 7, {"a": [1, None]}, ("night",), version=2, metadata={"trace": "x"}, extra={"n": 1}),
+        Event("2", "emma", "call", 7, b"\xff\x00"),
+        Event("3", "emma", "call", 7, b""),
+        Event("4", "emma", "call", 7, {}),
+    ],
+)
+def test_an_exported_event_is_the_same_one_when_it_is_appended(tmp_path: Path, event: Event) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append([event])
+    (stored,) = Journal(tmp_path).events()
+    line = json.dumps(fields_of(stored)).encode()
+    assert json.loads(line)["sequence"] == 1
+    assert parse(1, line, 0) == event
 
 
 def test_what_is_not_given_is_filled_in() -> None:

@@ -6,7 +6,7 @@
     time      timestamp[us, UTC]
     appended  timestamp[us, UTC]
     tags      list<string>
-    payload   string    JSON; empty where the payload is bytes
+    payload   string    JSON; {} where the payload is bytes: whoever reads JSON alone meets nothing else
     sequence  int64     null in events that were stored before there were sequences
     version   int16
     metadata  string    JSON; null if there is none
@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,7 @@ from stateside.journal.event import (
     TIME_US_MIN,
     VERSION_MAX,
     Event,
+    all_json_bytes,
     fault,
     json_bytes,
 )
@@ -64,25 +66,32 @@ _ADDED: Final = [
 ]
 SCHEMA: Final = pa.schema([*GIVEN, *_ADDED])
 
+_DECODE = json.JSONDecoder().raw_decode
+_FIELDS = attrgetter("id", "entity", "type", "time_us", "payload", "tags", "version", "metadata", "extra")
+
 
 def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
     """The events as one record batch, without sequences; EventRefused, naming the first bad one, if any is no event."""
-    if not _surely_events(events):
+    if not events or set(map(type, events)) != {Event}:
         _refuse_the_first_bad(events)
-    payloads = _payloads(events)
+    ids, entities, types, times, payloads, tags, versions, metadata, extra = _fields(events)
+    names = all(map(_are_names, (ids, entities, types)))
+    numbers = _are_within(times, TIME_US_MIN, TIME_US_MAX - 1) and _are_within(versions, 1, VERSION_MAX)
+    if not (names and numbers and _are_tags(tags) and _are_empty(metadata) and _are_empty(extra)):
+        _refuse_the_first_bad(events)
     columns = [
-        pa.array([event.id for event in events], pa.string()),
-        pa.array([event.entity for event in events], pa.string()),
-        pa.array([event.type for event in events], pa.string()),
-        pa.array([event.time_us for event in events], pa.int64()).cast(_TIME),
+        pa.array(ids, pa.string()),
+        pa.array(entities, pa.string()),
+        pa.array(types, pa.string()),
+        pa.array(times, pa.int64()).cast(_TIME),
         pa.array(np.full(len(events), appended_us)).cast(_TIME),
-        _tags(events),
-        pa.array(payloads, pa.string()),
+        _lists(tags),
+        _payloads(events, payloads),
         pa.nulls(len(events), pa.int64()),
-        pa.array([event.version for event in events], pa.int16()),
-        pa.array([json_bytes(event.metadata) if event.metadata else None for event in events], pa.string()),
-        pa.array([event.payload if type(event.payload) is bytes else None for event in events], pa.binary()),
-        pa.array([json_bytes(event.extra) if event.extra else None for event in events], pa.string()),
+        pa.array(versions, pa.int16()),
+        _objects(metadata),
+        _data(payloads),
+        _objects(extra),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -99,7 +108,7 @@ def decode(batch: pa.RecordBatch) -> Iterator[Event]:
             entity,
             type_,
             time_us,
-            json.loads(payload) if data is None else data,
+            _loaded(payload) if data is None else data,
             tuple(tags),
             appended_us,
             sequence=sequence,
@@ -107,6 +116,15 @@ def decode(batch: pa.RecordBatch) -> Iterator[Event]:
             metadata={} if metadata is None else json.loads(metadata),
             extra={} if extra is None else json.loads(extra),
         )
+
+
+def _loaded(text: str) -> Any:
+    """What this JSON says. Ours has no blanks around it, which the decoder need not look for then."""
+    try:
+        value, end = _DECODE(text)
+    except json.JSONDecodeError:
+        return json.loads(text)
+    return value if end == len(text) else json.loads(text)
 
 
 def conformed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -142,51 +160,62 @@ def _plain(value: object) -> str:
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _surely_events(events: Sequence[Event]) -> bool:
-    """Whether all of them are surely events, but for their payloads. By columns, which is several times faster."""
-    if set(map(type, events)) != {Event} or any(event.metadata or event.extra for event in events):
+def _fields(events: Sequence[Event]) -> Iterable[tuple[Any, ...]]:
+    """The events' fields, each of all events together: so checking and encoding go by columns, several times faster."""
+    return zip(*map(_FIELDS, events), strict=True) if events else [()] * 9
+
+
+def _are_names(names: tuple[Any, ...]) -> bool:
+    """Whether all of them are surely names; if not, each is looked at by itself. The same goes for what follows."""
+    try:
+        printable = "".join(names).isprintable()
+    except TypeError:
         return False
-    tags = [event.tags for event in events]
-    if not set(map(type, tags)) <= {tuple, list} or max(map(len, tags)) > TAGS_MAX:
-        return False
-    names = [name for event in events for name in (event.id, event.entity, event.type)]
-    return (
-        _are_names([*names, *chain.from_iterable(tags)])
-        and _are_within([event.time_us for event in events], TIME_US_MIN, TIME_US_MAX - 1)
-        and _are_within([event.version for event in events], 1, VERSION_MAX)
-        and set(map(type, (event.payload for event in events))) <= {dict, bytes}
-    )
+    return printable and all(names) and max(map(len, names), default=0) <= NAME_CHARS_MAX
 
 
-def _are_names(names: list[str]) -> bool:
-    if set(map(type, names)) != {str}:
-        return False
-    lengths = list(map(len, names))
-    return min(lengths) > 0 and max(lengths) <= NAME_CHARS_MAX and "".join(names).isprintable()
-
-
-def _are_within(numbers: list[int], least: int, greatest: int) -> bool:
+def _are_within(numbers: tuple[Any, ...], least: int, greatest: int) -> bool:
     return set(map(type, numbers)) == {int} and least <= min(numbers) and max(numbers) <= greatest
 
 
-def _payloads(events: Sequence[Event]) -> list[bytes]:
-    """The payloads as JSON; of bytes nothing."""
-    try:
-        payloads = [b"" if type(event.payload) is bytes else json_bytes(event.payload) for event in events]
-    except (TypeError, ValueError, RecursionError):
-        _refuse_the_first_bad(events)
-        raise
-    if any(len(payload) > PAYLOAD_BYTES_MAX for payload in payloads) or any(
-        type(event.payload) is bytes and len(event.payload) > PAYLOAD_BYTES_MAX for event in events
-    ):
-        _refuse_the_first_bad(events)
-    return payloads
+def _are_tags(tags: tuple[Any, ...]) -> bool:
+    if not set(map(type, tags)) <= {tuple, list} or max(map(len, tags), default=0) > TAGS_MAX:
+        return False
+    return not any(tags) or _are_names(tuple(chain.from_iterable(tags)))
 
 
-def _tags(events: Sequence[Event]) -> pa.Array:
-    if any(event.tags for event in events):
-        return pa.array([event.tags for event in events], SCHEMA.field("tags").type)
-    return pa.ListArray.from_arrays(np.zeros(len(events) + 1, np.int32), pa.array([], pa.string()))
+def _are_empty(attachments: tuple[Any, ...]) -> bool:
+    return set(map(type, attachments)) == {dict} and not any(attachments)
+
+
+def _payloads(events: Sequence[Event], payloads: tuple[Any, ...]) -> pa.Array:
+    """The payloads as JSON; of bytes an empty object. If one is not surely good, each is looked at by itself."""
+    texts, largest = None, 0
+    if set(map(type, payloads)) <= {dict, bytes}:
+        texts = all_json_bytes([{} if type(payload) is bytes else payload for payload in payloads])
+        largest = max(chain(map(len, texts or ()), (len(each) for each in payloads if type(each) is bytes)), default=0)
+    if texts is None or largest > PAYLOAD_BYTES_MAX:
+        _refuse_the_first_bad(events)
+        texts = [json_bytes(payload) for payload in payloads]
+    return pa.array(texts, pa.string())
+
+
+def _data(payloads: tuple[Any, ...]) -> pa.Array:
+    if bytes not in set(map(type, payloads)):
+        return pa.nulls(len(payloads), pa.binary())
+    return pa.array([payload if type(payload) is bytes else None for payload in payloads], pa.binary())
+
+
+def _objects(attachments: tuple[Any, ...]) -> pa.Array:
+    if not any(attachments):
+        return pa.nulls(len(attachments), pa.string())
+    return pa.array([json_bytes(attachment) if attachment else None for attachment in attachments], pa.string())
+
+
+def _lists(tags: tuple[Any, ...]) -> pa.Array:
+    if any(tags):
+        return pa.array(tags, SCHEMA.field("tags").type)
+    return pa.ListArray.from_arrays(np.zeros(len(tags) + 1, np.int32), pa.array([], pa.string()))
 
 
 def _refuse_the_first_bad(events: Sequence[Event]) -> None:

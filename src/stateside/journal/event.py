@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
@@ -53,18 +53,28 @@ def fault(event: Event) -> str | None:
     return _envelope_fault(event) or _payload_fault(event.payload) or _attachment_fault(event)
 
 
-def json_bytes(value: Any) -> bytes:
-    """The value as compact JSON; TypeError, ValueError or RecursionError if JSON has no such thing.
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """A JSON object as compact JSON; TypeError, ValueError or RecursionError if it is none.
 
     The fast encoder writes null for what is no number, so that whatever has a null goes the slow way.
     """
     try:
-        text = orjson.dumps(value, option=_AS_JSON_HAS_IT)
+        text = orjson.dumps(value, None, _AS_JSON_HAS_IT)
         if b"null" not in text:
             return text
     except TypeError:
-        pass
+        if not all(isinstance(name, str) for name in value):
+            raise
     return _STRICT.encode(value).encode()
+
+
+def all_json_bytes(values: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
+    """The same of many, at half the cost; None if one of them is no JSON object, or only the slow way can tell."""
+    try:
+        texts = [orjson.dumps(value, None, _AS_JSON_HAS_IT) for value in values]
+        return [json_bytes(value) for value in values] if b"null" in b"".join(texts) else texts
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _envelope_fault(event: Event) -> str | None:

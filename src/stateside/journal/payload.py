@@ -25,8 +25,6 @@ def payload_columns(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
     """
     if not len(schema) or not len(payloads):
         return schema.empty_table() if len(schema) else pa.table({})
-    if pc.min(pc.binary_length(payloads)).as_py() == 0:  # of bytes, which have no fields
-        payloads = pc.if_else(pc.equal(payloads, ""), "{}", payloads)
     try:
         return _parse(payloads, schema)
     except pa.ArrowInvalid:

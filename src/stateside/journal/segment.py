@@ -185,11 +185,7 @@ class Segment:
             raise self._corrupt(frame.begin_byte, "a frame's checksum does not match")
 
     def _corrupt(self, at_byte: int, reason: str) -> JournalCorrupt:
-        return JournalCorrupt(
-            f"The journal is damaged: {reason}",
-            where=f"{self.path}, byte {at_byte}",
-            next_step="Nothing was skipped or changed. Restore this file from a copy, then start again",
-        )
+        return corrupt(self.path, at_byte, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +287,27 @@ def segment_offsets(directory: Path) -> list[int]:
 
 def _frame_crc(journal_id: UUID, fields: bytes, body: pa.Buffer | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(fields, zlib.crc32(journal_id.bytes)))
+
+
+FRAME_HEAD_BYTES = _FRAME.size
+
+
+def frame_head(content: bytes | memoryview, at: int) -> tuple[int, int, int, int] | None:
+    """Rows, size of the body, first offset and checksum of the frame whose head stands there; None if none does."""
+    magic, rows, size, first_offset, crc = _FRAME.unpack_from(content, at)
+    return None if magic != _FRAME_MAGIC or size > FRAME_BYTES_MAX else (rows, size, first_offset, crc)
+
+
+def frame_is_whole(journal_id: UUID, frame: memoryview) -> bool:
+    """Whether these bytes, head and body, are what a writer of this journal wrote."""
+    crc = _FRAME.unpack_from(frame)[4]
+    return _frame_crc(journal_id, bytes(frame[:_FRAME_CHECKED_BYTES]), frame[_FRAME.size :]) == int(crc)
+
+
+def corrupt(path: Path, at_byte: int, reason: str) -> JournalCorrupt:
+    """What is told of a damaged segment."""
+    return JournalCorrupt(
+        f"The journal is damaged: {reason}",
+        where=f"{path}, byte {at_byte}",
+        next_step="Nothing was skipped or changed. Restore this file from a copy, then start again",
+    )

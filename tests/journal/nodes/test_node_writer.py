@@ -171,9 +171,7 @@ def test_a_release_that_a_fenced_owner_had_begun_comes_too_late(tmp_path: Path) 
     def take_over() -> None:
         successors.append(NodeWriter(tmp_path, "a", take_over=True))
 
-    with after_check(2, take_over):
-        one.release([slot_of("emma")])
-    with pytest.raises(JournalFenced):
+    with after_check(2, take_over), pytest.raises(JournalFenced):
         one.release([slot_of("emma")])
     with successors[0] as successor, NodeWriter(tmp_path, "b") as other:
         with pytest.raises(EntityElsewhere):

@@ -57,6 +57,14 @@ def test_a_request_with_anything_bad_in_it_stores_nothing(layout: Layout, body: 
     assert Journal(layout.journal).end()["0"] == 0
 
 
+def test_an_exported_event_is_taken_with_all_its_fields(layout: Layout) -> None:
+    more = {"version": 2, "metadata": {"trace": "x"}, "extra": {"n": 1}, "sequence": 7, "appended_us": 8}
+    post(layout, json.dumps({"events": [event("a", payload={}, **more), event("b", data="/w==")]}).encode())
+    first, second = Journal(layout.journal).events()
+    assert (first.version, first.metadata, first.extra, first.sequence) == (2, {"trace": "x"}, {"n": 1}, 1)
+    assert (second.payload, second.sequence) == (b"\xff", 2)
+
+
 def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "WAITING_EVENTS_MAX", 3)
     made = Appender(layout)

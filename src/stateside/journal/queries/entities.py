@@ -1,0 +1,192 @@
+"""Entities: the ids of all that events are about, in the order of their names or in that of their first events.
+
+Never all in memory: what the views have is read a page at a time. Of what they do not have yet some ten thousand ids
+are kept at a time, the first ones in the order; if there are more, that part of the stream is read again for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from heapq import merge, nsmallest
+
+import pyarrow.compute as pc
+
+from stateside.errors import NotFreshEnough
+from stateside.journal.queries.format import ENTITY, Damaged, term_key
+from stateside.journal.queries.views import Views
+from stateside.journal.queries.walker import Walker
+from stateside.journal.stream import Stream
+from stateside.positions import Position
+
+PAGE_IDS = 1_000
+TAIL_IDS_MAX = 50_000  # kept at a time of those that the views do not have: some 10 MB
+NEW_IDS_MAX = 1_000_000  # that a live query remembers while the views do not follow
+
+Key = tuple[bytes, str]  # where an id stands in the order, and the id
+
+
+class EntityIds:
+    """All ids of a stream's entities with a prefix, from behind one on, in the order of their UTF-8 bytes.
+
+    (Of two ids whose first 400 bytes are the same the order is another one, yet always the same.) Every entity is there
+    that had an event when it was asked for; one that comes meanwhile may be.
+    """
+
+    def __init__(self, stream: Stream, views: Views, prefix: str, after: str | None) -> None:
+        self._stream, self._views, self._prefix, self._after = stream, views, prefix, after
+
+    def current(self) -> Iterator[str]:
+        """One id after the other. To go on later ask for what stands `after` the last one."""
+        return (id_ for page in self._pages(PAGE_IDS) for id_ in page)
+
+    def current_async(self) -> AsyncIterator[str]:
+        """As `current`, for an event loop: pages are read in threads."""
+        return _in_threads(self._pages(PAGE_IDS))
+
+    def page(self, ids_max: int = PAGE_IDS) -> list[str]:
+        """The first so many."""
+        return next(self._pages(ids_max), [])
+
+    def _pages(self, ids_max: int) -> Iterator[list[str]]:
+        after, tail = self._after, _Tail(self._stream, self._views, self._prefix)
+        while page := self._page(after, tail, ids_max):
+            yield page
+            after = page[-1]
+
+    def _page(self, after: str | None, tail: _Tail, ids_max: int) -> list[str]:
+        """The next ids: the views' and the tail's, of which one may be in both meanwhile."""
+        begin = b"" if after is None else _key(after)[0]
+        behind = tail.behind(begin)  # first: what the views take in from now on they have when they are read next
+        try:
+            with self._views.snapshot() as snapshot:
+                names = snapshot.names(ENTITY, self._prefix, after, ids_max) if snapshot else []
+        except Damaged:
+            return self._page(after, tail, ids_max)
+        found: dict[Key, None] = dict.fromkeys(merge((_key(name) for name, _ in names), behind))
+        return [id_ for _, id_ in found][:ids_max]
+
+
+class _Tail:
+    """The ids in that part of the stream which the views did not have when the query began."""
+
+    def __init__(self, stream: Stream, views: Views, prefix: str) -> None:
+        self._stream, self._views, self._prefix = stream, views, prefix
+        self._end, self._covered = stream.end(), views.position()
+        self._ids: list[Key] | None = None
+        self._is_all = False
+
+    def behind(self, begin: bytes) -> list[Key]:
+        """The ids behind this key, the first ones of them if there are many."""
+        if not self._views.position().covers(self._covered):  # they were deleted or condemned meanwhile
+            self._covered, self._ids = self._views.position(), None
+        if self._ids is None or not (self._is_all or begin < self._ids[-1][0]):
+            self._ids = self._read(begin)
+        return self._ids[bisect_right(self._ids, begin, key=lambda key: key[0]) :]
+
+    def _read(self, begin: bytes) -> list[Key]:
+        found: set[Key] = set()
+        self._is_all = True
+        for partition in self._stream.partitions():
+            start = min(self._covered[partition], self._end[partition])
+            for _, batch in self._stream.batches(partition, start, self._end[partition]):
+                names = pc.unique(batch.column("entity")).to_pylist()
+                found.update(key for key in map(_key, names) if key[0] > begin and key[1].startswith(self._prefix))
+                if len(found) > 2 * TAIL_IDS_MAX:
+                    found, self._is_all = set(nsmallest(TAIL_IDS_MAX, found)), False
+        return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """An entity, and the position from which the query goes on behind its first event."""
+
+    position: Position
+    entity: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The entities that are new since the end that the views had, up to the offset to which the stream was read."""
+
+    since: int
+    read: int
+    ids: set[str] = field(default_factory=set)
+
+
+class BirthWalk(Walker[Born]):
+    """A way through the first events of all entities with a prefix.
+
+    Who is new behind the end of the views is told by who came since: so many are remembered, until the views follow.
+    """
+
+    def __init__(self, stream: Stream, views: Views, prefix: str, start: Position | None) -> None:
+        super().__init__(stream, views, start)
+        self._prefix = prefix
+        self._seen: dict[str, _Seen] = {}  # by partition
+
+    def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[list[Born], int]]:
+        try:
+            with self._views.snapshot() as snapshot:
+                covered = snapshot.state.covers(partition) if snapshot else 0
+                high = min(stop, covered)
+                found = snapshot.born(partition, at, high, PAGE_IDS) if snapshot and at < high else None
+        except Damaged:
+            covered, found = 0, None
+        if found is None:
+            yield from self._by_range(partition, covered, at, stop)
+        else:
+            yield self._page(partition, found), found[-1][0] + 1 if len(found) == PAGE_IDS else high
+
+    def _by_range(self, partition: str, covered: int, at: int, stop: int) -> Iterator[tuple[list[Born], int]]:
+        """From the end of the views on, so that it is known who came before. Ends when the views have moved."""
+        seen = self._seen.get(partition)
+        if seen is None or seen.read != at or covered < seen.since:
+            seen = self._seen[partition] = _Seen(covered, min(covered, at))
+        for first, batch in self._stream.batches(partition, seen.read, stop):
+            new = self._new(partition, first, batch.column("entity").to_pylist(), seen)
+            if new is None:
+                return
+            seen.read = first + batch.num_rows
+            yield self._page(partition, [born for born in new if born[0] >= at]), max(at, seen.read)
+
+    def _new(self, partition: str, first: int, names: list[str], seen: _Seen) -> list[tuple[int, str]] | None:
+        """Those of the entities that neither the views nor this walk has seen; None if the views tell more, or less."""
+        births: dict[str, int] = {}
+        for offset, name in enumerate(names, first):
+            if name not in seen.ids:
+                births.setdefault(name, offset)
+        try:
+            with self._views.snapshot() as snapshot:
+                if not seen.since <= (snapshot.state.covers(partition) if snapshot else 0) <= first:
+                    return None
+                new = [(at, name) for name, at in births.items() if not (snapshot and snapshot.entity(name))]
+        except Damaged:
+            return None
+        self._remember(seen, new)
+        return new
+
+    def _remember(self, seen: _Seen, new: list[tuple[int, str]]) -> None:
+        seen.ids.update(name for _, name in new)
+        if len(seen.ids) > NEW_IDS_MAX:
+            raise NotFreshEnough(
+                f"More than {NEW_IDS_MAX:,} entities are new since the end of the views",
+                where=str(self._views.folder),
+                next_step="Let a process follow the stream with the views (`Views.keep_following`), then go on",
+            )
+
+    def _page(self, partition: str, born: list[tuple[int, str]]) -> list[Born]:
+        named = [(offset, name) for offset, name in born if name.startswith(self._prefix)]
+        return [Born(self._position(partition, offset + 1), name) for offset, name in named]
+
+
+def _key(name: str) -> Key:
+    return term_key(ENTITY, name.encode()), name
+
+
+async def _in_threads(pages: Iterator[list[str]]) -> AsyncIterator[str]:
+    while page := await asyncio.to_thread(next, pages, None):
+        for id_ in page:
+            yield id_

@@ -1,0 +1,245 @@
+"""The views' format: what stands in LMDB under which keys. They hold where events stand, never the events themselves.
+
+    meta    "state"                       -> crc32 u32, State as JSON
+    terms   "e", name                     -> Term     an entity
+            "t", partition u16, name      -> Term     a tag in a partition
+            "y", partition u16, name      -> Term     a type in a partition
+    blocks  number u64, place u64         -> Block    a term's events: of an entity from the one with this sequence on,
+                                                      of a tag or a type from the one at this offset on
+    born    partition u16, offset u64     -> crc32 u32, name      the first event of an entity
+    zones   partition u16, offset u64     -> Zone     what times the events from this offset on have
+
+Numbers in keys are big-endian, so that LMDB has them in order; in values they are little-endian. A term's number is
+given once, 1, 2, 3, …; a partition's is its place in `State.partitions`.
+
+    Term    ┌────────┬────────────┬───────────┬──────────────────┬──────────────────────────────────────────┐
+            │ u32    │ u64        │ u64       │ u64              │ the whole name, where the key has        │
+            │ crc32  │ number     │ events    │ last sequence    │ only a part of it                        │
+            └────────┴────────────┴───────────┴──────────────────┴──────────────────────────────────────────┘
+    Block   ┌────────┬────────────┬───────────┬──────────────────┬──────────────────────────────────────────┐
+            │ u32    │ u64 events │ u16       │ u64              │ u32 each: how far behind the first       │
+            │ crc32  │ before it  │ partition │ first offset     │ offset each event stands                 │
+            └────────┴────────────┴───────────┴──────────────────┴──────────────────────────────────────────┘
+    Zone    ┌────────┬────────────┬───────────────────────────────────────────────────────────────┐
+            │ u32    │ u64        │ i64, i64 each: least and greatest time in µs; the events'     │
+            │ crc32  │ behind it  │ times lie in one of these spans                               │
+            └────────┴────────────┴───────────────────────────────────────────────────────────────┘
+
+Every checksum is over the key and all that follows it. A block says how many events of its term stand before it, and
+the term how many there are at all: so a block that is lost or changed is found out, and nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+VERSION: Final = 1
+DATABASES: Final = ("meta", "terms", "blocks", "born", "zones")
+
+ENTITY: Final = b"e"
+TAG: Final = b"t"
+TYPE: Final = b"y"
+
+BLOCK_EVENTS_MAX: Final = 4_096
+BLOCK_SPAN_MAX: Final = 2**32
+ZONE_SPANS_MAX: Final = 8
+NAME_BYTES_MAX: Final = 400  # in a key; LMDB takes 511, and 200 characters may take 800
+_HASH_BYTES: Final = 16
+
+_CRC = struct.Struct("<I")
+_TERM = struct.Struct("<QQQ")
+_BLOCK = struct.Struct("<QHQ")
+_ZONE = struct.Struct("<Q")
+_BLOCK_KEY = struct.Struct(">QQ")
+_SCOPE = struct.Struct(">cH")
+_BY_PARTITION = struct.Struct(">HQ")
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Damaged(Exception):
+    """What stands in the views cannot be. Never seen by who asks: they are made anew, and the stream is read meanwhile.
+
+    No error of the tree: nothing is lost, and nobody has to do anything.
+    """
+
+
+@dataclass(slots=True)
+class State:
+    """How far the views have come, and of which stream they are. Changes in the same transaction as they do."""
+
+    stream: str | None = None
+    partitions: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)  # of each partition: all events before are in the views
+    last_ids: list[str] = field(default_factory=list)  # of each partition: the id of the last event that is
+    terms: int = 0
+    entities: int = 0
+    version: int = VERSION
+
+    def pack(self) -> bytes:
+        """The value under "state"."""
+        return _sealed(b"state", orjson.dumps(asdict(self)))
+
+    @classmethod
+    def unpack(cls, value: bytes) -> State:
+        """The state that was packed; Damaged if that is not readable, or of another version."""
+        try:
+            found = cls(**orjson.loads(_opened(b"state", value)))
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise Damaged(f"the views' state: {error}") from error
+        if found.version != VERSION:
+            raise Damaged(f"the views have the format {found.version}, this program has {VERSION}")
+        return found
+
+    def number(self, partition: str) -> int:
+        """A partition's number; it gets one if it has none."""
+        if partition not in self.partitions:
+            self.partitions.append(partition)
+            self.offsets.append(0)
+            self.last_ids.append("")
+        return self.partitions.index(partition)
+
+    def covers(self, partition: str) -> int:
+        """Up to which offset the views have all events of a partition."""
+        return self.offsets[self.partitions.index(partition)] if partition in self.partitions else 0
+
+
+@dataclass(slots=True)
+class Term:
+    """An entity, a tag or a type: how many events it has, and of an entity the sequence of the last one."""
+
+    number: int
+    events: int = 0
+    last: int = 0
+
+    def pack(self, key: bytes, name: bytes) -> bytes:
+        """The value under its key."""
+        whole = b"" if _name(key) == name else name
+        return _sealed(key, _TERM.pack(self.number, self.events, self.last) + whole)
+
+    @classmethod
+    def unpack(cls, key: bytes, value: bytes) -> tuple[Term, bytes]:
+        """The term and its whole name; Damaged."""
+        content = _opened(key, value)
+        if len(content) < _TERM.size:
+            raise Damaged("a term is cut short")
+        return cls(*_TERM.unpack_from(content)), content[_TERM.size :] or _name(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where some of a term's events stand: in this partition, at these offsets; `before` them it has so many."""
+
+    before: int
+    partition: int
+    offsets: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """What times the events of a range of offsets have: they lie in one of these spans."""
+
+    behind: int
+    spans: tuple[tuple[int, int], ...]
+
+    def pack(self, key: bytes) -> bytes:
+        """The value under its key."""
+        numbers = np.array(self.spans, "<i8").tobytes()
+        return _sealed(key, _ZONE.pack(self.behind) + numbers)
+
+    @classmethod
+    def unpack(cls, key: bytes, value: bytes) -> Zone:
+        """The zone that was packed; Damaged."""
+        content = _opened(key, value)
+        if len(content) % 16 != _ZONE.size:
+            raise Damaged("a zone is cut short")
+        spans = np.frombuffer(content, "<i8", offset=_ZONE.size).reshape(-1, 2).tolist()
+        return cls(_ZONE.unpack_from(content)[0], tuple((low, high) for low, high in spans))
+
+    def may_have(self, from_us: int, to_us: int) -> bool:
+        """Whether an event of it may have a time from the one up to, and without, the other."""
+        return any(low < to_us and high >= from_us for low, high in self.spans)
+
+
+def pack_block(key: bytes, before: int, partition: int, offsets: Sequence[int]) -> bytes:
+    """The value of a block under its key."""
+    first = offsets[0]
+    if len(offsets) == 1:
+        return _sealed(key, _BLOCK.pack(before, partition, first) + b"\0\0\0\0")
+    behind = np.asarray(offsets, np.int64) - first
+    return _sealed(key, _BLOCK.pack(before, partition, first) + behind.astype("<u4").tobytes())
+
+
+def unpack_block(key: bytes, value: bytes) -> Block:
+    """The block that was packed; Damaged."""
+    content = _opened(key, value)
+    if len(content) % 4 != _BLOCK.size % 4 or len(content) < _BLOCK.size + 4:
+        raise Damaged("a block is cut short")
+    before, partition, first = _BLOCK.unpack_from(content)
+    return Block(before, partition, np.frombuffer(content, "<u4", offset=_BLOCK.size).astype(np.int64) + first)
+
+
+def scope(kind: bytes, partition: int) -> bytes:
+    """What the keys of a partition's tags, or types, begin with. Those of entities begin with ENTITY."""
+    return _SCOPE.pack(kind, partition)
+
+
+def term_key(scope: bytes, name: bytes) -> bytes:
+    """Where a term stands. Of a long name its beginning and a hash: the order is then by the beginning alone."""
+    if len(name) <= NAME_BYTES_MAX:
+        return scope + name
+    return scope + name[:NAME_BYTES_MAX] + blake2b(name, digest_size=_HASH_BYTES).digest()
+
+
+def block_key(number: int, place: int) -> bytes:
+    """Where the block of a term's events from this sequence, or this offset, on stands."""
+    return _BLOCK_KEY.pack(number, place)
+
+
+def block_place(key: bytes) -> int:
+    """The sequence, or the offset, of the first event of the block under this key."""
+    return int(_BLOCK_KEY.unpack(key)[1])
+
+
+def partition_key(partition: int, offset: int) -> bytes:
+    """Where the zone from this offset on stands, and the entity that was born there."""
+    return _BY_PARTITION.pack(partition, offset)
+
+
+def partition_offset(key: bytes) -> tuple[int, int]:
+    """The partition and the offset that this is the key of."""
+    partition, offset = _BY_PARTITION.unpack(key)
+    return partition, offset
+
+
+def pack_name(key: bytes, name: bytes) -> bytes:
+    """The value of who was born there."""
+    return _sealed(key, name)
+
+
+def unpack_name(key: bytes, value: bytes) -> str:
+    """Who was born there; Damaged."""
+    return _opened(key, value).decode()
+
+
+def _name(key: bytes) -> bytes:
+    return key[1:] if key[:1] == ENTITY else key[_SCOPE.size :]
+
+
+def _sealed(key: bytes, content: bytes) -> bytes:
+    return _CRC.pack(zlib.crc32(content, zlib.crc32(key))) + content
+
+
+def _opened(key: bytes, value: bytes) -> bytes:
+    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
+        raise Damaged("a checksum does not match")
+    return value[_CRC.size :]

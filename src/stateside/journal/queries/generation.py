@@ -1,0 +1,167 @@
+"""Generations: the LMDB environments that a folder of views has had. One is current; it is never mended, but replaced.
+
+views/lock          held by the process that follows the stream
+views/current       the name of the folder that counts
+views/7/data.mdb    that environment (`format`), with LMDB's own lock.mdb
+views/7/condemned   why it counts no more: a reader found it damaged. The process that follows replaces it
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from stateside.errors import SetupError, ViewsBusy
+from stateside.journal.queries.format import DATABASES, Damaged
+from stateside.storage import write_atomically
+
+MAP_BYTES = (1 << 40, 1 << 36, 1 << 32)  # of addresses, not of memory; the most that this process may have
+READERS_MAX = 512
+_POINTER = "current"
+_CONDEMNED = "condemned"
+
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError)
+
+log = logging.getLogger(__name__)
+
+
+class Generation:
+    """One environment, opened. LMDB allows a process to open it once."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Damaged if it is not usable, SetupError if it cannot be made."""
+        self.path, self._condemned = path, False
+        try:
+            self.environment = _opened(path, create=create)
+        except lmdb.Error as error:
+            raise _unusable(path, error, create=create) from error
+        try:
+            self._page_bytes = self.environment.stat()["psize"]
+            self._file = _file(path)
+            self.check()  # before anything is read: what a file that was cut short does not have ends the process
+            self.databases = {name: self.environment.open_db(name.encode(), create=create) for name in DATABASES}
+        except lmdb.Error as error:
+            self.environment.close()
+            raise _unusable(path, error, create=create) from error
+        except Damaged:
+            self.environment.close()
+            raise
+
+    def check(self) -> None:
+        """Damaged if it is not what readers may trust: deleted, condemned or cut short."""
+        try:
+            found = (self.path / "data.mdb").stat()
+        except FileNotFoundError:
+            raise Damaged("the views were deleted") from None
+        if (found.st_dev, found.st_ino) != self._file:
+            raise Damaged("the views were replaced")
+        if found.st_size < (self.environment.info()["last_pgno"] + 1) * self._page_bytes:
+            raise Damaged("the views' file is cut short")
+        if self._condemned or (self.path / _CONDEMNED).exists():
+            raise Damaged("the views were condemned")
+
+    def condemn(self, reason: str) -> None:
+        """Let nobody trust it any more."""
+        self._condemned = True
+        log.warning("the views in %s are damaged and will be made anew: %s", self.path, reason)
+        try:
+            if self.path.exists():
+                write_atomically(self.path / _CONDEMNED, reason.encode(), durable=False)
+        except OSError as error:
+            log.warning("other processes cannot be told: %s", error)
+
+    @contextmanager
+    def reading(self) -> Iterator[lmdb.Transaction]:
+        """A read transaction. Damaged, or SetupError if LMDB gives none."""
+        try:
+            with self.environment.begin() as transaction:
+                yield transaction
+        except _DAMAGE as error:
+            raise Damaged(str(error)) from error
+        except lmdb.Error as error:
+            raise SetupError(
+                f"The journal's views cannot be read: {error}",
+                where=str(self.path),
+                next_step=f"At most {READERS_MAX} readers have them open at a time; see to this disk if that is not it",
+            ) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[lmdb.Transaction]:
+        """A write transaction, all or nothing. Damaged, or SetupError if the disk does not take it."""
+        try:
+            with self.environment.begin(write=True) as transaction:
+                yield transaction
+        except _DAMAGE as error:
+            raise Damaged(str(error)) from error
+        except lmdb.Error as error:
+            raise _unwritable(self.path, error) from error
+
+
+def current(folder: Path) -> Path | None:
+    """The folder of the environment that counts; None if there is none."""
+    try:
+        name = (folder / _POINTER).read_text()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return folder / name if name.isdigit() and name.isascii() else None
+
+
+def begin(folder: Path) -> Generation:
+    """A new environment, which counts from now on; the ones before it are removed. For who has the lock alone."""
+    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    path = folder / str(max(numbers, default=0) + 1)
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    made = Generation(path, create=True)
+    write_atomically(folder / _POINTER, path.name.encode())
+    for number in numbers:
+        shutil.rmtree(folder / str(number), ignore_errors=True)  # who has it open reads on in it
+    return made
+
+
+def _opened(path: Path, *, create: bool) -> lmdb.Environment:
+    for map_bytes in MAP_BYTES:
+        try:
+            return lmdb.open(
+                str(path),
+                create=create,
+                max_dbs=len(DATABASES),
+                max_readers=READERS_MAX,
+                map_size=map_bytes,
+                metasync=False,  # a loss of power may cost the last transaction, which the stream still has
+            )
+        except lmdb.MemoryError:
+            if map_bytes == MAP_BYTES[-1]:
+                raise
+    raise AssertionError("one of the sizes was tried last")
+
+
+def _unusable(path: Path, error: lmdb.Error, *, create: bool) -> Exception:
+    if "already open in this process" in str(error):
+        return ViewsBusy(
+            "These views are open in this process already",
+            where=str(path),
+            next_step="Share the one `Views` among all who ask: LMDB opens a file once in a process",
+        )
+    return _unwritable(path, error) if create else Damaged(str(error))
+
+
+def _unwritable(path: Path, error: Exception) -> SetupError:
+    return SetupError(
+        f"The journal's views cannot be written: {error}",
+        where=str(path),
+        next_step="Make room on this disk, or mend it. Queries go on meanwhile: they read the stream itself",
+    )
+
+
+def _file(path: Path) -> tuple[int, int]:
+    found = os.stat(path / "data.mdb")  # noqa: PTH116 - as fstat has it
+    return found.st_dev, found.st_ino

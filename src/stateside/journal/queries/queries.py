@@ -1,0 +1,144 @@
+"""Queries: what a stream's events can be asked for, as they are now and as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, TypeVar
+
+from stateside.errors import RequestInvalid
+from stateside.journal.queries.entities import BirthWalk, Born, EntityIds
+from stateside.journal.queries.questions import (
+    AllEvents,
+    EntityEvents,
+    EventsBetween,
+    Question,
+    TaggedEvents,
+    TypedEvents,
+)
+from stateside.journal.queries.views import Views
+from stateside.journal.queries.walk import EntityWalk, Found, Walk
+from stateside.journal.queries.walker import Walker
+from stateside.journal.stream import Stream
+from stateside.journal.upcasting import Upcasters
+from stateside.positions import OFFSET_MAX, Position
+
+LOOK_S = 0.25  # so often a live query looks whether it is to stop
+PAUSE_S_MIN = 0.001
+PAUSE_S_MAX = 0.05  # of an async query: it holds no thread while it waits
+
+Item = TypeVar("Item")
+
+
+class Query(Generic[Item]):
+    """A question that can be answered as of now, or live. Any number of readers may ask it, each at its own pace.
+
+    What comes is pulled: a reader that is slow, or stops, costs one page (1,024 events and what they were read from,
+    a few MiB or one append of the journal), and holds no transaction. Each item has the position from which the same
+    query goes on behind it, in this process or another one. PositionAhead if the stream does not reach a start.
+    """
+
+    def __init__(self, stream: Stream, begin: Callable[[Position | None], Walker[Item]]) -> None:
+        self._stream, self._begin = stream, begin
+
+    def current(self, start: Position | None = None) -> Iterator[Item]:
+        """What is there from a position up to the end that the stream has now."""
+        walker, end = self._begin(start), self._stream.end()
+        return (item for page in walker.pages(end) for item in page)
+
+    def live(self, start: Position | None = None, stop: threading.Event | None = None) -> Iterator[Item]:
+        """The same, and then what comes, for ever, or until `stop` is set or nothing more can come."""
+        return self._live(self._begin(start), stop or threading.Event())
+
+    def current_async(self, start: Position | None = None) -> AsyncIterator[Item]:
+        """As `current`, for an event loop: pages are read in threads."""
+        walker, end = self._begin(start), self._stream.end()
+        return _in_threads(walker.pages(end))
+
+    def live_async(self, start: Position | None = None) -> AsyncIterator[Item]:
+        """As `live`, for an event loop, until it is cancelled or closed. While it waits it holds no thread."""
+        return self._live_async(self._begin(start))
+
+    def _live(self, walker: Walker[Item], stop: threading.Event) -> Iterator[Item]:
+        while not (stop.is_set() or walker.done):
+            end = self._stream.end()
+            for page in walker.pages(end):
+                yield from page
+                if stop.is_set():
+                    return
+            while not (stop.is_set() or walker.done or self._stream.wait(end, LOOK_S)):
+                pass
+
+    async def _live_async(self, walker: Walker[Item]) -> AsyncIterator[Item]:
+        pause_s = PAUSE_S_MIN
+        while not walker.done:
+            end = await asyncio.to_thread(self._stream.end)
+            async for item in _in_threads(walker.pages(end)):
+                yield item
+                pause_s = PAUSE_S_MIN
+            while not walker.done:
+                if await asyncio.to_thread(self._stream.wait, end, 0.0):
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+class Queries:
+    """All that can be asked of a stream. What its views do not have yet is read from the stream: never behind.
+
+    Events come in the stream's order: of each partition by offset, and so of each entity by sequence, the same on every
+    read. No order is promised between the events of two partitions; `current` reads one partition after the other.
+    """
+
+    def __init__(self, stream: Stream, views: Views, upcasters: Upcasters | None = None) -> None:
+        self._stream, self._views, self._upcasters = stream, views, upcasters
+
+    def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[Found]:
+        """An entity's events from a sequence to another, both included; every one of them has its sequence."""
+        if from_sequence < 1 or (to_sequence is not None and to_sequence < from_sequence - 1):
+            raise RequestInvalid(
+                f"There are no sequences from {from_sequence} to {to_sequence}", next_step="Sequences count from 1"
+            )
+        question = EntityEvents(entity, from_sequence, OFFSET_MAX - 1 if to_sequence is None else to_sequence)
+        return Query(
+            self._stream, lambda start: EntityWalk(self._stream, self._views, question, start, self._upcasters)
+        )
+
+    def tagged(self, tag: str) -> Query[Found]:
+        """Events with a tag."""
+        return self._events(TaggedEvents(tag))
+
+    def typed(self, type_: str) -> Query[Found]:
+        """Events of a type."""
+        return self._events(TypedEvents(type_))
+
+    def all(self) -> Query[Found]:
+        """Every event."""
+        return self._events(AllEvents())
+
+    def between(self, from_us: int, to_us: int) -> Query[Found]:
+        """Events that happened at a time from the one up to, and without, the other; in the stream's order."""
+        return self._events(EventsBetween(from_us, to_us))
+
+    def entities(self, prefix: str = "", after: str | None = None) -> EntityIds:
+        """The ids of all entities with a prefix, in the order of their bytes, from behind one of them on."""
+        return EntityIds(self._stream, self._views, prefix, after)
+
+    def born(self, prefix: str = "") -> Query[Born]:
+        """The ids of all entities with a prefix in the order in which their first events came; live, too."""
+        return Query(self._stream, lambda start: BirthWalk(self._stream, self._views, prefix, start))
+
+    def last_sequence(self, entity: str) -> int:
+        """The sequence of an entity's newest event; 0 if it has none."""
+        walk = EntityWalk(self._stream, self._views, EntityEvents(entity), None)
+        return walk.last_sequence(self._stream.end())
+
+    def _events(self, question: Question) -> Query[Found]:
+        return Query(self._stream, lambda start: Walk(self._stream, self._views, question, start, self._upcasters))
+
+
+async def _in_threads(pages: Iterator[list[Item]]) -> AsyncIterator[Item]:
+    while page := await asyncio.to_thread(next, pages, None):
+        for item in page:
+            yield item

@@ -1,0 +1,212 @@
+"""Walks: a reader's way through the events that a question asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from stateside.journal.columns import decode
+from stateside.journal.event import Event
+from stateside.journal.queries.format import Damaged, Offsets
+from stateside.journal.queries.indexing import numbered
+from stateside.journal.queries.questions import LOOK_EVENTS, EntityEvents, Question
+from stateside.journal.queries.snapshot import Places
+from stateside.journal.queries.views import Views
+from stateside.journal.queries.walker import Walker
+from stateside.journal.stream import Stream, gather
+from stateside.journal.upcasting import Upcasters
+from stateside.positions import Position
+
+PAGE_EVENTS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An event, and the position from which the same query goes on behind it."""
+
+    position: Position
+    event: Event
+
+
+Page = list[Found]
+
+
+class Walk(Walker[Found]):
+    """The way through all events that a question asks for: by the views as far as they have come, then by the stream.
+
+    Memory: what is read at a time (one batch of the stream, a few MiB or one append), and one page of events.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        views: Views,
+        question: Question,
+        start: Position | None,
+        upcasters: Upcasters | None = None,
+    ) -> None:
+        super().__init__(stream, views, start)
+        self._question, self._upcasters = question, upcasters
+
+    def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[Page, int]]:
+        """The next pages, each with the offset that is reached with it. None at all if the views were damaged."""
+        places = self._look(partition, at, stop)
+        if isinstance(places, Places):
+            yield from self._by_places(partition, places)
+        else:
+            yield from self._by_range(partition, places)
+
+    def _look(self, partition: str, at: int, stop: int) -> Places | range:
+        """Where to read: as the views say if they have come so far, else all the rest. They are not held meanwhile."""
+        try:
+            with self._views.snapshot() as snapshot:
+                covered = min(stop, snapshot.state.covers(partition)) if snapshot else 0
+                if snapshot and at < covered:
+                    return self._question.look(snapshot, partition, at, covered)
+        except Damaged:
+            pass
+        return range(at, stop)
+
+    def _by_places(self, partition: str, places: Places) -> Iterator[tuple[Page, int]]:
+        for offsets, batch in gather(self._stream, partition, places.offsets):
+            if not np.all(self._question.matches(batch)):
+                self._views.condemn(f"an event at {partition}:{offsets[0]} or soon after is not what they say of it")
+                return
+            yield from self._paged(partition, offsets, batch)
+        yield [], places.behind
+
+    def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
+        for first, batch in self._stream.batches(partition, places.start, places.stop):
+            rows = np.flatnonzero(self._question.matches(batch))
+            yield from self._paged(partition, rows + first, _taken(batch, rows))
+            yield [], first + batch.num_rows
+        yield [], places.stop
+
+    def _paged(self, partition: str, offsets: Offsets, batch: pa.RecordBatch) -> Iterator[tuple[Page, int]]:
+        for low in range(0, batch.num_rows, PAGE_EVENTS):
+            some = offsets[low : low + PAGE_EVENTS].tolist()
+            events = decode(batch.slice(low, PAGE_EVENTS))
+            yield self._page(partition, some, self._upcasters.all(events) if self._upcasters else events), some[-1] + 1
+
+    def _page(self, partition: str, offsets: Sequence[int], events: Iterable[Event]) -> Page:
+        pairs = zip(offsets, events, strict=True)
+        return [Found(self._position(partition, offset + 1), event) for offset, event in pairs]
+
+
+class EntityWalk(Walk):
+    """The way through one entity's events. Events that were stored without a sequence get theirs on the way.
+
+    What the views do not have is numbered from where they end: so the events between there and where the walk stands
+    are looked through once more when it begins.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        views: Views,
+        entity: EntityEvents,
+        start: Position | None,
+        upcasters: Upcasters | None = None,
+    ) -> None:
+        super().__init__(stream, views, entity, start, upcasters)
+        self._entity = entity.entity
+        self._wanted = range(entity.from_sequence, entity.to_sequence + 1)
+        self._numbered: dict[str, tuple[int, int]] = {}  # by partition: up to which offset, and the last sequence then
+
+    @property
+    def done(self) -> bool:
+        """Whether the last sequence that was asked for is through."""
+        return not self._wanted
+
+    def last_sequence(self, end: Position) -> int:
+        """The sequence of the entity's last event before this end; 0 if it has none."""
+        last = 0
+        for partition in self._stream.partitions():
+            covered, known = self._known(partition)
+            last = max(last, known)
+            for _, batch in self._stream.batches(partition, min(covered, end[partition]), end[partition]):
+                for given in batch.filter(pa.array(self._question.matches(batch)))["sequence"].to_pylist():
+                    last = numbered(given, last) or last
+        return last
+
+    def _look(self, partition: str, at: int, stop: int) -> Places | range:
+        try:
+            with self._views.snapshot() as snapshot:
+                covered = min(stop, snapshot.state.covers(partition)) if snapshot else 0
+                if snapshot and at < covered:
+                    return snapshot.entity_places(self._entity, partition, at, covered, self._wanted, LOOK_EVENTS)
+        except Damaged:
+            pass
+        if partition not in self._numbered or self._numbered[partition][0] != at:
+            covered, last = self._known(partition)
+            self._numbered[partition] = (covered, last) if covered <= at else (0, 0)
+        return range(at, stop)
+
+    def _known(self, partition: str) -> tuple[int, int]:
+        """Up to which offset the views have the entity's events, and the sequence of the last of these."""
+        try:
+            with self._views.snapshot() as snapshot:
+                term = snapshot.entity(self._entity) if snapshot else None
+                return (snapshot.state.covers(partition) if snapshot else 0), (term.last if term else 0)
+        except Damaged:
+            return 0, 0
+
+    def _by_places(self, partition: str, places: Places) -> Iterator[tuple[Page, int]]:
+        assert places.sequences is not None, "an entity's places are numbered"
+        at = 0
+        for offsets, batch in gather(self._stream, partition, places.offsets):
+            sequences = places.sequences[at : at + len(offsets)]
+            at += len(offsets)
+            if not np.all(self._question.matches(batch)) or not _are(batch, sequences):
+                self._views.condemn(f"an event at {partition}:{offsets[0]} or soon after is not what they say of it")
+                return
+            yield from self._numbered_pages(partition, offsets, sequences, batch)
+        yield [], places.behind
+
+    def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
+        start, last = self._numbered[partition]
+        for first, batch in self._stream.batches(partition, start, places.stop):
+            rows, sequences = [], []
+            matching = np.flatnonzero(self._question.matches(batch))
+            for row, given in zip(matching.tolist(), batch["sequence"].take(matching).to_pylist(), strict=True):
+                sequence = numbered(given, last)
+                if sequence is not None and first + row >= places.start and sequence in self._wanted:
+                    rows.append(row)
+                    sequences.append(sequence)
+                last = sequence or last
+            self._numbered[partition] = first + batch.num_rows, last
+            wanted = np.array(rows, np.int64)
+            yield from self._numbered_pages(partition, wanted + first, np.array(sequences), _taken(batch, wanted))
+            if self.done:
+                return
+            yield [], max(places.start, first + batch.num_rows)
+        yield [], places.stop
+
+    def _numbered_pages(
+        self, partition: str, offsets: Offsets, sequences: Offsets, batch: pa.RecordBatch
+    ) -> Iterator[tuple[Page, int]]:
+        """Pages of events that all have their sequence."""
+        if batch.column("sequence").null_count:
+            at = batch.schema.get_field_index("sequence")
+            batch = batch.set_column(at, batch.schema.field(at), pa.array(sequences, pa.int64()))
+        for page, behind in self._paged(partition, offsets, batch):
+            self._wanted = range(_sequence(page[-1].event) + 1, self._wanted.stop)
+            yield page, behind
+
+
+def _taken(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:
+    return batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+
+
+def _are(batch: pa.RecordBatch, sequences: Offsets) -> bool:
+    """Whether the events have these sequences, those that have any."""
+    given = batch.column("sequence").to_pylist()
+    return all(own in (None, sequence) for own, sequence in zip(given, sequences.tolist(), strict=True))
+
+
+def _sequence(event: Event) -> int:
+    assert event.sequence is not None, "it was numbered"
+    return event.sequence

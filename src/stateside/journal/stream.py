@@ -1,0 +1,185 @@
+"""Streams: what queries and views follow. A journal on files is one; merged logs and Kafka's topics are others.
+
+A stream has partitions, each a row of events with offsets from 0 on. An event never changes its offset, and all events
+of an entity stand in one partition, in the order of their sequence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from stateside.errors import JournalCorrupt, PositionInvalid
+from stateside.journal import segment
+from stateside.journal.frames import Frames, Offsets
+from stateside.journal.reader import Journal
+from stateside.journal.segment import PARTITION, DurableEnd
+from stateside.positions import Position
+
+PAUSE_S_MIN = 0.0005
+PAUSE_S_MAX = 0.01  # a look at the end mark takes some 20 µs: a reader that waits costs two thousandths of a core
+SEGMENTS_OPEN_MAX = 16
+GAP_EVENTS = 64  # of a stream that cannot gather: it is cheaper to read over so many events than to ask anew
+
+
+class Stream(Protocol):
+    """Durable events by partition and offset. Any number of threads may read."""
+
+    def id(self) -> str | None:
+        """Which stream this is, the same for its whole life and for no other one; None before it was begun."""
+
+    def end(self) -> Position:
+        """The position after the last durable event of every partition. It never goes back."""
+
+    def partitions(self) -> Sequence[str]:
+        """The names of the partitions, always in the same order; new ones come last."""
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
+
+        In the journal's schema (`columns`). PositionInvalid if the range goes beyond the end; JournalCorrupt where
+        events that were there are not any more. Memory: one batch, of a few MiB or of one append.
+        """
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        """Wait until the end has moved beyond the position, so long at most; whether it has. 0 s: only look."""
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A stream that can read single events, wherever they stand, better than by ranges."""
+
+    def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The events at these offsets, which ascend: some of them at a time, with their offsets."""
+
+
+def gather(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+    """The events at these offsets, which ascend, of any stream: some of them at a time, with their offsets."""
+    if isinstance(stream, Gathering):
+        yield from stream.gather(partition, offsets)
+        return
+    for wanted in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_EVENTS) + 1):
+        if len(wanted):
+            yield from _from_range(stream, partition, wanted)
+
+
+def _from_range(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+    for first, batch in stream.batches(partition, int(offsets[0]), int(offsets[-1]) + 1):
+        low, high = np.searchsorted(offsets, [first, first + batch.num_rows])
+        if low < high:
+            yield offsets[low:high], batch.take(pa.array(offsets[low:high] - first))
+
+
+class FileStream:
+    """A journal on files as a stream: its log is the one partition.
+
+    It keeps the newest segments that were read open, and where their frames begin. A folder that is replaced, or a
+    segment that is cut or deleted meanwhile, is noticed with the next read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.journal = Journal(directory)
+        self._open: OrderedDict[int, Frames] = OrderedDict()
+        self._opening = threading.Lock()
+
+    def id(self) -> str | None:
+        """The journal's id. Asked for with every page of an answer, so the newest segment stays open for it."""
+        offsets = segment.segment_offsets(self.journal.directory)
+        if not offsets:
+            return None
+        with self._opening:
+            return str(self._opened(offsets[-1]).journal_id)
+
+    def end(self) -> Position:
+        """The journal's end."""
+        return self.journal.end()
+
+    def partitions(self) -> Sequence[str]:
+        """The one that there is."""
+        return (PARTITION,)
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """As `Stream` says. The events of many small appends come as one batch."""
+        for frames, low, high in self._parts(start, stop):
+            yield from frames.batches(low, high)
+
+    def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """As `Gathering` says: reads the frames that have these events and no others."""
+        if not len(offsets):
+            return
+        for frames, low, high in self._parts(int(offsets[0]), int(offsets[-1]) + 1):
+            wanted = offsets[slice(*np.searchsorted(offsets, [low, high]))]
+            if len(wanted):
+                yield from frames.gather(wanted)
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        """As `Stream` says. Looks at the end mark, at first often: to be told of changes would take looking as well."""
+        deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
+        while position.covers(self.end()):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        return True
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[Frames, int, int]]:
+        """The segments that hold this range, each with its part of it."""
+        end = self.journal.durable_end()
+        if not 0 <= start <= stop <= end.offset:
+            raise PositionInvalid(
+                f"Offsets {start} to {stop} do not lie in this journal, which ends at {end.offset}",
+                where=str(self.journal.directory),
+                next_step="The reader's position belongs to another journal, or this one was replaced or cut",
+            )
+        offsets = segment.segment_offsets(self.journal.directory)
+        for number in range(max(0, bisect_right(offsets, start) - 1), len(offsets)):
+            if start >= stop or offsets[number] > start:
+                break
+            frames, reached = self._frames(offsets[number], offsets[-1], end)
+            high = min(stop, reached)
+            if start < high:
+                yield frames, start, high
+                start = high
+        if start < stop:
+            raise self._missing(start)
+
+    def _frames(self, first_offset: int, newest: int, end: DurableEnd) -> tuple[Frames, int]:
+        """A segment with all its durable frames, and the offset behind these. It is of the newest one's journal."""
+        with self._opening:
+            journal_id = None if first_offset == newest else self._opened(newest).journal_id
+            frames = self._opened(first_offset)
+            if journal_id not in (None, frames.journal_id):
+                raise segment.corrupt(
+                    frames.path,
+                    0,
+                    f"this segment is of the journal {frames.journal_id}, the newest one of {journal_id}",
+                )
+        return frames, frames.extend(end.segment_bytes if first_offset == end.segment_offset else None)
+
+    def _opened(self, first_offset: int) -> Frames:
+        found = self._open.pop(first_offset, None)
+        if found is None or not found.is_in_place():
+            try:
+                found = Frames(segment.segment_path(self.journal.directory, first_offset))
+            except FileNotFoundError:
+                raise self._missing(first_offset) from None
+        self._open[first_offset] = found
+        if len(self._open) > SEGMENTS_OPEN_MAX:
+            self._open.popitem(last=False)
+        return found
+
+    def _missing(self, offset: int) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"The journal's segments have no event at offset {offset}, which was durable",
+            where=str(self.journal.directory),
+            next_step="Restore the missing or shortened segment from a copy; nothing was skipped",
+        )

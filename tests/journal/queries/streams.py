@@ -1,0 +1,78 @@
+"""A stream of several partitions in memory, and a plain model of what queries must answer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from stateside.journal.columns import encode
+from stateside.journal.event import Event
+from stateside.positions import Position
+
+
+class MemoryStream:
+    """Partitions in memory, each event in that of its entity. It gives sequences, or not, as it is told."""
+
+    def __init__(self, partitions: Sequence[str], *, numbering: bool = True) -> None:
+        self.logs: dict[str, list[Event]] = {name: [] for name in partitions}
+        self.numbering = numbering
+        self.name: str | None = "memory"
+        self._counts: dict[str, int] = {}
+
+    def append(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._counts[event.entity] = number = self._counts.get(event.entity, 0) + 1
+            log = self.logs[list(self.logs)[zlib.crc32(event.entity.encode()) % len(self.logs)]]
+            log.append(replace(event, sequence=number if self.numbering else None))
+
+    def id(self) -> str | None:
+        return self.name
+
+    def end(self) -> Position:
+        return Position.of({name: len(log) for name, log in self.logs.items()})
+
+    def partitions(self) -> Sequence[str]:
+        return tuple(self.logs)
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        assert 0 <= start <= stop <= len(self.logs[partition])
+        for first in range(start, stop, 7):
+            events = self.logs[partition][first : min(stop, first + 7)]
+            batch = encode(events, 0)
+            numbers = pa.array([event.sequence for event in events], pa.int64())
+            yield first, batch.set_column(batch.schema.get_field_index("sequence"), "sequence", numbers)
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        return not position.covers(self.end())
+
+
+class Model:
+    """All events in the order of the stream, looked through for every answer."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        self.events.extend(events)
+
+    def entity(self, entity: str, low: int = 1, high: int | None = None) -> list[tuple[int, Event]]:
+        mine = [event for event in self.events if event.entity == entity]
+        return [(n, event) for n, event in enumerate(mine, 1) if low <= n and (high is None or n <= high)]
+
+    def tagged(self, tag: str) -> list[Event]:
+        return [event for event in self.events if tag in event.tags]
+
+    def typed(self, type_: str) -> list[Event]:
+        return [event for event in self.events if event.type == type_]
+
+    def between(self, from_us: int, to_us: int) -> list[Event]:
+        return [event for event in self.events if from_us <= event.time_us < to_us]
+
+    def entities(self, prefix: str = "") -> list[str]:
+        return sorted({event.entity for event in self.events if event.entity.startswith(prefix)}, key=str.encode)
+
+    def born(self) -> list[str]:
+        return list(dict.fromkeys(event.entity for event in self.events))

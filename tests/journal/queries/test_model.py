@@ -1,0 +1,192 @@
+"""Queries against a plain model: whatever is appended, restarted, deleted or damaged, they say what the model says."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stateside.journal import Event, JournalWriter
+from stateside.journal.queries import Queries, Views, indexing, questions, views, walk
+from stateside.journal.queries import entities as entities_module
+from stateside.journal.queries import generation as generations
+from stateside.journal.stream import FileStream
+from stateside.positions import Position
+from tests.journal.queries.streams import Model
+from tests.sizes import sized
+
+ENTITIES = ["a", "ab", "b", "ä", "漢" * 200, "漢" * 199 + "x", "zed"]
+TAGS = ["red", "green", "漢" * 200]
+TYPES = ["call", "fee"]
+TIMES = [0, 5, 1_000, 10**15, 7 * 10**15]
+SMALL = [
+    (views, "TRANSACTION_EVENTS", 5),
+    (walk, "PAGE_EVENTS", 3),
+    (questions, "LOOK_EVENTS", 4),
+    (indexing, "ZONE_EVENTS", 4),
+    (indexing.form, "BLOCK_EVENTS_MAX", 3),
+    (indexing.form, "ZONE_SPANS_MAX", 2),
+    (entities_module, "PAGE_IDS", 2),
+    (entities_module, "TAIL_IDS_MAX", 2),
+]
+
+wanted_events = st.lists(
+    st.tuples(
+        st.sampled_from(ENTITIES),
+        st.sampled_from(TYPES),
+        st.sampled_from(TIMES),
+        st.lists(st.sampled_from(TAGS), max_size=3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+class QueriesMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="stateside-queries-"))
+        self.patches = [patch.object(module, name, value) for module, name, value in SMALL]
+        for each in self.patches:
+            each.start()
+        self.writer = JournalWriter(self.folder / "journal", segment_bytes_max=4_000)
+        self.model = Model()
+        self.open()
+
+    def open(self) -> None:
+        self.stream = FileStream(self.folder / "journal")
+        self.views = Views(self.stream, self.folder / "views")
+        self.queries = Queries(self.stream, self.views)
+
+    def teardown(self) -> None:
+        self.views.close()
+        self.writer.close()
+        for each in self.patches:
+            each.stop()
+        shutil.rmtree(self.folder)
+
+    @rule(wanted=wanted_events)
+    def append(self, wanted: list[tuple[str, str, int, list[str]]]) -> None:
+        events = [
+            Event(f"e{len(self.model.events) + n}", entity, type_, time, {"n": n}, tuple(tags))
+            for n, (entity, type_, time, tags) in enumerate(wanted)
+        ]
+        self.writer.append(events)
+        self.model.append(events)
+
+    @rule()
+    def follow(self) -> None:
+        assert self.views.follow() == self.stream.end()
+
+    @rule()
+    def restart(self) -> None:
+        self.views.close()
+        self.open()
+
+    @rule()
+    def rebuild(self) -> None:
+        seen: list[views.Progress] = []
+        assert self.views.rebuild(seen.append) == self.stream.end()
+        assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+        assert not seen or seen[-1].done == 1
+
+    @rule()
+    def delete_while_open(self) -> None:
+        shutil.rmtree(self.folder / "views", ignore_errors=True)
+
+    @precondition(lambda self: generations.current(self.folder / "views") is not None)
+    @rule(keep=st.integers(0, 3))
+    def cut_the_file_short(self, keep: int) -> None:
+        self.views.close()
+        file = generations.current(self.folder / "views") / "data.mdb"
+        if file.exists():
+            with file.open("r+b") as opened:
+                opened.truncate(min(keep * 4_096, file.stat().st_size))
+        self.open()
+
+    @precondition(lambda self: self.views.position() != Position.start())
+    @rule(data=st.data())
+    def change_or_lose_a_value(self, data: st.DataObject) -> None:
+        generation = self.views._current()
+        assert generation is not None
+        name = data.draw(st.sampled_from(["meta", "terms", "blocks", "zones", "born"]))
+        with generation.environment.begin(write=True) as transaction:
+            cursor = transaction.cursor(generation.databases[name])
+            keys = list(cursor.iternext(values=False))
+            key = data.draw(st.sampled_from(keys))
+            value = transaction.get(key, db=generation.databases[name])
+            if data.draw(st.booleans()):
+                transaction.delete(key, db=generation.databases[name])
+            else:
+                at = data.draw(st.integers(0, len(value) - 1))
+                changed = value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+                transaction.put(key, changed, db=generation.databases[name])
+
+    @rule(entity=st.sampled_from([*ENTITIES, "nobody"]), low=st.integers(1, 5), more=st.none() | st.integers(0, 5))
+    def ask_for_an_entity(self, entity: str, low: int, more: int | None) -> None:
+        high = None if more is None else low + more
+        found = [(each.event.sequence, each.event) for each in self.queries.entity(entity, low, high).current()]
+        assert found == self.model.entity(entity, low, high)
+        assert self.queries.last_sequence(entity) == len(self.model.entity(entity))
+
+    @rule(tag=st.sampled_from([*TAGS, "none"]), data=st.data())
+    def ask_for_a_tag(self, tag: str, data: st.DataObject) -> None:
+        self.check(self.queries.tagged(tag), self.model.tagged(tag), data)
+
+    @rule(type_=st.sampled_from([*TYPES, "none"]), data=st.data())
+    def ask_for_a_type(self, type_: str, data: st.DataObject) -> None:
+        self.check(self.queries.typed(type_), self.model.typed(type_), data)
+
+    @rule(low=st.sampled_from(TIMES), high=st.sampled_from(TIMES), data=st.data())
+    def ask_for_times(self, low: int, high: int, data: st.DataObject) -> None:
+        self.check(self.queries.between(low, high), self.model.between(low, high), data)
+
+    @rule(data=st.data())
+    def ask_for_all(self, data: st.DataObject) -> None:
+        self.check(self.queries.all(), self.model.events, data)
+
+    @rule(entity=st.sampled_from(ENTITIES), data=st.data())
+    def ask_for_an_entity_from_a_position(self, entity: str, data: st.DataObject) -> None:
+        self.check(self.queries.entity(entity), [event for _, event in self.model.entity(entity)], data)
+
+    @rule(prefix=st.sampled_from(["", "a", "漢", "漢" * 199, "no"]), data=st.data())
+    def ask_for_ids(self, prefix: str, data: st.DataObject) -> None:
+        found = list(self.queries.entities(prefix).current())
+        assert sorted(found, key=str.encode) == self.model.entities(prefix)
+        assert [id_ for id_ in found if len(id_) < 100] == [
+            id_ for id_ in self.model.entities(prefix) if len(id_) < 100
+        ]
+        if found:
+            at = data.draw(st.integers(0, len(found) - 1))
+            assert list(self.queries.entities(prefix, after=found[at]).current()) == found[at + 1 :]
+
+    @rule(data=st.data())
+    def ask_for_births(self, data: st.DataObject) -> None:
+        found = list(self.queries.born().current())
+        assert [born.entity for born in found] == self.model.born()
+        if found:
+            at = data.draw(st.integers(0, len(found) - 1))
+            assert list(self.queries.born().current(found[at].position)) == found[at + 1 :]
+
+    @invariant()
+    def the_views_never_claim_more_than_there_is(self) -> None:
+        assert self.stream.end().covers(self.views.position())
+
+    def check(self, query: Any, expected: list[Event], data: st.DataObject) -> None:
+        found = list(query.current())
+        assert [each.event for each in found] == expected
+        if found:
+            at = data.draw(st.integers(0, len(found) - 1))
+            assert list(query.current(found[at].position)) == found[at + 1 :]
+
+
+TestQueries = QueriesMachine.TestCase
+TestQueries.settings = settings(
+    max_examples=sized(30, 400), stateful_step_count=sized(30, 60), deadline=None, print_blob=True
+)
