@@ -331,6 +331,7 @@ class EntityElsewhere(StateError):
     """Another node writes this entity, and gives its events their sequences. Nothing was stored."""
 
     code = "entity-elsewhere"
+    status = 409
 
 
 class ViewsBusy(StateError):
