@@ -81,23 +81,16 @@ class Merger:
             raise
 
     def merge(self) -> int:
-        """One pass: merge whatever is durable in the logs; how many events that were.
+        """Merge whatever is durable in the logs; how many events that were.
 
         If a log cannot be read, the others are merged all the same, and then its error is raised.
         """
         if self._doubtful:
             self._start()
-        self._doubtful = True
-        before, errors = self._stored, []
-        self._read_again()
-        for name, source in node_logs(self._folder).items():
-            try:
-                self._merge_log(name, source)
-            except StatesideError as error:
-                if self._output_failed:
-                    raise
-                errors.append(error)
-        self._flush()
+        self._doubtful, before = True, self._stored
+        errors = self._pass()
+        while self._waiting.forgotten and self._stored != self._stored_at_look_back:
+            errors = self._pass()
         self._doubtful = False
         self._show_gaps()
         if errors:
@@ -157,7 +150,21 @@ class Merger:
         self._doubtful = self._output_failed = False
         self._gaps_shown: list[Gap] | None = None
 
-    def _read_again(self) -> None:
+    def _pass(self) -> list[StatesideError]:
+        """Go through all logs once; what was wrong with some of them."""
+        self._look_back()
+        errors = []
+        for name, source in node_logs(self._folder).items():
+            try:
+                self._merge_log(name, source)
+            except StatesideError as error:
+                if self._output_failed:
+                    raise
+                errors.append(error)
+        self._flush()
+        return errors
+
+    def _look_back(self) -> None:
         """Go back to what was forgotten, if anything was merged since it was last read: only then can it matter."""
         if self._stored == self._stored_at_look_back:
             return

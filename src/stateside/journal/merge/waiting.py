@@ -51,7 +51,7 @@ class Waiting:
         self._bytes_max, self._bytes = bytes_max, 0
         self._rows: dict[str, dict[int, Row]] = {}
         self._since_us: dict[str, int] = {}
-        self._forgotten: dict[str, int] = {}
+        self.forgotten: dict[str, int] = {}  # in each log the offset of the first event that found no room
 
     def __contains__(self, entity: str) -> bool:
         return entity in self._since_us
@@ -64,7 +64,7 @@ class Waiting:
         if len(self._since_us) < GAPS_MAX:
             self._since_us[entity] = min(row.appended_us, self._since_us.get(entity, row.appended_us))
         if self._bytes + row.bytes > self._bytes_max or entity not in self._since_us:
-            self._forgotten[row.log] = min(row.offset, self._forgotten.get(row.log, row.offset))
+            self.forgotten[row.log] = min(row.offset, self.forgotten.get(row.log, row.offset))
             return None
         self._rows.setdefault(entity, {})[sequence] = row
         self._bytes += row.bytes
@@ -83,12 +83,12 @@ class Waiting:
 
     def take_forgotten(self) -> dict[str, int]:
         """From where on each log must be read again; to be asked once."""
-        forgotten, self._forgotten = self._forgotten, {}
+        forgotten, self.forgotten = self.forgotten, {}
         return forgotten
 
     def lowest(self) -> dict[str, int]:
         """In each log the offset of the first event that waits, here or forgotten."""
-        found = dict(self._forgotten)
+        found = dict(self.forgotten)
         for rows in self._rows.values():
             for row in rows.values():
                 found[row.log] = min(row.offset, found.get(row.log, row.offset))
