@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -313,4 +314,47 @@ def test_a_claim_that_a_fenced_owner_had_begun_does_not_keep_its_successor_from_
     with successors[0] as successor, NodeWriter(tmp_path, "b") as other:
         successor.release(successor.slots)
         assert other.append_to("emma", [event("3")]).first_sequence == 2
+    kill(paused)
+
+
+def test_an_owner_s_own_accident_is_settled_at_its_next_append(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_to("emma", [event("1")])
+        with at_call("fdatasync", 1, die), pytest.raises(Killed):
+            node.append_to("emma", [event("2")])
+        assert node.append_to("emma", [event("3")]).first_sequence == 3
+        assert node.append_to("emma", [event("2")]).first_sequence == 2
+
+
+def test_a_release_syncs_the_end_mark_before_the_slot_is_free(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_to("emma", [event("1")])
+        order: list[object] = []
+        real = Path.symlink_to
+
+        def link(path: Path, target: str) -> None:
+            order.append(target)
+            real(path, target)
+
+        with patch.object(os, "fdatasync", side_effect=order.append), patch.object(Path, "symlink_to", link):
+            node.release([slot_of("emma")])
+        assert order == [node._log._mark, "-"]
+
+
+def test_what_a_paused_owner_did_not_sync_is_written_again_before_it_is_sealed(tmp_path: Path) -> None:
+    paused = NodeWriter(tmp_path, "a")
+    paused.append_to("emma", [event("1")])
+    begin, calls = paused._log._end.segment_bytes, []
+    with at_call("fdatasync", 1, die), pytest.raises(Killed):
+        paused.append_to("emma", [event("2")])
+    frame = os.pread(paused._log._file, 10_000, begin)
+
+    def recorded(name: str) -> Callable[..., object]:
+        real = getattr(os, name)
+        return lambda handle, *rest: calls.append((name, *map(bytes, rest[:1]), *rest[1:])) or real(handle, *rest)
+
+    with patch.object(os, "pwrite", recorded("pwrite")), patch.object(os, "fdatasync", recorded("fdatasync")):
+        NodeWriter(tmp_path, "a", take_over=True).close()
+    at = calls.index(("pwrite", frame, begin))
+    assert calls[at + 1] == ("fdatasync",)
     kill(paused)

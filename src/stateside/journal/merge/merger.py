@@ -20,7 +20,7 @@ from stateside.journal.merge.output import Output
 from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition, opened
 from stateside.journal.merge.waiting import BYTES_MAX, Gap, Row, Waiting
 from stateside.journal.nodes.lasts import Lasts
-from stateside.journal.nodes.log import NodeLog, node_logs
+from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.segment import DurableEnd
 from stateside.positions import Position
 from stateside.storage import try_lock, write_atomically
@@ -28,7 +28,7 @@ from stateside.storage import try_lock, write_atomically
 FRAME_EVENTS_MAX = 20_000
 FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
 GAPS_SHOWN_MAX = 1_000
-PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.05
+PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.01
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,7 @@ class Merger:
         self._done, self._read = sources.done, sources.read.as_dict()
         self._cursors = self._done.as_dict()
         self._marks: dict[str, DurableEnd] = {}
+        self._finished: dict[str, int] = {}  # logs that are sealed, and where
         self._waiting, self._output = Waiting(self._waiting_bytes_max), Output()
         self._lasts: dict[str, int] = {}  # of what is in the output
         self._stored, self._stored_at_look_back = 0, 0
@@ -173,8 +174,11 @@ class Merger:
             self._cursors[name] = min(offset, self._cursors[name])
 
     def _merge_log(self, name: str, source: NodeLog) -> None:
-        """Steps 2 to 4 for one log."""
-        end, start = source.durable_end(), self._cursors.get(name, 0)
+        """Steps 2 to 4 for one log. One that is sealed, and read to its end, is not even looked at."""
+        start = self._cursors.get(name, 0)
+        if self._finished.get(name) == start:
+            return
+        sealed, end = is_sealed(source.directory), source.durable_end()
         mark = self._marks.get(name)
         for first, batch in source.batches(start, end.offset, mark if mark and mark.offset <= start else None):
             self._take(name, first, batch)
@@ -183,6 +187,8 @@ class Merger:
             if self._output.events >= FRAME_EVENTS_MAX or self._output.bytes >= FRAME_BYTES_MAX:
                 self._flush()
         self._marks[name] = end
+        if sealed:
+            self._finished[name] = end.offset
 
     def _take(self, name: str, first: int, batch: pa.RecordBatch) -> None:
         """Step 3 for the events of a batch."""
