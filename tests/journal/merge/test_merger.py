@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stateside.clock import ManualClock
-from stateside.errors import JournalAway, JournalCorrupt, JournalLocked, SettingInvalid, StatesideError
+from stateside.errors import JournalAway, JournalCorrupt, JournalLocked, PositionInvalid, SettingInvalid, StatesideError
 from stateside.journal.merge import Gap, MergedStream, Merger
 from stateside.journal.merge import merger as merger_module
 from stateside.journal.nodes import NodeWriter
@@ -269,3 +269,28 @@ def _kill(merger: Merger) -> None:
     assert merger._index is not None
     merger._index.close()
     os.close(merger._lock)
+
+
+def test_an_end_mark_that_went_back_with_the_power_is_told_until_the_node_is_opened(tmp_path: Path) -> None:
+    mark = tmp_path / "nodes" / "a" / "1" / "end"
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_to("emma", [event("0")])
+        earlier = mark.read_bytes()
+        node.append_to("emma", [event("1")])
+    with Merger(tmp_path) as merger:
+        assert merger.merge() == 2
+        mark.write_bytes(earlier)
+        with pytest.raises(PositionInvalid, match="let a writer open it first"):
+            merger.merge()
+        with NodeWriter(tmp_path, "a") as node:
+            assert node.append_to("emma", [event("2")]).first_sequence == 3
+        assert merger.merge() == 1
+    assert [id_ for id_, _, _ in merged(tmp_path)] == ["0", "1", "2"]
+
+
+def test_what_says_which_stream_it_is_is_never_guessed(tmp_path: Path) -> None:
+    Merger(tmp_path).close()
+    (tmp_path / "merged" / "born").write_text("?")
+    for question in (lambda: Merger(tmp_path), MergedStream(tmp_path).id):
+        with pytest.raises(JournalCorrupt, match="which merged stream"):
+            question()

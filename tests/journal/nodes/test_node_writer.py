@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from stateside.errors import (
     SequenceConflict,
     SettingInvalid,
 )
+from stateside.journal.columns import encode
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.nodes.epoch import Fence, Owner
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
@@ -358,3 +360,34 @@ def test_what_a_paused_owner_did_not_sync_is_written_again_before_it_is_sealed(t
     at = calls.index(("pwrite", frame, begin))
     assert calls[at + 1] == ("fdatasync",)
     kill(paused)
+
+
+def test_threads_share_a_node(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node, ThreadPoolExecutor(8) as threads:
+        entities = [f"entity-{number % 3}" for number in range(90)]
+        receipts = threads.map(
+            lambda at: node.append_to(entities[at], [event(f"{at}", entities[at])]), range(len(entities))
+        )
+        found = sorted((entity, receipt.first_sequence) for entity, receipt in zip(entities, receipts, strict=True))
+    assert found == [(f"entity-{number}", sequence) for number in range(3) for sequence in range(1, 31)]
+
+
+def test_a_batch_gets_its_sequences_whatever_it_has(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_batch(encode([event("1"), event("2", "ben"), event("3")], 7))
+        assert node.append_batch(encode([], 7)) == Position.of({"a.1": 3})
+    assert all_ids(tmp_path) == [("1", 1), ("2", 1), ("3", 2)]
+
+
+def test_a_disk_that_refuses_is_told_and_nothing_is_acknowledged(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    with at_call("mkdir", 1, fail, Path), pytest.raises(OperatingError, match="No space left on device"):
+        NodeWriter(tmp_path, "a")
+    with NodeWriter(tmp_path, "a") as node:
+        with at_call("symlink_to", 1, fail, Path), pytest.raises(OperatingError, match="Make room or mend the disk"):
+            node.append_to("emma", [event("1")])
+        with at_call("pwrite", 1, fail), pytest.raises(OperatingError, match="No space left on device"):
+            node.append_to("emma", [event("1")])
+        assert node.append_to("emma", [event("1")]).first_sequence == 1

@@ -21,6 +21,7 @@ from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition
 from stateside.journal.merge.waiting import BYTES_MAX, Gap, Row, Waiting
 from stateside.journal.nodes.lasts import Lasts
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
+from stateside.journal.nodes.reaching import reaching
 from stateside.journal.segment import DurableEnd
 from stateside.positions import Position
 from stateside.storage import try_lock, write_atomically
@@ -67,15 +68,17 @@ class Merger:
     ) -> None:
         self._folder, self._merged = folder, folder / MERGED
         self._clock, self._waiting_bytes_max = clock or SystemClock(), waiting_bytes_max
-        self._merged.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        with reaching(self._merged):
+            self._merged.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
         self._logs: dict[str, MergedLog] = {}
         self._index: Lasts | None = None
         self._doubtful = self._output_failed = False
         self.duplicates = 0  # events that were dropped although they were read for the first time
         try:
-            self._born = opened(folder, partitions)
-            self._start()
+            with reaching(self._merged):
+                self._born = opened(folder, partitions)
+                self._start()
         except BaseException:
             self.close()
             raise
@@ -85,14 +88,15 @@ class Merger:
 
         If a log cannot be read, the others are merged all the same, and then its error is raised.
         """
-        if self._doubtful:
-            self._start()
-        self._doubtful, before = True, self._stored
-        errors = self._pass()
-        while self._waiting.forgotten and self._stored != self._stored_at_look_back:
+        with reaching(self._merged):
+            if self._doubtful:
+                self._start()
+            self._doubtful, before = True, self._stored
             errors = self._pass()
-        self._doubtful = False
-        self._show_gaps()
+            while self._waiting.forgotten and self._stored != self._stored_at_look_back:
+                errors = self._pass()
+            self._doubtful = False
+            self._show_gaps()
         if errors:
             raise errors[0]
         return self._stored - before

@@ -38,6 +38,12 @@ class Born:
             return cls(**json.loads((merged / "born").read_bytes()))
         except FileNotFoundError:
             return None
+        except (ValueError, TypeError) as error:
+            raise JournalCorrupt(
+                "What says which merged stream this is cannot be read",
+                where=str(merged / "born"),
+                next_step="Restore that file from a copy; nothing was changed",
+            ) from error
 
     @classmethod
     def bear(cls, merged: Path, partitions: int) -> Born:

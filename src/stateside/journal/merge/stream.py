@@ -101,7 +101,7 @@ class MergedStream:
         """The entities that wait for a missing event, as the merger told last."""
         try:
             told = json.loads((self._merged / "gaps.json").read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # it is not synced: after a loss of power there may be nothing in it
             return []
         return [Gap(**gap) for gap in told["gaps"]]
 

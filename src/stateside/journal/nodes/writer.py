@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere, EventRefused, SettingInvalid
-from stateside.journal.columns import encode
+from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.index import NodeIndex, Place, copy_index
 from stateside.journal.nodes.log import NODES, epochs, log_name, node_logs
 from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
+from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
 from stateside.journal.receipt import Receipt, check_entity, check_expected
 from stateside.journal.segment import PARTITION
@@ -82,7 +83,7 @@ class NodeWriter:
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         self._clock = clock or SystemClock()
         self._appending = threading.Lock()
-        with opening(self._node, wait_s_max):
+        with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
             self._fence = Fence(self._node, owner)
@@ -110,8 +111,12 @@ class NodeWriter:
 
         Ids are not compared.
         """
-        batch = encode(events, self._clock.now_us())
-        with self._turn(event.entity for event in events):
+        return self.append_batch(encode(events, self._clock.now_us()))
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """As `append`, of events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
+        batch = conformed(batch)
+        with self._turn(batch.column("entity").unique().to_pylist()):
             return self._store(batch)
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
@@ -138,12 +143,12 @@ class NodeWriter:
 
     def claim(self, slots: Iterable[int]) -> None:
         """Have these slots, which nobody has yet or any more; EntityElsewhere for one that another node has."""
-        with self._appending:
+        with self._appending, reaching(self._folder):
             self._claim(set(slots))
 
     def release(self, slots: Iterable[int]) -> None:
         """Give these slots up, so that another node can claim them: steps 1 to 3 of `slots`."""
-        with self._appending:
+        with self._appending, reaching(self._folder):
             self._fence.check()
             with self._log.turn():  # which settles what an append that failed left: it counts, or it does not
                 self._log.sync_mark()
@@ -167,7 +172,7 @@ class NodeWriter:
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:
         """Steps 1 and 2 of an append. The fence is looked at here, too: whom it stops writes nothing at all."""
-        with self._appending:
+        with self._appending, reaching(self._folder):
             self._fence.check()
             self._claim({slot_of(entity) for entity in entities})
             with self._log.turn() as end:
