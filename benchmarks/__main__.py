@@ -10,7 +10,20 @@ from typing import Any
 
 import click
 
-from benchmarks import app, billing, cold_start, decode, fan_out, history, journal, lookups, replica, sql, visible
+from benchmarks import (
+    app,
+    billing,
+    cold_start,
+    decode,
+    fan_out,
+    history,
+    journal,
+    lookups,
+    queries,
+    replica,
+    sql,
+    visible,
+)
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
@@ -22,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "history": history.run,
     "journal": journal.run,
     "lookups": lookups.run,
+    "queries": queries.run,
     "replica": replica.run,
     "sql": sql.run,
     "visible": visible.run,

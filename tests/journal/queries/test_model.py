@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stateside.journal import Event, JournalWriter
+from stateside.journal import Event, JournalWriter, frames
 from stateside.journal.queries import Queries, Views, indexing, questions, views, walk
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
@@ -27,6 +27,7 @@ TYPES = ["call", "fee"]
 TIMES = [0, 5, 1_000, 10**15, 7 * 10**15]
 SMALL = [
     (views, "TRANSACTION_EVENTS", 5),
+    (frames, "GROUP_BYTES", 2_000),
     (walk, "PAGE_EVENTS", 3),
     (questions, "LOOK_EVENTS", 4),
     (indexing, "ZONE_EVENTS", 4),

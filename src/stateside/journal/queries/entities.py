@@ -59,14 +59,15 @@ class EntityIds:
     def _page(self, after: str | None, tail: _Tail, ids_max: int) -> list[str]:
         """The next ids: the views' and the tail's, of which one may be in both meanwhile."""
         begin = b"" if after is None else _key(after)[0]
-        behind = tail.behind(begin)  # first: what the views take in from now on they have when they are read next
+        behind, is_all = tail.behind(begin, ids_max)  # first: what the views take in now they have when they are read
         try:
             with self._views.snapshot() as snapshot:
                 names = snapshot.names(ENTITY, self._prefix, after, ids_max) if snapshot else []
         except Damaged:
             return self._page(after, tail, ids_max)
-        found: dict[Key, None] = dict.fromkeys(merge((_key(name) for name, _ in names), behind))
-        return [id_ for _, id_ in found][:ids_max]
+        found = dict.fromkeys(merge((_key(name) for name, _ in names), behind))
+        known = [id_ for key, id_ in found if is_all or key <= behind[-1][0]]
+        return known[:ids_max]
 
 
 class _Tail:
@@ -78,24 +79,28 @@ class _Tail:
         self._ids: list[Key] | None = None
         self._is_all = False
 
-    def behind(self, begin: bytes) -> list[Key]:
-        """The ids behind this key, the first ones of them if there are many."""
+    def behind(self, begin: bytes, ids_max: int) -> tuple[list[Key], bool]:
+        """The first ids behind this key, and whether there are no others."""
         if not self._views.position().covers(self._covered):  # they were deleted or condemned meanwhile
             self._covered, self._ids = self._views.position(), None
         if self._ids is None or not (self._is_all or begin < self._ids[-1][0]):
             self._ids = self._read(begin)
-        return self._ids[bisect_right(self._ids, begin, key=lambda key: key[0]) :]
+        at = bisect_right(self._ids, begin, key=lambda key: key[0])
+        return self._ids[at : at + ids_max], self._is_all and at + ids_max >= len(self._ids)
 
     def _read(self, begin: bytes) -> list[Key]:
         found: set[Key] = set()
-        self._is_all = True
+        bound: bytes | None = None  # the last one that is kept, once there are too many
         for partition in self._stream.partitions():
             start = min(self._covered[partition], self._end[partition])
             for _, batch in self._stream.batches(partition, start, self._end[partition]):
                 names = pc.unique(batch.column("entity")).to_pylist()
-                found.update(key for key in map(_key, names) if key[0] > begin and key[1].startswith(self._prefix))
+                wanted = (key for key in map(_key, names) if key[0] > begin and key[1].startswith(self._prefix))
+                found.update(key for key in wanted if bound is None or key[0] < bound)
                 if len(found) > 2 * TAIL_IDS_MAX:
-                    found, self._is_all = set(nsmallest(TAIL_IDS_MAX, found)), False
+                    found = set(nsmallest(TAIL_IDS_MAX, found))
+                    bound = max(found)[0]
+        self._is_all = bound is None
         return sorted(found)
 
 
