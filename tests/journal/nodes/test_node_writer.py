@@ -1,6 +1,7 @@
 """Owners of nodes: one at a time, fenced when they were paused, with the sequences of their entities."""
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from stateside.journal.columns import encode
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.nodes.epoch import Fence, Owner
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
-from stateside.journal.nodes.slots import slot_of
+from stateside.journal.nodes.slots import SLOTS, slot_of
 from stateside.positions import Position
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
 
@@ -391,3 +392,29 @@ def test_a_disk_that_refuses_is_told_and_nothing_is_acknowledged(tmp_path: Path)
         with at_call("pwrite", 1, fail), pytest.raises(OperatingError, match="No space left on device"):
             node.append_to("emma", [event("1")])
         assert node.append_to("emma", [event("1")]).first_sequence == 1
+
+
+def test_threads_share_the_syncs_of_their_node(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node, ThreadPoolExecutor(32) as threads:
+        node.claim(range(SLOTS))
+        real = os.fdatasync
+
+        def slow(handle: int) -> None:
+            time.sleep(0.005)
+            real(handle)
+
+        with patch.object(os, "fdatasync", side_effect=slow) as syncs:
+            receipts = list(threads.map(lambda at: node.append([event(f"{at}", f"entity-{at % 7}")]), range(200)))
+        assert syncs.call_count < 100
+    found = [one.id for one in node_logs(tmp_path)["a.1"].events()]
+    assert [found[receipt["a.1"] - 1] for receipt in receipts] == [f"{at}" for at in range(200)]
+
+
+def test_an_append_for_another_node_is_refused_before_it_joins_others(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node, NodeWriter(tmp_path, "b") as other:
+        node.append([event("1")])
+        with pytest.raises(EntityElsewhere):
+            other.append([event("2", "ben"), event("3")])
+        with pytest.raises(EventRefused, match="Event 1 of the batch"):
+            other.append([event("2", "ben"), event("3", "\ud800")])
+        assert other.append([event("2", "ben")]) == Position.of({"b.1": 1})

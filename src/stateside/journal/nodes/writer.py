@@ -16,6 +16,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere, EventRefused, SettingInvalid
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
+from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.index import NodeIndex, Place, copy_index
@@ -83,6 +84,7 @@ class NodeWriter:
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         self._clock = clock or SystemClock()
         self._appending = threading.Lock()
+        self._group = Group(self._append_together)
         with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
@@ -109,9 +111,14 @@ class NodeWriter:
     def append(self, events: Sequence[Event]) -> Position:
         """Store the events, of any entities of this node, all or none; their receipt once they are durable.
 
-        Ids are not compared.
+        Ids are not compared. Threads that share a node share its syncs, too (`group`).
         """
-        return self.append_batch(encode(events, self._clock.now_us()))
+        if not events:
+            return self.end
+        missing = _slots_of(events) - self._granted
+        if missing:  # before the events are in line with others', who must not be refused for them
+            self.claim(missing)
+        return self._behind(self._group.append(events))
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """As `append`, of events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
@@ -168,6 +175,11 @@ class NodeWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _append_together(self, events: Sequence[Event]) -> int:
+        """What a group of threads appends; the offset of the first event."""
+        batch = encode(events, self._clock.now_us())
+        return self.append_batch(batch)[self.log] - batch.num_rows
 
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:
@@ -241,6 +253,12 @@ def _check_name(name: str) -> None:
             f"{name!r} is no name of a node",
             next_step="Use 1 to 63 letters, digits, '_' and '-', with a letter or a digit first",
         )
+
+
+def _slots_of(events: Sequence[Event]) -> set[int]:
+    """The slots of the events' entities, of those that may be events."""
+    entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
+    return {slot_of(entity) for entity in entities if entity.isprintable()}
 
 
 def _first_receipt(events: Sequence[Event], places: Sequence[Place | None]) -> Receipt:
