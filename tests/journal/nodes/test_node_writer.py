@@ -13,6 +13,7 @@ import pytest
 from stateside.errors import (
     EntityElsewhere,
     EventRefused,
+    JournalAway,
     JournalCorrupt,
     JournalFenced,
     JournalLocked,
@@ -418,3 +419,22 @@ def test_an_append_for_another_node_is_refused_before_it_joins_others(tmp_path: 
         with pytest.raises(EventRefused, match="Event 1 of the batch"):
             other.append([event("2", "ben"), event("3", "\ud800")])
         assert other.append([event("2", "ben")]) == Position.of({"b.1": 1})
+
+
+def test_no_sequence_is_given_while_a_log_is_missing(tmp_path: Path) -> None:
+    """Else an acknowledged event would be dropped as a duplicate when the log is back."""
+    with NodeWriter(tmp_path, "b") as other:
+        other.append_to("emma", [event("1")])
+    with NodeWriter(tmp_path, "b", take_over=True) as other:
+        other.append_to("emma", [event("2")])
+        other.release(other.slots)
+    with NodeWriter(tmp_path, "a") as node:
+        for missing in (tmp_path / "nodes" / "b", tmp_path / "nodes" / "b" / "1", tmp_path / "nodes" / "b" / "2"):
+            away = missing.rename(tmp_path / "away")
+            for _ in range(2):
+                with pytest.raises(JournalAway, match=r"The log b\.[12] is missing"):
+                    node.append_to("emma", [event("3")])
+            with pytest.raises(JournalAway, match="is missing"):
+                NodeWriter(tmp_path, "c")
+            away.rename(missing)
+        assert node.append_to("emma", [event("3")]).first_sequence == 3

@@ -117,8 +117,9 @@ class Lasts:
                 for key, value in sorted(self._unwritten.items()):
                     transaction.put(key, self._value(transaction, key) or value)
                 for name, offset in self._covers.items():
-                    journal = UUID(logs[name].id() or "0" * 32)
-                    transaction.put(b"l" + name.encode(), _LOG.pack(journal.bytes, offset))
+                    journal = logs[name].id() if name in logs else None
+                    if journal is not None:  # else it is read again, which changes nothing
+                        transaction.put(b"l" + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
         except lmdb.MapFullError:
             return False
         return True
@@ -144,9 +145,7 @@ class Lasts:
         """Whether the index is of the logs that are there, and of no more than they have."""
         logs = self._logs()
         return all(
-            name in logs
-            and (not offset or logs[name].id() == str(journal))
-            and offset <= logs[name].durable_end().offset
+            name in logs and logs[name].id() == str(journal) and offset <= logs[name].durable_end().offset
             for name, journal, offset in self._stored()
         )
 

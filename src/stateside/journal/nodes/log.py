@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
 
+from stateside.errors import JournalAway
 from stateside.journal import segment
+from stateside.journal.nodes.epoch import Owner
 from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
 from stateside.journal.segment import DurableEnd
@@ -36,6 +39,24 @@ def node_logs(folder: Path) -> dict[str, NodeLog]:
         for node in sorted((folder / NODES).glob("*/"))
         for epoch in epochs(node)
     }
+
+
+def complete_logs(folder: Path, nodes: Iterable[str]) -> dict[str, NodeLog]:
+    """As `node_logs`; JournalAway if a log is missing that these nodes, or any others there, must have.
+
+    For whoever gives sequences: a log that is overlooked would have its sequences given a second time.
+    """
+    found = node_logs(folder)
+    for name in sorted({*nodes, *(path.name for path in (folder / NODES).glob("*/"))}):
+        owner = Owner.read(folder / NODES / name)
+        for epoch in range(1, 2 if owner is None else owner.epoch + 1):
+            if log_name(name, epoch) not in found and (owner is not None or name in nodes):
+                raise JournalAway(
+                    f"The log {log_name(name, epoch)} is missing",
+                    where=str(folder / NODES / name / str(epoch)),
+                    next_step="Nothing was stored. Bring it back: its sequences must not be given a second time",
+                )
+    return found
 
 
 def epochs(node: Path) -> list[int]:

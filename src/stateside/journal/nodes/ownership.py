@@ -11,7 +11,7 @@ from pathlib import Path
 from stateside.errors import JournalLocked
 from stateside.journal.nodes.epoch import Owner
 from stateside.journal.nodes.log import epochs, is_sealed, seal
-from stateside.storage import try_lock
+from stateside.storage import sync_directory, try_lock
 
 _LOOK_S = 0.02
 _NOTE_BYTES = 20
@@ -43,6 +43,8 @@ def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
     """
     found = Owner.read(node)
     owner = Owner.of(1 if found is None else found.epoch + take_over)
+    (node / str(owner.epoch)).mkdir(exist_ok=True)
+    sync_directory(node)
     if take_over:
         owner.write(node)
     lock = _lock(node, owner.epoch)
@@ -60,7 +62,6 @@ def seal_earlier(node: Path, epoch: int) -> None:
 
 def _lock(node: Path, epoch: int) -> int:
     path = node / str(epoch) / "owner"
-    path.parent.mkdir(exist_ok=True)
     handle = try_lock(path)
     if handle is None:
         raise _owned(path)

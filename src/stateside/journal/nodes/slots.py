@@ -65,6 +65,10 @@ class Slots:
                 found[slot] = Grant(number, None if target == _NOBODY else target)
         return found
 
+    def nodes(self) -> set[str]:
+        """All nodes that ever had a slot."""
+        return {os.readlink(entry.path) for entry in os.scandir(self._directory)} - {_NOBODY}  # noqa: PTH115
+
     def claim(self, slot: int, node: str, check: Callable[[], None]) -> str:
         """Give a slot to a node if it is that one's or nobody's; whose it is then. `check` is the node's fence."""
         while (before := self._grant_of(slot)).node in (None, node):

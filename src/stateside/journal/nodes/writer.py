@@ -20,7 +20,7 @@ from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.index import NodeIndex, Place, copy_index
-from stateside.journal.nodes.log import NODES, epochs, log_name, node_logs
+from stateside.journal.nodes.log import NODES, complete_logs, epochs, log_name, node_logs
 from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
 from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
@@ -40,8 +40,9 @@ class NodeWriter:
     How a process becomes the owner:
 
     1. It locks `opening`: nobody else opens this node meanwhile. A process that dies gives the lock back.
-    2. With `take_over` it writes the next epoch, durably. From here on the former owner is fenced: it acknowledges
-       nothing more, wherever it was paused. A crash here leaves an epoch without a log, which the next owner begins.
+    2. With `take_over` it makes the folder of the next epoch, and writes that epoch, durably. From here on the former
+       owner is fenced: it acknowledges nothing more, wherever it was paused. A crash here leaves an epoch with an empty
+       log, which the next owner begins; so an epoch without a folder is one whose log was lost.
     3. It locks `owner` in the folder of its epoch, for as long as it lives. Without `take_over` that is the epoch of
        the last owner: if that one lives, JournalLocked; else its log goes on, as a journal goes on after a crash, and
        it writes a token of its own into `epoch`.
@@ -178,8 +179,7 @@ class NodeWriter:
 
     def _append_together(self, events: Sequence[Event]) -> int:
         """What a group of threads appends; the offset of the first event."""
-        batch = encode(events, self._clock.now_us())
-        return self.append_batch(batch)[self.log] - batch.num_rows
+        return self.append_batch(encode(events, self._clock.now_us()))[self.log] - len(events)
 
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:
@@ -229,7 +229,7 @@ class NodeWriter:
         older = [self._node / str(epoch) / "index" for epoch in epochs(self._node) if epoch < self.epoch]
         for old in older[-1:]:
             copy_index(old, directory / "index")
-        index = NodeIndex(directory / "index", lambda: node_logs(self._folder))
+        index = NodeIndex(directory / "index", lambda: complete_logs(self._folder, self._slots.nodes()))
         index.follow()
         return index
 
