@@ -438,3 +438,11 @@ def test_no_sequence_is_given_while_a_log_is_missing(tmp_path: Path) -> None:
                 NodeWriter(tmp_path, "c")
             away.rename(missing)
         assert node.append_to("emma", [event("3")]).first_sequence == 3
+
+
+def test_an_id_of_another_entity_s_event_is_refused_and_not_taken_for_a_repetition(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_to("ben", [event("1", "ben")])
+        with pytest.raises(EventRefused, match="'1' is that of an event of 'ben'"):
+            node.append_to("emma", [event("1", "emma")])
+        assert node.last_sequence("emma") == 0

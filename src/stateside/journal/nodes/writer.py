@@ -31,6 +31,7 @@ from stateside.journal.turns import WAIT_S_MAX
 from stateside.journal.writer import SEGMENT_BYTES_MAX
 from stateside.positions import Position
 
+_NEW_IDS = "Nothing of the append was stored; give new events ids of their own"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
@@ -139,6 +140,7 @@ class NodeWriter:
         with self._turn([entity]):
             places = self._index.places([event.id for event in events])
             if any(places):
+                self._check_same_entity(entity, places)
                 return _first_receipt(events, places)
             last = self._index.last([entity])[entity]
             check_expected(entity, expected_sequence, last)
@@ -200,6 +202,18 @@ class NodeWriter:
             self._log.store(batch)
             self._index.note(self.log, first, batch)
         return self.end
+
+    def _check_same_entity(self, entity: str, places: Sequence[Place | None]) -> None:
+        """EventRefused if an id that is there already is that of another entity's event."""
+        logs = node_logs(self._folder)
+        for place in places:
+            for _, batch in logs[place.log].batches(place.behind - 1, place.behind) if place else ():
+                found = batch.column("entity")[0].as_py()
+                if found != entity:
+                    raise EventRefused(
+                        f"The id {batch.column('id')[0].as_py()!r} is that of an event of {found!r}, stored already",
+                        next_step=_NEW_IDS,
+                    )
 
     def _last(self, entities: Sequence[str]) -> list[int]:
         found = self._index.last(entities)
@@ -268,7 +282,7 @@ def _first_receipt(events: Sequence[Event], places: Sequence[Place | None]) -> R
         missing = [event.id for event, place in zip(events, places, strict=True) if place is None]
         raise EventRefused(
             f"Of {len(events)} events {len(there)} are stored already, and {missing[0]!r} is not",
-            next_step="Nothing of the append was stored; give new events ids of their own",
+            next_step=_NEW_IDS,
         )
     last = max(there, key=lambda place: place.sequence)
     sequences = [place.sequence for place in there]
