@@ -6,6 +6,9 @@
 All of it comes from the logs. It may be deleted while nobody has it open, and is made anew; so it is where one of the
 logs is another one than before, or shorter. What is not written yet is in memory, and read from the logs again after a
 crash: how far the index goes stands in the same transaction as what it has from there.
+
+A node's folder of it belongs to one epoch, so that an owner that is paused in the middle of a transaction keeps no
+successor waiting: that one begins with a copy.
 """
 
 from __future__ import annotations

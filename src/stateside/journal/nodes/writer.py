@@ -19,8 +19,9 @@ from stateside.journal.event import Event
 from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
-from stateside.journal.nodes.index import NodeIndex, Place, copy_index
-from stateside.journal.nodes.log import NODES, complete_logs, epochs, log_name, node_logs
+from stateside.journal.nodes.ids import NodeIds, Place, copy_index
+from stateside.journal.nodes.lasts import Lasts
+from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, log_name, node_logs
 from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
 from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
@@ -50,7 +51,8 @@ class NodeWriter:
     4. It seals the logs of earlier epochs that are not yet (`log.seal` has the argument). A crash here leaves them so,
        or sealed, for the next owner.
     5. It renews the node's slots, so that no release by a former owner can come any more.
-    6. It opens its own log, gives `opening` back, and begins its index with a copy of the last epoch's.
+    6. It opens its own log, gives `opening` back, begins its index with a copy of the last epoch's, and reads what
+       the logs have beyond that.
 
     How an append becomes durable and is acknowledged:
 
@@ -87,6 +89,7 @@ class NodeWriter:
         self._clock = clock or SystemClock()
         self._appending = threading.Lock()
         self._group = Group(self._append_together)
+        self._ids_followed = False  # since a slot was claimed
         with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
@@ -98,7 +101,11 @@ class NodeWriter:
                 directory = self._node / str(self.epoch)
                 self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
         with _giving_back(self._lock):
-            self._index = self._open_index(directory)
+            for name in ("index", "places"):
+                self._copy_last_epoch_s(name)
+            self._index = Lasts(directory / "index", self._all_logs)
+            self._index.follow()
+            self._ids: NodeIds | None = None  # until it is asked for
 
     @property
     def end(self) -> Position:
@@ -138,7 +145,7 @@ class NodeWriter:
         batch = encode(events, self._clock.now_us())
         check_entity(entity, events)
         with self._turn([entity]):
-            places = self._index.places([event.id for event in events])
+            places = self._places([event.id for event in events])
             if any(places):
                 self._check_same_entity(entity, places)
                 return _first_receipt(events, places)
@@ -170,6 +177,8 @@ class NodeWriter:
         """Own the node no longer. Everything acknowledged is durable; the slots stay the node's."""
         with self._appending:
             self._index.close()
+            if self._ids is not None:
+                self._ids.close()
             self._log.close()
             os.close(self._lock)
 
@@ -201,6 +210,8 @@ class NodeWriter:
             batch, _ = numbered(batch, self._last)
             self._log.store(batch)
             self._index.note(self.log, first, batch)
+            if self._ids is not None:
+                self._ids.note_later(self.log, first, batch)
         return self.end
 
     def _check_same_entity(self, entity: str, places: Sequence[Place | None]) -> None:
@@ -225,6 +236,7 @@ class NodeWriter:
         owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
         if owners:
             self._index.follow()
+            self._ids_followed = False
         self._granted.update(slot for slot, owner in owners.items() if owner == self.name)
         for slot, owner in owners.items():
             if owner != self.name:
@@ -238,14 +250,24 @@ class NodeWriter:
             "if it is gone, take it over first",
         )
 
-    def _open_index(self, directory: Path) -> NodeIndex:
-        """Step 6. All logs are followed: the node has slots already, perhaps."""
-        older = [self._node / str(epoch) / "index" for epoch in epochs(self._node) if epoch < self.epoch]
-        for old in older[-1:]:
-            copy_index(old, directory / "index")
-        index = NodeIndex(directory / "index", lambda: complete_logs(self._folder, self._slots.nodes()))
-        index.follow()
-        return index
+    def _places(self, ids: Sequence[str]) -> list[Place | None]:
+        """Where the events with these ids stand, in a turn."""
+        if self._ids is None:
+            self._ids = NodeIds(self._node / str(self.epoch) / "places", self._all_logs)
+        self._ids.catch_up()
+        if not self._ids_followed or self._ids.covers(self.log) != self._log.end[PARTITION]:
+            self._ids.follow()
+            self._ids_followed = True
+        return self._ids.places(ids)
+
+    def _copy_last_epoch_s(self, name: str) -> None:
+        """Begin an index with what the last epoch's has."""
+        older = [epoch for epoch in epochs(self._node) if epoch < self.epoch]
+        for epoch in older[-1:]:
+            copy_index(self._node / str(epoch) / name, self._node / str(self.epoch) / name)
+
+    def _all_logs(self) -> dict[str, NodeLog]:
+        return complete_logs(self._folder, self._slots.nodes())
 
     def _behind(self, offset: int) -> Position:
         return Position.of({self.log: offset})

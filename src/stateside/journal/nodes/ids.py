@@ -1,13 +1,11 @@
-"""A node's index: the last sequence of each entity, and where the event with an id stands, over all nodes' logs.
+"""A node's ids: where the event with an id stands, over all nodes' logs.
 
-Beside what `lasts` draws it has
+An index as `lasts` draws it, but with
 
     "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset behind it, name of the log
 
-which is the first of them where several events have one id. An event takes about 130 bytes there.
-
-The folder belongs to one epoch, so that an owner that is paused in the middle of a transaction keeps no successor
-waiting: that one begins with a copy.
+which is the first of them where several events have one id. An event takes about 130 bytes there. It is made when it is
+asked for the first time, and follows the logs when it is asked: whoever compares no ids pays for none.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
-from stateside.journal.nodes.lasts import Lasts, keeping, key_of
+from stateside.journal.nodes.lasts import Lasts, Logs, keeping, key_of
 
+LATER_EVENTS_MAX = 20_000
 _PLACE = struct.Struct(">QQ")
 
 
@@ -34,8 +33,27 @@ class Place:
     behind: int
 
 
-class NodeIndex(Lasts):
-    """`Lasts`, with the ids of events as well."""
+class NodeIds(Lasts):
+    """The ids of the events in all logs. What the owner appends itself it remembers for a while (`note_later`)."""
+
+    def __init__(self, directory: Path, logs: Logs) -> None:
+        super().__init__(directory, logs)
+        self._later: list[tuple[str, int, pa.RecordBatch]] = []
+        self._later_events = 0
+
+    def note_later(self, name: str, first: int, batch: pa.RecordBatch) -> None:
+        """Take this batch in when the index is asked next, without reading it from the log if that is soon."""
+        if self._later_events + batch.num_rows > LATER_EVENTS_MAX:
+            self._later, self._later_events = [], 0  # `follow` reads them
+        self._later.append((name, first, batch.select(["id", "sequence"])))  # not the payloads
+        self._later_events += batch.num_rows
+
+    def catch_up(self) -> None:
+        """Take in what is remembered, as far as nothing before it is missing."""
+        later, self._later, self._later_events = self._later, [], 0
+        for name, first, batch in later:
+            if first == self.covers(name):
+                self.note(name, first, batch)
 
     def places(self, ids: Sequence[str]) -> list[Place | None]:
         """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""
@@ -44,13 +62,12 @@ class NodeIndex(Lasts):
         return [None if value is None else _place(value) for value in found]
 
     def _entries(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        yield from super()._entries(name, first, batch)
         ids, sequences = (batch.column(column).to_pylist() for column in ("id", "sequence"))
         for behind, (id_, sequence) in enumerate(zip(ids, sequences, strict=True), first + 1):
             yield key_of(b"i", id_), _PLACE.pack(sequence, behind) + name.encode()
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
-        return min(one, other) if key.startswith(b"i") else super()._counts(key, one, other)
+        return min(one, other)
 
 
 def copy_index(old: Path, new: Path) -> None:
