@@ -28,6 +28,8 @@
     ├── StateError                                                 what is stored is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
+    │   ├── JournalFenced           journal-fenced          409    another owner has taken this node over
+    │   ├── EntityElsewhere         entity-elsewhere        409    an entity that another node writes: says which
     │   ├── ViewsBusy               views-busy              409    another process follows the stream with these views
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
@@ -315,6 +317,20 @@ class JournalLocked(StateError):
     """Another writer, which is paused perhaps, did not end its turn in time. Nothing was stored."""
 
     code = "journal-locked"
+    status = 409
+
+
+class JournalFenced(StateError):
+    """Another owner has taken this node over while this one was paused. Nothing was acknowledged."""
+
+    code = "journal-fenced"
+    status = 409
+
+
+class EntityElsewhere(StateError):
+    """Another node writes this entity, and gives its events their sequences. Nothing was stored."""
+
+    code = "entity-elsewhere"
     status = 409
 
 

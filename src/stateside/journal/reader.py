@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ class Journal:
     A journal that nobody has written to yet is an empty one. With `upcasters`, `events` gives each event as its type's
     newest schema has it.
     """
+
+    shown = staticmethod(conformed)  # how a stored batch is shown to readers
 
     def __init__(self, directory: Path, *, upcasters: Upcasters | None = None) -> None:
         self.directory = directory
@@ -85,7 +87,8 @@ class Journal:
             stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
             opened = Segment(segment.segment_path(self.directory, first_offset), journal_id)
             try:
-                start = yield from _cut_frames(opened, opened.frames(start, stop_byte, mark), start, stop)
+                frames = opened.frames(start, stop_byte, mark)
+                start = yield from _cut_frames(opened, frames, start, stop, self.shown)
             finally:
                 opened.close()
         if start < stop:
@@ -110,12 +113,12 @@ class Journal:
 
 
 def _cut_frames(
-    opened: Segment, frames: Iterator[Frame], start: int, stop: int
+    opened: Segment, frames: Iterator[Frame], start: int, stop: int, shown: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> Generator[tuple[int, pa.RecordBatch], None, int]:
     """The frames' batches, less what lies outside the range; returns the offset that was reached."""
     for frame in frames:
         next_offset = min(stop, frame.next_offset)
-        yield start, conformed(opened.batch(frame)).slice(start - frame.first_offset, next_offset - start)
+        yield start, shown(opened.batch(frame)).slice(start - frame.first_offset, next_offset - start)
         start = next_offset
         if start == stop:
             break

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -71,6 +71,8 @@ class JournalWriter(Appending):
     segment may be missing or damaged; if the end mark knows of them the journal says so when it is opened, and opens
     once the loss is accepted (`recovery`). The default, "synced", survives both.
     """
+
+    schema: ClassVar[pa.Schema] = SCHEMA  # of the segments that this writer begins
 
     def __init__(
         self,
@@ -230,7 +232,7 @@ class JournalWriter(Appending):
         What the old one has is synced, too: a writer that leaves that to the system may have appended to it.
         """
         self._sync()
-        path = segment.create(self._directory, self._end.offset, SCHEMA, self._id)
+        path = segment.create(self._directory, self._end.offset, self.schema, self._id)
         end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
         self._open_segment(end)
         self._end = end
@@ -243,7 +245,7 @@ class JournalWriter(Appending):
         opened = os.open(path, os.O_RDWR)
         _close(self._file)
         self._file = opened
-        self._schema_is_ours = segment.schema(path).equals(SCHEMA)
+        self._schema_is_ours = segment.schema(path).equals(self.schema)
 
     def _open_mark(self) -> None:
         """The file is born whole: a reader may look, or a crash come, at any moment."""

@@ -1,0 +1,281 @@
+"""The merger: puts the events of all nodes' logs into one stream, each entity's in the order of its sequences."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import JournalLocked, StatesideError
+from stateside.journal.merge.columns import Piece, Sources, merged_frame
+from stateside.journal.merge.output import Output
+from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition, opened
+from stateside.journal.merge.waiting import BYTES_MAX, Gap, Row, Waiting
+from stateside.journal.nodes.lasts import Lasts
+from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
+from stateside.journal.nodes.reaching import reaching
+from stateside.journal.segment import DurableEnd
+from stateside.positions import Position
+from stateside.storage import try_lock, write_atomically
+
+FRAME_EVENTS_MAX = 20_000
+FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
+GAPS_SHOWN_MAX = 1_000
+PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.01
+
+log = logging.getLogger(__name__)
+
+
+class Merger:
+    """The one merger of a folder. For one thread.
+
+    What it goes by: an entity's events have the sequences 1, 2, 3, … and no two have the same one (`NodeWriter`). So an
+    event is in the stream already exactly if its sequence is not beyond that of the entity's last merged event, and its
+    turn is now exactly if it is the next one. That alone decides what is merged; all marks only spare reading.
+
+    How events are merged:
+
+    1. The lock is taken; a second merger gets JournalLocked.
+    2. Each log is read from where the merger stands in it up to its end mark or seal. What is there is durable and
+       stays (`log.seal`).
+    3. Of each event: if it is its entity's next one, it goes to the output of the entity's partition, and behind it
+       those that waited for it. If it comes later, it waits. If it was merged before, it is dropped.
+    4. When the output is large enough, and at the end of a pass, it is stored: one frame for each partition, as a
+       journal stores it (`JournalWriter`, steps 4 to 6). The last event of a frame says up to where the logs were read,
+       and up to where they are *done*: all before is in the stream. Only the last one of the frames that are stored
+       together may say what is done with them: the others repeat what was done before.
+    5. The index of the entities' last sequences takes the frame in.
+
+    A crash before a frame is durable: it was never there; its events are read again. After: the index, which is behind
+    then, follows the stream when the merger starts again, so its events are dropped when they are read again. Between
+    the frames of two partitions: the marks are those of before, so the second one's events are read again, and the
+    first one's dropped. There is no other record of progress. Offsets are those of a journal: they never change.
+
+    A merger starts again from the marks of the last frames, all partitions together. An event that waits lies behind
+    what is done, so it is read again, too.
+    """
+
+    def __init__(
+        self, folder: Path, partitions: int = 1, *, clock: Clock | None = None, waiting_bytes_max: int = BYTES_MAX
+    ) -> None:
+        self._folder, self._merged = folder, folder / MERGED
+        self._clock, self._waiting_bytes_max = clock or SystemClock(), waiting_bytes_max
+        with reaching(self._merged):
+            self._merged.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+        self._logs: dict[str, MergedLog] = {}
+        self._index: Lasts | None = None
+        self._doubtful = self._output_failed = False
+        self.duplicates = 0  # events that were dropped although they were read for the first time
+        try:
+            with reaching(self._merged):
+                self._born = opened(folder, partitions)
+                self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def merge(self) -> int:
+        """Merge whatever is durable in the logs; how many events that were.
+
+        If a log cannot be read, the others are merged all the same, and then its error is raised.
+        """
+        with reaching(self._merged):
+            if self._doubtful:
+                self._start()
+            self._doubtful, before = True, self._stored
+            errors = self._pass()
+            while self._waiting.forgotten and self._stored != self._stored_at_look_back:
+                errors = self._pass()
+            self._doubtful = False
+            self._show_gaps()
+        if errors:
+            raise errors[0]
+        return self._stored - before
+
+    def run(self, stop: threading.Event) -> None:
+        """Merge until the event is set. What goes wrong is logged, and tried again."""
+        pause_s = PAUSE_S_MIN
+        while not stop.is_set():
+            try:
+                moved = self.merge() > 0
+            except StatesideError as error:
+                log.warning("the merger tries again: %s", error)
+                moved = False
+            pause_s = PAUSE_S_MIN if moved else min(2 * pause_s, PAUSE_S_MAX)
+            stop.wait(pause_s)
+
+    def gaps(self) -> list[Gap]:
+        """The entities that wait for a missing event, for the longest first."""
+        return self._waiting.gaps(self._last(self._waiting.entities()))
+
+    @property
+    def sources(self) -> Sources:
+        """Up to where the logs are merged, and were read."""
+        return Sources(self._done, Position.of(self._read))
+
+    def close(self) -> None:
+        """Merge no more. All that was stored is durable."""
+        self._close_files()
+        os.close(self._lock)
+
+    def __enter__(self) -> Merger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        """Know what the stream has, and stand where its last frames say."""
+        self._close_files()
+        names = self._born.names()
+        for name in names:
+            self._logs[name] = MergedLog(self._merged / name, self._born.journal_id(name), self._clock)
+        partitions = {name: MergedPartition(self._merged / name) for name in names}
+        self._index = Lasts(self._merged / "index", lambda: partitions)
+        self._index.follow()
+        sources = Sources()
+        for partition in partitions.values():
+            sources = sources.joined(partition.sources())
+        self._done, self._read = sources.done, sources.read.as_dict()
+        self._cursors = self._done.as_dict()
+        self._marks: dict[str, DurableEnd] = {}
+        self._finished: dict[str, int] = {}  # logs that are sealed, and where
+        self._waiting, self._output = Waiting(self._waiting_bytes_max), Output()
+        self._lasts: dict[str, int] = {}  # of what is in the output
+        self._stored, self._stored_at_look_back = 0, 0
+        self._doubtful = self._output_failed = False
+        self._gaps_shown: list[Gap] | None = None
+
+    def _pass(self) -> list[StatesideError]:
+        """Go through all logs once; what was wrong with some of them."""
+        self._look_back()
+        errors = []
+        for name, source in node_logs(self._folder).items():
+            try:
+                self._merge_log(name, source)
+            except StatesideError as error:
+                if self._output_failed:
+                    raise
+                errors.append(error)
+        self._flush()
+        return errors
+
+    def _look_back(self) -> None:
+        """Go back to what was forgotten, if anything was merged since it was last read: only then can it matter."""
+        if self._stored == self._stored_at_look_back:
+            return
+        self._stored_at_look_back = self._stored
+        for name, offset in self._waiting.take_forgotten().items():
+            self._cursors[name] = min(offset, self._cursors[name])
+
+    def _merge_log(self, name: str, source: NodeLog) -> None:
+        """Steps 2 to 4 for one log. One that is sealed, and read to its end, is not even looked at."""
+        start = self._cursors.get(name, 0)
+        if self._finished.get(name) == start:
+            return
+        sealed, end = is_sealed(source.directory), source.durable_end()
+        mark = self._marks.get(name)
+        for first, batch in source.batches(start, end.offset, mark if mark and mark.offset <= start else None):
+            self._take(name, first, batch)
+            self._cursors[name] = first + batch.num_rows
+            self._read[name] = max(self._read.get(name, 0), self._cursors[name])
+            if self._output.events >= FRAME_EVENTS_MAX or self._output.bytes >= FRAME_BYTES_MAX:
+                self._flush()
+        self._marks[name] = end
+        if sealed:
+            self._finished[name] = end.offset
+
+    def _take(self, name: str, first: int, batch: pa.RecordBatch) -> None:
+        """Step 3 for the events of a batch."""
+        entities, sequences = (batch.column(column).to_pylist() for column in ("entity", "sequence"))
+        lasts = self._last(set(entities))
+        self._output.begin(name, first, batch)
+        for row, (entity, sequence) in enumerate(zip(entities, sequences, strict=True)):
+            if sequence == lasts[entity] + 1:
+                lasts[entity] = self._emit(entity, sequence, row)
+            elif sequence > lasts[entity]:
+                self._wait(entity, sequence, Row(name, first + row, batch.take(pa.array([row]))))
+            elif first + row >= self._read.get(name, 0):
+                self._tell_duplicate(entity, sequence, name, first + row)
+        self._output.end()
+        self._lasts.update(lasts)
+
+    def _emit(self, entity: str, sequence: int, row: int) -> int:
+        """An event whose turn it is, and those that waited for it; the sequence that the entity is at then."""
+        partition = self._born.partition_of(entity)
+        self._output.add(partition, row)
+        if entity in self._waiting:
+            for waited in self._waiting.take(entity, sequence):
+                self._output.add_piece(partition, Piece(waited.log, [waited.offset], waited.batch))
+                sequence += 1
+        return sequence
+
+    def _wait(self, entity: str, sequence: int, row: Row) -> None:
+        if self._waiting.put(entity, sequence, row) is not None:
+            self._tell_duplicate(entity, sequence, row.log, row.offset)
+
+    def _tell_duplicate(self, entity: str, sequence: int, name: str, offset: int) -> None:
+        self.duplicates += 1
+        log.warning("dropped the event at %s:%d: %r has a sequence %d already", name, offset, entity, sequence)
+
+    def _last(self, entities: set[str] | list[str]) -> dict[str, int]:
+        """The last sequence of each entity, with what is in the output."""
+        assert self._index is not None
+        unknown = [entity for entity in entities if entity not in self._lasts]
+        found = self._index.last(unknown)
+        return {entity: self._lasts[entity] if entity in self._lasts else found[entity] for entity in entities}
+
+    def _flush(self) -> None:
+        """Steps 4 and 5. After an error here everything is read anew from the stream."""
+        assert self._index is not None
+        self._output_failed = True
+        done, read = self._now_done(), Position.of(self._read)
+        partitions = sorted(self._output.pieces)
+        for partition in partitions:
+            sources = Sources(done if partition == partitions[-1] else self._done, read)
+            batch = merged_frame(self._output.pieces[partition], sources)
+            first = self._logs[partition].store(batch)
+            self._index.note(partition, first, batch)
+            self._stored += batch.num_rows
+        self._done, self._output, self._lasts = done, Output(), {}
+        self._output_failed = False
+
+    def _now_done(self) -> Position:
+        """Up to where nothing of the logs is missing, once the output is stored."""
+        lowest = self._waiting.lowest()
+        return Position.of({name: min(at, lowest.get(name, at)) for name, at in self._cursors.items()})
+
+    def _show_gaps(self) -> None:
+        """Tell other processes of the gaps, when they have changed."""
+        gaps = self.gaps()[:GAPS_SHOWN_MAX]
+        if gaps != self._gaps_shown:
+            content: Mapping[str, object] = {"gaps": [asdict(gap) for gap in gaps]}
+            write_atomically(self._merged / "gaps.json", json.dumps(content).encode(), durable=False)
+            self._gaps_shown = gaps
+
+    def _locked(self) -> int:
+        handle = try_lock(self._merged / "lock")
+        if handle is None:
+            raise JournalLocked(
+                "Another process merges this folder",
+                where=str(self._merged),
+                next_step="One merger is enough. If that process is paused, end it, then start this one again",
+            )
+        return handle
+
+    def _close_files(self) -> None:
+        for merged in self._logs.values():
+            merged.close()
+        self._logs = {}
+        if self._index is not None:
+            self._index.close()
+            self._index = None

@@ -1,0 +1,127 @@
+"""The files of a merged stream: how it is born, and the journal of each partition."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from uuid import UUID, uuid4, uuid5
+
+import pyarrow as pa
+
+from stateside.clock import Clock
+from stateside.errors import JournalCorrupt, SettingInvalid
+from stateside.journal import segment
+from stateside.journal.merge.columns import MERGED_SCHEMA, Sources, sources_of
+from stateside.journal.reader import Journal
+from stateside.journal.segment import DurableEnd
+from stateside.journal.writer import JournalWriter
+from stateside.storage import write_atomically
+
+MERGED = "merged"
+PARTITIONS_MAX = 1_000
+SEGMENT_BYTES_MAX = 16 * 1024 * 1024  # less than a node's: who looks for an event's place reads one of them through
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """Which stream this is, for life."""
+
+    id: str
+    partitions: int
+
+    @classmethod
+    def read(cls, merged: Path) -> Born | None:
+        """The stream in this folder; None before its first merger."""
+        try:
+            return cls(**json.loads((merged / "born").read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise JournalCorrupt(
+                "What says which merged stream this is cannot be read",
+                where=str(merged / "born"),
+                next_step="Restore that file from a copy; nothing was changed",
+            ) from error
+
+    @classmethod
+    def bear(cls, merged: Path, partitions: int) -> Born:
+        """Make an empty stream. It is there when the file `born` is; what an earlier attempt left is made anew."""
+        _refuse_orphans(merged)
+        born = cls(str(uuid4()), partitions)
+        for partition in born.names():
+            segment.create(merged / partition, 0, MERGED_SCHEMA, born.journal_id(partition))
+        write_atomically(merged / "born", json.dumps(asdict(born)).encode())
+        return born
+
+    def names(self) -> list[str]:
+        """The names of the partitions."""
+        return [str(number) for number in range(self.partitions)]
+
+    def journal_id(self, partition: str) -> UUID:
+        """The id of a partition's journal: a folder of another stream is told by it."""
+        return uuid5(UUID(self.id), partition)
+
+    def partition_of(self, entity: str) -> str:
+        """Where an entity's events stand, for good."""
+        return str(zlib.crc32(entity.encode()) % self.partitions)
+
+
+class MergedPartition(Journal):
+    """A partition's journal, read with all its columns."""
+
+    @staticmethod
+    def shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+        """As it is stored."""
+        return batch
+
+    def sources(self) -> Sources:
+        """What the last frame says of the sources."""
+        end = self.durable_end().offset
+        for _, batch in self.batches(max(0, end - 1), end):
+            return sources_of(batch) or Sources()
+        return Sources()
+
+
+class MergedLog(JournalWriter):
+    """A partition's journal, as the merger writes it."""
+
+    schema = MERGED_SCHEMA
+
+    def __init__(self, directory: Path, journal_id: UUID, clock: Clock) -> None:
+        super().__init__(directory, clock=clock, known=journal_id, segment_bytes_max=SEGMENT_BYTES_MAX)
+
+    def store(self, batch: pa.RecordBatch) -> int:
+        """Store a frame durably, with its columns; the offset of its first event."""
+        with self._turn():
+            first = self._end.offset
+            self._store(batch)
+            return first
+
+
+def opened(folder: Path, partitions: int) -> Born:
+    """The folder's stream, which is born if there is none; SettingInvalid if it has another number of partitions."""
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise SettingInvalid(f"A stream of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
+    born = Born.read(folder / MERGED) or Born.bear(folder / MERGED, partitions)
+    if born.partitions != partitions:
+        raise SettingInvalid(
+            f"This stream was born with {born.partitions} partitions, not {partitions}",
+            where=str(folder / MERGED),
+            next_step=f"Start the merger with {born.partitions}. For another number make a new stream: an entity keeps "
+            "its partition for good",
+        )
+    return born
+
+
+def _refuse_orphans(merged: Path) -> None:
+    """JournalCorrupt if there are events of a stream whose file `born` is gone."""
+    for path in merged.glob("*/end"):
+        marked = DurableEnd.read(path.parent)
+        if marked is not None and marked.offset:
+            raise JournalCorrupt(
+                f"There are merged events in partition {path.parent.name}, but the file `born` is missing",
+                where=str(merged),
+                next_step="Restore that file from a copy; nothing was changed",
+            )

@@ -1,0 +1,126 @@
+"""Receipts: where in the merged stream the events of an append to a node stand.
+
+A receipt is a position in a node's log, just behind the last event of an append. The append is one frame of that log;
+all its events are looked for, as each may be in another partition. They are told by source and offset.
+
+Where to look: what a frame of the stream says it has read ends the way back, for an event that lies beyond that is in
+no earlier frame; what it says is done ends the way on, for then an event that was not found is one that was dropped,
+since an equal one is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.errors import PositionAhead, PositionInvalid
+from stateside.journal import segment
+from stateside.journal.merge.columns import sources_of
+from stateside.journal.merge.partition import Born, MergedPartition
+from stateside.journal.nodes.log import NodeLog, node_logs
+from stateside.journal.segment import Segment
+from stateside.positions import Position
+
+
+class Search:
+    """Looks for the events of one append in one partition of the stream; goes on where it was when asked again."""
+
+    def __init__(self, partition: MergedPartition, log: str, offsets: set[int]) -> None:
+        self._partition, self._log = partition, log
+        self._missing, self._first, self._stop = offsets, min(offsets), max(offsets) + 1
+        self._behind = 0
+        self._looked: int | None = None
+
+    def behind(self) -> int | None:
+        """The offset behind the last of the events; None while one of them is not merged."""
+        if self._missing:
+            end = self._partition.durable_end().offset
+            start = self._begin() if self._looked is None else self._looked
+            self._looked = end
+            for first, batch in self._partition.batches(start, end):
+                self._look(first, batch)
+                if not self._missing:
+                    break
+        return None if self._missing else self._behind
+
+    def _begin(self) -> int:
+        """The first offset of a segment before which none of the events can be."""
+        offsets = segment.segment_offsets(self._partition.directory)
+        end = self._partition.durable_end().offset
+        for first in reversed([offset for offset in offsets if offset < end]):
+            if self._read_at(first) <= self._first:
+                return first
+        return 0
+
+    def _read_at(self, first: int) -> int:
+        """How far the log was read when the frame that begins at this offset was stored."""
+        opened = Segment(segment.segment_path(self._partition.directory, first))
+        try:
+            sources = sources_of(opened.batch(next(opened.frames())))
+        finally:
+            opened.close()
+        return 0 if sources is None else sources.read[self._log]
+
+    def _look(self, first: int, batch: pa.RecordBatch) -> None:
+        offsets = batch.column("source_offset")
+        within = pc.and_(pc.greater_equal(offsets, self._first), pc.less(offsets, self._stop))
+        found = pc.and_(within, pc.equal(batch.column("source"), self._log))
+        for row in np.flatnonzero(found.to_numpy(zero_copy_only=False)).tolist():
+            self._missing.discard(offsets[row].as_py())
+            self._behind = first + row + 1
+        sources = sources_of(batch)
+        if self._missing and sources is not None and sources.done[self._log] >= self._stop:
+            self._missing, self._behind = set(), first + batch.num_rows
+
+
+class Wanted:
+    """The place of a receipt in the stream, which may not be there yet."""
+
+    def __init__(self, folder: Path, born: Born, merged: Path, receipt: Position) -> None:
+        self._searches = {
+            (log, partition): Search(MergedPartition(merged / partition), log, offsets)
+            for log, offset in receipt.parts
+            for partition, offsets in _append(folder, born, log, offset).items()
+        }
+
+    def position(self) -> Position | None:
+        """The position in the stream just behind the events; None while one of them is not merged."""
+        found: dict[str, int] = {}
+        for (_, partition), search in self._searches.items():
+            behind = search.behind()
+            if behind is None:
+                return None
+            found[partition] = max(behind, found.get(partition, 0))
+        return Position.of(found)
+
+
+def _append(folder: Path, born: Born, log: str, offset: int) -> dict[str, set[int]]:
+    """The offsets of the events of the append that ended at this offset of a log, by their partition in the stream."""
+    source = node_logs(folder).get(log)
+    if source is None:
+        raise PositionInvalid(f"There is no log {log}", where=str(folder), next_step="Give a receipt of this folder")
+    if offset > source.durable_end().offset:
+        raise PositionAhead(
+            f"The log {log} ends before {offset}", where=str(folder), next_step="Give a receipt that an append returned"
+        )
+    found: dict[str, set[int]] = {}
+    for first, batch in _frame_before(source, offset):
+        for at, entity in enumerate(batch.column("entity").to_pylist(), first):
+            if at < offset:
+                found.setdefault(born.partition_of(entity), set()).add(at)
+    return found
+
+
+def _frame_before(source: NodeLog, offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The frame that has the event just before this offset."""
+    offsets = segment.segment_offsets(source.directory)
+    opened = Segment(segment.segment_path(source.directory, max(first for first in offsets if first < offset)))
+    try:
+        frame = next(opened.frames(offset - 1))
+        yield frame.first_offset, opened.batch(frame)
+    finally:
+        opened.close()

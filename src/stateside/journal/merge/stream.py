@@ -1,0 +1,113 @@
+"""The merged stream, as its readers see it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from stateside.errors import PositionInvalid
+from stateside.journal.columns import decode
+from stateside.journal.event import Event
+from stateside.journal.merge.columns import Sources, without_sources
+from stateside.journal.merge.partition import MERGED, Born, MergedPartition
+from stateside.journal.merge.receipts import Wanted
+from stateside.journal.merge.waiting import Gap
+from stateside.positions import Position
+
+PAUSE_S_MIN, PAUSE_S_MAX = 0.0005, 0.01
+
+
+class MergedStream:
+    """All events of all nodes, by partition and offset: a `Stream`. Any number of processes and threads may read it.
+
+    An entity's events stand in one partition, in the order of their sequences. An offset keeps its event for good.
+    Before its first merger a stream is empty, and has no partitions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._merged = folder, folder / MERGED
+
+    def id(self) -> str | None:
+        """Which stream this is, the same for its whole life and for no other one; None before its first merger."""
+        born = Born.read(self._merged)
+        return None if born is None else born.id
+
+    def partitions(self) -> Sequence[str]:
+        """The names of the partitions, always the same."""
+        born = Born.read(self._merged)
+        return [] if born is None else born.names()
+
+    def end(self) -> Position:
+        """The position after the last event of every partition. It never goes back."""
+        return Position.of({name: self._partition(name).durable_end().offset for name in self.partitions()})
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event."""
+        if partition not in self.partitions():
+            raise PositionInvalid(f"This stream has no partition {partition!r}", where=str(self._merged))
+        for first, batch in self._partition(partition).batches(start, stop):
+            yield first, without_sources(batch)
+
+    def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+        """The events of a partition from one offset up to another (its end by default), in order."""
+        for _, batch in self.batches(partition, start, self.end()[partition] if stop is None else stop):
+            yield from decode(batch)
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        """Wait until the end has moved beyond the position, so long at most; whether it has. 0 s: only look."""
+        deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
+        while position.covers(self.end()):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        return True
+
+    def position_of(self, receipt: Position) -> Position | None:
+        """The position in this stream just behind the events that a node's receipt is for; None if they are not merged.
+
+        PositionInvalid if there is no such log, PositionAhead if it does not go so far.
+        """
+        wanted = self._wanted(receipt)
+        return None if wanted is None else wanted.position()
+
+    def covers(self, receipt: Position) -> bool:
+        """Whether the events that a node's receipt is for are in the stream."""
+        return self.position_of(receipt) is not None
+
+    def wait_for(self, receipt: Position, timeout_s: float) -> Position | None:
+        """Wait until a node's events are merged, so long at most; then as `position_of`, None if they are not."""
+        deadline, wanted = time.monotonic() + timeout_s, None
+        while True:
+            end = self.end()
+            wanted = wanted or self._wanted(receipt)
+            found = None if wanted is None else wanted.position()
+            if found is not None or not self.wait(end, max(0.0, deadline - time.monotonic())):
+                return found
+
+    def sources(self) -> Sources:
+        """Up to where the nodes' logs are in this stream, and up to where its merger had read them."""
+        found = Sources()
+        for name in self.partitions():
+            found = found.joined(self._partition(name).sources())
+        return found
+
+    def gaps(self) -> list[Gap]:
+        """The entities that wait for a missing event, as the merger told last."""
+        try:
+            told = json.loads((self._merged / "gaps.json").read_bytes())
+        except (FileNotFoundError, ValueError):  # it is not synced: after a loss of power there may be nothing in it
+            return []
+        return [Gap(**gap) for gap in told["gaps"]]
+
+    def _wanted(self, receipt: Position) -> Wanted | None:
+        born = Born.read(self._merged)
+        return None if born is None else Wanted(self._folder, born, self._merged, receipt)
+
+    def _partition(self, name: str) -> MergedPartition:
+        return MergedPartition(self._merged / name)

@@ -1,0 +1,311 @@
+"""A node's writer: the owner of the node's log, which gives the events of its entities their sequences."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import EntityElsewhere, EventRefused, SettingInvalid
+from stateside.journal.columns import conformed, encode
+from stateside.journal.event import Event
+from stateside.journal.group import Group
+from stateside.journal.nodes.epoch import Fence
+from stateside.journal.nodes.fenced import FencedLog
+from stateside.journal.nodes.ids import NodeIds, Place, copy_index
+from stateside.journal.nodes.lasts import Lasts
+from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, log_name, node_logs
+from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
+from stateside.journal.nodes.reaching import reaching
+from stateside.journal.nodes.slots import Slots, slot_of
+from stateside.journal.receipt import Receipt, check_entity, check_expected
+from stateside.journal.segment import PARTITION
+from stateside.journal.sequences import numbered
+from stateside.journal.turns import WAIT_S_MAX
+from stateside.journal.writer import SEGMENT_BYTES_MAX
+from stateside.positions import Position
+
+_NEW_IDS = "Nothing of the append was stored; give new events ids of their own"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+class NodeWriter:
+    """The owner of a node. Threads may share it. Entities are written by one node at a time (`slots`).
+
+    How a process becomes the owner:
+
+    1. It locks `opening`: nobody else opens this node meanwhile. A process that dies gives the lock back.
+    2. With `take_over` it makes the folder of the next epoch, and writes that epoch, durably. From here on the former
+       owner is fenced: it acknowledges nothing more, wherever it was paused. A crash here leaves an epoch with an empty
+       log, which the next owner begins; so an epoch without a folder is one whose log was lost.
+    3. It locks `owner` in the folder of its epoch, for as long as it lives. Without `take_over` that is the epoch of
+       the last owner: if that one lives, JournalLocked; else its log goes on, as a journal goes on after a crash, and
+       it writes a token of its own into `epoch`.
+    4. It seals the logs of earlier epochs that are not yet (`log.seal` has the argument). A crash here leaves them so,
+       or sealed, for the next owner.
+    5. It renews the node's slots, so that no release by a former owner can come any more.
+    6. It opens its own log, gives `opening` back, begins its index with a copy of the last epoch's, and reads what
+       the logs have beyond that.
+
+    How an append becomes durable and is acknowledged:
+
+    1. The events are checked and packed. Slots that nobody has are granted to this node; if another one has an
+       entity's slot, EntityElsewhere. After a grant all logs are followed, as `slots` says.
+    2. The owner takes the turn of its log, which settles what an append that failed left, and the index takes that in.
+    3. Ids that are there already: the first receipt. Else each event gets the next sequence of its entity.
+    4. The frame is written and synced. A crash leaves a torn frame, or one that is whole and not acknowledged.
+    5. The owner looks into `epoch`: JournalFenced if it is not in there any more.
+    6. The end mark is moved: mergers see the events.
+    7. The index takes them in, in memory, and the receipt is returned: Position `NAME.EPOCH:OFFSET`, behind the events.
+
+    Why an acknowledged event is never lost: it lies in its log before every seal that comes (`log.seal`), and a log
+    without a seal is a journal. Why no two events have the same entity and sequence: a node's owner knows of all that
+    its log has (step 2), what earlier owners left lies before their seals, which it read when it was opened, and what
+    other nodes wrote of the entity it read when it got the slot. Nobody else writes to the slot meanwhile.
+
+    An append that failed between steps 4 and 7 may be stored without a receipt. `append_to` with the same event ids, at
+    this node or at whichever has the entity by then, gives the first receipt in that case.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        take_over: bool = False,
+        clock: Clock | None = None,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        wait_s_max: float = WAIT_S_MAX,
+    ) -> None:
+        _check_name(name)
+        self.name, self._folder, self._node = name, folder, folder / NODES / name
+        self._clock = clock or SystemClock()
+        self._appending = threading.Lock()
+        self._group = Group(self._append_together)
+        self._ids_followed = False  # since a slot was claimed
+        with reaching(self._node), opening(self._node, wait_s_max):
+            owner, self._lock = become_owner(self._node, take_over)
+            self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
+            self._fence = Fence(self._node, owner)
+            with _giving_back(self._lock):
+                seal_earlier(self._node, self.epoch)
+                self._slots = Slots(folder)
+                self._granted = self._slots.renew(name, self._fence.check)
+                directory = self._node / str(self.epoch)
+                self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
+        with _giving_back(self._lock):
+            for name in ("index", "places"):
+                self._copy_last_epoch_s(name)
+            self._index = Lasts(directory / "index", self._all_logs)
+            self._index.follow()
+            self._ids: NodeIds | None = None  # until it is asked for
+
+    @property
+    def end(self) -> Position:
+        """The position after the last event of this node's log, as of its last append."""
+        return self._behind(self._log.end[PARTITION])
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that this node has."""
+        return sorted(self._granted)
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """Store the events, of any entities of this node, all or none; their receipt once they are durable.
+
+        Ids are not compared. Threads that share a node share its syncs, too (`group`).
+        """
+        if not events:
+            return self.end
+        missing = _slots_of(events) - self._granted
+        if missing:  # before the events are in line with others', who must not be refused for them
+            self.claim(missing)
+        return self._behind(self._group.append(events))
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """As `append`, of events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
+        batch = conformed(batch)
+        with self._turn(batch.column("entity").unique().to_pylist()):
+            return self._store(batch)
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
+
+        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
+        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
+        there, or an event is another entity's.
+        """
+        batch = encode(events, self._clock.now_us())
+        check_entity(entity, events)
+        with self._turn([entity]):
+            places = self._places([event.id for event in events])
+            if any(places):
+                self._check_same_entity(entity, places)
+                return _first_receipt(events, places)
+            last = self._index.last([entity])[entity]
+            check_expected(entity, expected_sequence, last)
+            return Receipt(self._store(batch), last + 1, last + len(events))
+
+    def last_sequence(self, entity: str) -> int:
+        """The sequence of the entity's last event, which is of this node from now on; 0 if it has none."""
+        with self._turn([entity]):
+            return self._index.last([entity])[entity]
+
+    def claim(self, slots: Iterable[int]) -> None:
+        """Have these slots, which nobody has yet or any more; EntityElsewhere for one that another node has."""
+        with self._appending, reaching(self._folder):
+            self._claim(set(slots))
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Give these slots up, so that another node can claim them: steps 1 to 3 of `slots`."""
+        with self._appending, reaching(self._folder):
+            self._fence.check()
+            with self._log.turn():  # which settles what an append that failed left: it counts, or it does not
+                self._log.sync_mark()
+            for slot in sorted(self._granted.intersection(slots)):
+                self._granted.discard(slot)
+                self._slots.release(slot, self.name, self._fence.check)
+
+    def close(self) -> None:
+        """Own the node no longer. Everything acknowledged is durable; the slots stay the node's."""
+        with self._appending:
+            self._index.close()
+            if self._ids is not None:
+                self._ids.close()
+            self._log.close()
+            os.close(self._lock)
+
+    def __enter__(self) -> NodeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _append_together(self, events: Sequence[Event]) -> int:
+        """What a group of threads appends; the offset of the first event."""
+        return self.append_batch(encode(events, self._clock.now_us()))[self.log] - len(events)
+
+    @contextmanager
+    def _turn(self, entities: Iterable[str]) -> Iterator[None]:
+        """Steps 1 and 2 of an append. The fence is looked at here, too: whom it stops writes nothing at all."""
+        with self._appending, reaching(self._folder):
+            self._fence.check()
+            self._claim({slot_of(entity) for entity in entities})
+            with self._log.turn() as end:
+                if self._index.covers(self.log) != end.offset:
+                    self._index.follow_log(self.log, node_logs(self._folder)[self.log])
+                yield
+
+    def _store(self, batch: pa.RecordBatch) -> Position:
+        """Steps 3 to 7, of which the log does 4 to 6."""
+        if batch.num_rows:
+            first = self._log.end[PARTITION]
+            batch, _ = numbered(batch, self._last)
+            self._log.store(batch)
+            self._index.note(self.log, first, batch)
+            if self._ids is not None:
+                self._ids.note_later(self.log, first, batch)
+        return self.end
+
+    def _check_same_entity(self, entity: str, places: Sequence[Place | None]) -> None:
+        """EventRefused if an id that is there already is that of another entity's event."""
+        logs = node_logs(self._folder)
+        for place in places:
+            for _, batch in logs[place.log].batches(place.behind - 1, place.behind) if place else ():
+                found = batch.column("entity")[0].as_py()
+                if found != entity:
+                    raise EventRefused(
+                        f"The id {batch.column('id')[0].as_py()!r} is that of an event of {found!r}, stored already",
+                        next_step=_NEW_IDS,
+                    )
+
+    def _last(self, entities: Sequence[str]) -> list[int]:
+        found = self._index.last(entities)
+        return [found[entity] for entity in entities]
+
+    def _claim(self, slots: set[int]) -> None:
+        """Have these slots; then know all that other nodes wrote of their entities."""
+        missing = sorted(slots - self._granted)
+        owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
+        if owners:
+            self._index.follow()
+            self._ids_followed = False
+        self._granted.update(slot for slot, owner in owners.items() if owner == self.name)
+        for slot, owner in owners.items():
+            if owner != self.name:
+                raise self._elsewhere(slot, owner)
+
+    def _elsewhere(self, slot: int, node: str) -> EntityElsewhere:
+        return EntityElsewhere(
+            f"The entities of slot {slot} are written by the node {node}",
+            where=str(self._folder),
+            next_step=f"Append them there. To move them, let {node} release the slot; "
+            "if it is gone, take it over first",
+        )
+
+    def _places(self, ids: Sequence[str]) -> list[Place | None]:
+        """Where the events with these ids stand, in a turn."""
+        if self._ids is None:
+            self._ids = NodeIds(self._node / str(self.epoch) / "places", self._all_logs)
+        self._ids.catch_up()
+        if not self._ids_followed or self._ids.covers(self.log) != self._log.end[PARTITION]:
+            self._ids.follow()
+            self._ids_followed = True
+        return self._ids.places(ids)
+
+    def _copy_last_epoch_s(self, name: str) -> None:
+        """Begin an index with what the last epoch's has."""
+        older = [epoch for epoch in epochs(self._node) if epoch < self.epoch]
+        for epoch in older[-1:]:
+            copy_index(self._node / str(epoch) / name, self._node / str(self.epoch) / name)
+
+    def _all_logs(self) -> dict[str, NodeLog]:
+        return complete_logs(self._folder, self._slots.nodes())
+
+    def _behind(self, offset: int) -> Position:
+        return Position.of({self.log: offset})
+
+
+@contextmanager
+def _giving_back(lock: int) -> Iterator[None]:
+    """Own the node no longer if this fails."""
+    try:
+        yield
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise SettingInvalid(
+            f"{name!r} is no name of a node",
+            next_step="Use 1 to 63 letters, digits, '_' and '-', with a letter or a digit first",
+        )
+
+
+def _slots_of(events: Sequence[Event]) -> set[int]:
+    """The slots of the events' entities, of those that may be events."""
+    entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
+    return {slot_of(entity) for entity in entities if entity.isprintable()}
+
+
+def _first_receipt(events: Sequence[Event], places: Sequence[Place | None]) -> Receipt:
+    """The receipt that these events got when they were stored; EventRefused if some of them were not."""
+    there = [place for place in places if place is not None]
+    if len(there) < len(places):
+        missing = [event.id for event, place in zip(events, places, strict=True) if place is None]
+        raise EventRefused(
+            f"Of {len(events)} events {len(there)} are stored already, and {missing[0]!r} is not",
+            next_step=_NEW_IDS,
+        )
+    last = max(there, key=lambda place: place.sequence)
+    sequences = [place.sequence for place in there]
+    return Receipt(Position.of({last.log: last.behind}), min(sequences), max(sequences))
