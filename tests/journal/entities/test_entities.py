@@ -1,0 +1,181 @@
+"""Entities as who asks has them: own writes, others' writes, refusals, repetitions, bounds."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateside.errors import CommandRefused, EventRefused, NotFreshEnough, SequenceConflict
+from stateside.journal import Event, JournalWriter, Upcasters
+from stateside.journal.entities import Entities, Entity, NewEvent, replay
+from stateside.journal.queries import Queries
+from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
+
+
+def test_who_asks_reads_own_writes_at_once(tmp_path: Path) -> None:
+    with bank(tmp_path) as b:
+        accounts = b.accounts()
+        assert accounts.look("emma").state == Balance()
+        done = accounts.ask("emma", Pay(5, parts=2))
+        assert (done.state.cents, done.sequence, done.receipt.first_sequence) == (10, 2, 1)
+        assert [(event.sequence, event.payload) for event in done.events] == [(1, {"cents": 5}), (2, {"cents": 5})]
+        assert b.queries.stream.end().covers(done.receipt.position)
+        assert b.accounts().look("emma").state == done.state == b.model("emma")
+
+
+def test_what_others_appended_is_seen_by_the_next_command(tmp_path: Path) -> None:
+    with bank(tmp_path) as b, JournalWriter(tmp_path / "journal") as other:
+        accounts = b.accounts()
+        accounts.ask("emma", Pay(5))
+        other.append([paid("o1", "emma", 100), paid("o2", "otto", 7)])
+        assert accounts.ask("emma", Pay(-90)).state.cents == 15
+        assert accounts.look("otto").state.cents == 7
+        assert accounts.look("emma").state == b.model("emma")
+
+
+def test_a_refusal_is_of_the_state_as_it_is_not_of_one_in_memory(tmp_path: Path) -> None:
+    with bank(tmp_path) as b, JournalWriter(tmp_path / "journal") as other:
+        accounts = b.accounts()
+        accounts.ask("emma", Pay(5))
+        with pytest.raises(CommandRefused, match="5 cents only"):
+            accounts.ask("emma", Pay(-6))
+        other.append([paid("o1", "emma", 1)])
+        assert accounts.ask("emma", Pay(-6)).state.cents == 0
+        other.append([paid("o2", "emma", 2)])
+        with pytest.raises(CommandRefused, match="2 cents only"):
+            accounts.ask("emma", Pay(-6))
+        assert b.queries.stream.end()["0"] == 4
+
+
+def test_a_command_without_events_stores_nothing_and_tells_the_state_as_it_is(tmp_path: Path) -> None:
+    with bank(tmp_path) as b, JournalWriter(tmp_path / "journal") as other:
+        accounts = b.accounts()
+        accounts.ask("emma", Pay(5))
+        other.append([paid("o1", "emma", 1)])
+        done = accounts.ask("emma", Pay(3, parts=0))
+        assert (done.state.cents, done.sequence, done.events) == (6, 2, ())
+        assert b.queries.stream.end()["0"] == 2
+
+
+def test_threads_that_ask_the_same_entity_lose_nothing(tmp_path: Path) -> None:
+    with bank(tmp_path) as b:
+        several = [b.accounts(), b.accounts()]  # the two know nothing of each other, so that they conflict
+
+        def ask(number: int) -> None:
+            for _ in range(25):
+                several[number % 2].ask("emma", Pay(1))
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [accounts.look("emma").state.cents for accounts in several] == [100, 100]
+        assert several[0].look("emma").state == b.model("emma")
+
+
+def test_who_is_never_first_is_told_after_so_many_conflicts(tmp_path: Path) -> None:
+    with bank(tmp_path) as b, JournalWriter(tmp_path / "journal") as other:
+
+        class Overtaken(Account):
+            def decide(self, state: Balance, command: Pay) -> Sequence[NewEvent]:
+                other.append([paid(f"o{state.events}", "emma", 1)])
+                return super().decide(state, command)
+
+        with pytest.raises(SequenceConflict):
+            b.accounts(Overtaken(), conflicts_max=3).ask("emma", Pay(5))
+        assert b.accounts().look("emma").state.cents == 4
+
+
+def test_the_same_command_again_is_answered_with_what_became_of_it(tmp_path: Path) -> None:
+    with bank(tmp_path) as b:
+        accounts = b.accounts()
+        accounts.ask("emma", Pay(5))
+        first = accounts.ask("emma", Pay(-2, parts=2), command_id="c1")
+        accounts.ask("emma", Pay(-1))
+        for again in (accounts, b.accounts()):
+            done = again.ask("emma", Pay(-2, parts=2), command_id="c1")  # which would be refused by now
+            assert (done.receipt, done.events) == (first.receipt, first.events)
+            assert (done.state.cents, done.sequence) == (0, 4)
+        with pytest.raises(EventRefused, match="emma"):
+            accounts.ask("otto", Pay(1), command_id="c1")
+
+
+def test_a_command_that_another_process_carries_out_meanwhile_is_carried_out_once(tmp_path: Path) -> None:
+    with bank(tmp_path) as b, JournalWriter(tmp_path / "journal") as other:
+
+        class Raced(Account):
+            def decide(self, state: Balance, command: Pay) -> Sequence[NewEvent]:
+                parts = range(1, 3) if state.events == 0 else ()
+                other.append_once([paid(f"c{command.cents}.{part}", "emma", 4) for part in parts])
+                return super().decide(state, command)
+
+        done = b.accounts(Raced()).ask("emma", Pay(9, parts=3), command_id="c9")  # there it made two events, not three
+        assert (done.state.cents, done.sequence, done.receipt.last_sequence) == (8, 2, 2)
+        assert b.queries.stream.end()["0"] == 2
+
+
+def test_events_that_cannot_be_folded_or_stored_are_not_stored(tmp_path: Path) -> None:
+    class Broken(Account):
+        def fold(self, state: Balance, event: Event) -> Balance:
+            raise KeyError("cents")
+
+    class Huge(Account):
+        def decide(self, state: Balance, command: Pay) -> Sequence[NewEvent]:
+            return [NewEvent("paid", {"cents": 1}), NewEvent("paid", {"text": "x" * 70_000})]
+
+    with bank(tmp_path) as b:
+        with pytest.raises(KeyError) as raised:
+            b.accounts(Broken()).ask("emma", Pay(1))
+        assert "Broken folded event 1 of 'emma'" in raised.value.__notes__[0]
+        with pytest.raises(EventRefused, match="70"):
+            b.accounts(Huge()).ask("emma", Pay(1))
+        assert b.queries.stream.end()["0"] == 0
+
+
+def test_so_many_entities_are_in_memory_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    with bank(tmp_path) as b:
+        kind = Account()
+        accounts = b.accounts(kind, active_max=3, snapshots=None)
+        for name in "abcd":
+            accounts.ask(name, Pay(1))
+        assert accounts.active == 3
+        accounts.look("nobody")
+        assert accounts.active == 3
+        kind.folded = 0
+        assert [accounts.look(name).state.cents for name in "bcd"] == [1, 1, 1]
+        assert kind.folded == 0
+        assert accounts.look("a").state.cents == 1
+        assert kind.folded == 1
+
+
+def test_a_state_is_folded_from_events_as_they_are_read(tmp_path: Path) -> None:
+    class Payloads(Entity[list[Any], Any]):
+        def initial(self) -> list[Any]:
+            return []
+
+        def fold(self, state: list[Any], event: Event) -> list[Any]:
+            return [*state, (event.version, event.payload, event.tags, dict(event.metadata), event.time_us)]
+
+        def decide(self, state: list[Any], command: Any) -> Sequence[NewEvent]:
+            return [NewEvent("noted", command, ["t"], metadata={"by": "me"})]  # type: ignore[arg-type]
+
+    upcasters = Upcasters()
+    upcasters.register("noted", 1, lambda payload: {"value": payload["old"]})
+    with bank(tmp_path) as b:
+        queries = Queries(b.views.stream, b.views, upcasters)
+        notes: Entities[list[Any], Any] = Entities(b.writer, queries, Payloads())
+        asked = notes.ask("emma", {"old": (1, 2.5, None)})
+        assert asked.state[0][:4] == (2, {"value": [1, 2.5, None]}, ("t",), {"by": "me"})
+        assert Entities(b.writer, queries, Payloads()).look("emma").state == asked.state
+
+
+def test_a_stream_that_stays_behind_its_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "WAIT_S_MAX", 0.05)
+    with bank(tmp_path / "a") as a, bank(tmp_path / "b") as b:
+        b.accounts().ask("emma", Pay(1))
+        torn = Entities(b.writer, a.queries, Account())  # as if nothing of b's log were merged yet
+        with pytest.raises(NotFreshEnough, match="up to sequence 0 only, its writer up to 1"):
+            torn.look("emma")
