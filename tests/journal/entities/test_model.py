@@ -114,4 +114,4 @@ class EntitiesMachine(RuleBasedStateMachine):
 
 
 TestEntities = EntitiesMachine.TestCase
-TestEntities.settings = settings(max_examples=sized(25, 500), stateful_step_count=sized(30, 60), deadline=None)
+TestEntities.settings = settings(max_examples=sized(15, 500), stateful_step_count=sized(30, 60), deadline=None)

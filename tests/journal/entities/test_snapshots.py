@@ -73,16 +73,16 @@ def test_damaged_snapshots_cost_a_replay_and_nothing_else(tmp_path: Path) -> Non
     fill(tmp_path)
     path = tmp_path / "snapshots" / "data.mdb"
     whole = path.read_bytes()
-    at = whole.rindex(b'"cents"')
+    assert b'"cents":20' in whole
     for damaged in (
-        whole[:at] + b"X" + whole[at + 1 :],
+        whole.replace(b'"cents":20', b'"cents":21'),
         whole.replace(b'"cents"', b'"dents"'),
         b"x" * 50_000,
         b"",
         whole[:5000],
     ):
         path.write_bytes(damaged)
-        assert folds(tmp_path) in (5, 25)
+        assert folds(tmp_path) == 25
     path.unlink()
     assert folds(tmp_path) == 25
 
