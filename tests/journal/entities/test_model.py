@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stateside.errors import CommandRefused
-from stateside.journal import JournalWriter
+from stateside.journal import JournalWriter, Receipt
+from stateside.journal.entities import Entities
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
 from tests.sizes import sized
 
@@ -29,7 +30,7 @@ class EntitiesMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="stateside-entities-"))
         self.version = 1
         self.log: list[tuple[str, int]] = []
-        self.commands: dict[str, tuple[str, Pay, object]] = {}
+        self.commands: dict[str, tuple[str, Pay, Receipt]] = {}
         self.open()
 
     def open(self) -> None:
@@ -38,7 +39,7 @@ class EntitiesMachine(RuleBasedStateMachine):
         self.other = self.stack.enter_context(JournalWriter(self.folder / "journal", durability="written"))
         self.asking = [self.new(), self.new()]
 
-    def new(self) -> object:
+    def new(self) -> Entities[Balance, Pay]:
         return self.bank.accounts(Account(self.version), active_max=2, snapshot_every=3)
 
     def teardown(self) -> None:

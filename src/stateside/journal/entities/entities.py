@@ -173,7 +173,7 @@ class Entities(Generic[State, Command]):
             if command_id is None or self._writer.receipt_of(entity, _event_id(command_id, 1)) is None:
                 raise
             return None
-        return receipt if receipt.first_sequence == image.sequence + 1 else None
+        return None if receipt.repeated else receipt
 
     def _done(self, entity: str, command_id: str) -> Outcome[State] | None:
         """What became of a command before; None if no event of it is stored."""
@@ -185,7 +185,7 @@ class Entities(Generic[State, Command]):
         now = self._look(entity)
         first, last = receipts[0].first_sequence, receipts[-1].last_sequence
         events = tuple(self._replay.events(entity, first, last))
-        return Outcome(now.state, now.sequence, Receipt(receipts[-1].position, first, last), events)
+        return Outcome(now.state, now.sequence, Receipt(receipts[-1].position, first, last, repeated=True), events)
 
     def _keep(self, entity: str, image: Image[State]) -> Image[State]:
         """Step 5."""
