@@ -10,8 +10,11 @@ import pytest
 from stateside.errors import CommandRefused, EventRefused, NotFreshEnough, SequenceConflict
 from stateside.journal import Event, JournalWriter, Upcasters
 from stateside.journal.entities import Entities, Entity, NewEvent, replay
-from stateside.journal.queries import Queries
+from stateside.journal.queries import Queries, Views
+from stateside.journal.stream import FileStream
+from stateside.positions import Position
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
+from tests.journal.old_format import write_old
 
 
 def test_who_asks_reads_own_writes_at_once(tmp_path: Path) -> None:
@@ -146,15 +149,15 @@ def test_so_many_entities_are_in_memory_and_the_least_recently_used_goes(tmp_pat
     with bank(tmp_path) as b:
         kind = Account()
         accounts = b.accounts(kind, active_max=3, snapshots=None)
-        for name in "abcd":
+        for name in "abcad":
             accounts.ask(name, Pay(1))
         assert accounts.active == 3
         accounts.look("nobody")
         assert accounts.active == 3
         kind.folded = 0
-        assert [accounts.look(name).state.cents for name in "bcd"] == [1, 1, 1]
+        assert [accounts.look(name).state.cents for name in "acd"] == [2, 1, 1]
         assert kind.folded == 0
-        assert accounts.look("a").state.cents == 1
+        assert accounts.look("b").state.cents == 1
         assert kind.folded == 1
 
 
@@ -179,10 +182,38 @@ def test_a_state_is_folded_from_events_as_they_are_read(tmp_path: Path) -> None:
         assert Entities(b.writer, queries, Payloads()).look("emma").state == asked.state
 
 
-def test_a_stream_that_stays_behind_its_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "WAIT_S_MAX", 0.05)
-    with bank(tmp_path / "a") as a, bank(tmp_path / "b") as b:
-        b.accounts().ask("emma", Pay(1))
-        torn = Entities(b.writer, a.queries, Account())  # as if nothing of b's log were merged yet
-        with pytest.raises(NotFreshEnough, match="up to sequence 0 only, its writer up to 1"):
-            torn.look("emma")
+class Lagging(FileStream):
+    """A stream that is behind its writer, as a merged one may be."""
+
+    limit = 0
+
+    def end(self) -> Position:
+        return Position.of({"0": min(self.limit, super().end()["0"])})
+
+
+def test_a_stream_that_is_behind_its_writer_is_waited_for_and_told_of_if_it_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bank(tmp_path) as b:
+        stream = Lagging(tmp_path / "journal")
+        with Views(stream, tmp_path / "lagging") as views:
+            accounts = Entities(b.writer, Queries(stream, views), Account())
+            accounts.ask("emma", Pay(1))
+            b.writer.append([paid("o1", "emma", 2)])
+            threading.Timer(0.1, lambda: setattr(stream, "limit", 2)).start()
+            assert accounts.look("emma").state == b.model("emma")
+            monkeypatch.setattr(replay, "WAIT_S_MAX", 0.05)
+            b.writer.append([paid("o2", "emma", 3), paid("o3", "otto", 4)])
+            for entity, reached, sequence in (("emma", 2, 3), ("otto", 0, 1)):
+                with pytest.raises(NotFreshEnough, match=f"up to sequence {reached} only, its writer up to {sequence}"):
+                    accounts.look(entity)
+
+
+def test_events_from_before_there_were_sequences_count(tmp_path: Path) -> None:
+    write_old(tmp_path / "journal", [[paid("a", "emma", 1), paid("b", "otto", 2)], [paid("c", "emma", 3)]])
+    with bank(tmp_path) as b:
+        accounts = b.accounts(snapshot_every=1)
+        assert accounts.ask("emma", Pay(-4)).sequence == 3
+        assert b.accounts().look("emma").state == b.model("emma")
+        b.views.follow()
+        assert [b.accounts(snapshots=None).look(name).sequence for name in ("emma", "otto")] == [3, 1]
