@@ -13,6 +13,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -22,9 +23,11 @@ import pyarrow as pa
 
 from stateside.journal import frame_index
 from stateside.journal.columns import conformed
+from stateside.journal.joining import Unusual, joined
 from stateside.journal.segment import FRAME_HEAD_BYTES, Segment, corrupt, frame_head, frame_is_whole
 
 GROUP_BYTES = 2 << 20  # frames that are read together, or one frame
+JOINED_BYTES_MAX = 4 << 10  # of frames that are smaller than that, on the average, Arrow is the slower reader
 _WINDOW_BYTES = 16 << 10
 
 Offsets = npt.NDArray[np.int64]
@@ -150,9 +153,12 @@ class Frames:
         return bodies
 
     def _batch(self, bodies: list[memoryview]) -> pa.RecordBatch:
-        """The frames' events as one batch. Arrow reads many as a stream faster than one by one."""
+        """The frames' events as one batch. Many are read by Arrow as a stream, which is faster, or joined if small."""
         if len(bodies) == 1:
             return conformed(pa.ipc.read_record_batch(pa.py_buffer(bodies[0]), self._schema))
+        if sum(map(len, bodies)) < JOINED_BYTES_MAX * len(bodies):
+            with suppress(Unusual):
+                return conformed(joined(bodies, self._schema))
         stream = pa.py_buffer(b"".join([self._schema.serialize().to_pybytes(), *bodies]))
         table = pa.ipc.open_stream(stream).read_all().combine_chunks()
         return conformed(table.to_batches()[0])
