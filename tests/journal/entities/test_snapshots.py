@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stateside.errors import SettingInvalid
 from stateside.journal import JournalWriter
 from stateside.journal.entities import Snapshots
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
@@ -107,6 +108,24 @@ def test_where_no_snapshots_can_be_kept_entities_go_on_without(
         accounts.ask("emma", Pay(1))
         assert b.accounts(snapshots=nowhere).look("emma").state == b.model("emma")
     assert "there are no snapshots in" in caplog.text
+
+
+def test_a_process_opens_snapshots_once(tmp_path: Path) -> None:
+    with Snapshots(tmp_path), pytest.raises(SettingInvalid, match="Share the one"):
+        Snapshots(tmp_path)
+
+
+def test_kinds_share_snapshots_and_have_their_own(tmp_path: Path) -> None:
+    class Savings(Account):
+        pass
+
+    with bank(tmp_path) as b:
+        b.writer.append([paid("o", "emma", 3)])
+        for kind in (Account(), Savings(version=2)):
+            b.accounts(kind, snapshot_every=1).look("emma")
+        for again in (Account(), Savings(version=2)):
+            assert b.accounts(again).look("emma").state == b.model("emma", again.version)
+            assert again.folded == 0
 
 
 def test_a_state_that_would_be_read_back_as_another_one_is_not_kept(

@@ -21,6 +21,8 @@ from typing import Any
 import lmdb
 import orjson
 
+from stateside.errors import SettingInvalid
+
 MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # of addresses, not of memory; the most that this process may have
 READERS_MAX = 512
 PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME  # only what JSON itself has
@@ -61,6 +63,7 @@ class Snapshots:
     """The snapshots in a folder. Any number of processes share one; in a process share one object (LMDB's rule)."""
 
     def __init__(self, folder: Path) -> None:
+        """SettingInvalid if this process has them open already."""
         self._folder = folder
         self._environment = _opened(folder)
         self._page_bytes = self._environment.stat()["psize"] if self._environment else 0
@@ -128,11 +131,21 @@ def _opened(folder: Path) -> lmdb.Environment | None:
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             log.warning("the snapshots in %s are damaged and begun anew: %s", folder, error)
         except (lmdb.Error, OSError) as error:
+            if "already open in this process" in str(error):
+                raise _open_twice(folder) from error
             log.warning("there are no snapshots in %s, entities are replayed: %s", folder, error)
             return None
         if attempt == 1:
             (folder / "data.mdb").unlink(missing_ok=True)
     return None
+
+
+def _open_twice(folder: Path) -> SettingInvalid:
+    return SettingInvalid(
+        "These snapshots are open in this process already",
+        where=str(folder),
+        next_step="Share the one `Snapshots` among all kinds: LMDB opens a file once in a process",
+    )
 
 
 def _mapped(folder: Path) -> lmdb.Environment:
