@@ -4,6 +4,7 @@
     ├── InputError                                                 the user's: fix the request or the input
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
     │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the one expected
+    │   ├── CommandRefused          command-refused         409    an entity in its state does not do what it is asked
     │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
     │   ├── PositionAhead           position-ahead          409    a position behind the end of the journal
     │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
@@ -138,6 +139,13 @@ class SequenceConflict(InputError):
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, arguments = super().__reduce__()
         return rebuild, arguments, {"current": self.current}
+
+
+class CommandRefused(InputError):
+    """An entity, in the state that it is in, does not do what it was asked to. Nothing was stored."""
+
+    code = "command-refused"
+    status = 409
 
 
 class PositionInvalid(InputError):

@@ -31,6 +31,7 @@ class Writer(Protocol):
     def append_once(self, events: Sequence[Event]) -> list[int]: ...
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position: ...
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt: ...
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None: ...
 
 
 class Reader(Protocol):
@@ -208,11 +209,28 @@ class JournalContract(ABC):
         with self.writer(tmp_path, ManualClock()) as writer:
             receipt = writer.append_to("emma", batch, expected_sequence=0)
             writer.append([_event("c", "emma")])
-            assert writer.append_to("emma", batch, expected_sequence=0) == receipt
+            again = writer.append_to("emma", batch, expected_sequence=0)
+            assert (again, again.repeated, receipt.repeated) == (receipt, True, False)
         with self.writer(tmp_path, ManualClock()) as writer:
             assert writer.append_to("emma", batch) == receipt
             assert writer.append_to("emma", batch[1:]) == Receipt(receipt.position, 2, 2)
         assert [event.id for event in self.reader(tmp_path).events()] == ["a", "b", "c"]
+
+    def test_the_receipt_of_an_event_is_found_by_its_id(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            writer.append([_event("x", "ben"), _event("a", "emma"), _event("b", "emma")])
+            assert writer.receipt_of("emma", "b") == Receipt(writer.end, 2, 2)
+            assert writer.receipt_of("emma", "c") is None
+            with pytest.raises(EventRefused, match="'x' is that of an event of 'ben'"):
+                writer.receipt_of("emma", "x")
+
+    def test_a_conditional_append_of_nothing_tells_whether_the_entity_is_there(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            writer.append([_event("a", "emma")])
+            assert writer.append_to("emma", [], expected_sequence=1) == Receipt(writer.end, 2, 1)
+            with pytest.raises(SequenceConflict):
+                writer.append_to("emma", [], expected_sequence=0)
+        assert [event.id for event in self.reader(tmp_path).events()] == ["a"]
 
     @pytest.mark.parametrize(
         ("ids", "entity", "reason"),

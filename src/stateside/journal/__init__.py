@@ -9,8 +9,8 @@
 
 `event` has the event and what is refused, `columns` events as record batches, `segment` the file format, `appending`
 what an append does, `writer` how it becomes durable, `turns` how several writers go about it, `recovery` what becomes
-of a crash, `reader` the reads, `upcasting` events of older schemas, `lines` events as JSON lines, `memory` a journal
-for tests.
+of a crash, `reader` the reads, `queries` what events can be asked for, `entities` states and commands, `upcasting`
+events of older schemas, `lines` events as JSON lines, `memory` a journal for tests.
 """
 
 from stateside.journal.event import Event

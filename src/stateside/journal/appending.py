@@ -80,6 +80,15 @@ class Appending(ABC):
             check_expected(entity, expected_sequence, last)
             return Receipt(self._append(batch), last + 1, last + len(events))
 
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of one of the entity's events by its id; None if no event has that id.
+
+        EventRefused if it is another entity's.
+        """
+        with self._turn():
+            (offset,) = self._offsets([id_])
+            return None if offset is None else repeated(entity, (), self._stored([offset]))
+
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
         """Store those of the events whose ids do not stand in the journal from a position on, all or none.
 

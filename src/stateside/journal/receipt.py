@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateside.errors import EventRefused, SequenceConflict
 from stateside.journal.event import Event
@@ -18,11 +18,13 @@ class Receipt:
     """The position just after the events, and the sequences that they got.
 
     Of an append of nothing: the journal's end; the last sequence is the entity's, the first one that after it.
+    `repeated`: the events were stored before, and nothing now.
     """
 
     position: Position
     first_sequence: int
     last_sequence: int
+    repeated: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
         raise _refused(f"Of its events {_shown(sorted(there))} are stored already, and {_shown(others)} are not")
     sequences = [found.sequence for found in stored]
     position = Position.of({PARTITION: max(found.offset for found in stored) + 1})
-    return Receipt(position, min(sequences), max(sequences))
+    return Receipt(position, min(sequences), max(sequences), repeated=True)
 
 
 def _refused(what: str) -> EventRefused:

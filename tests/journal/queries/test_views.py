@@ -57,6 +57,19 @@ def test_while_another_process_follows_nobody_else_does_and_everybody_reads(tmp_
         assert views.follow() == Position.parse("0:60")
 
 
+@pytest.mark.parametrize("size", [0, 4_096, 8_192, 12_000])
+def test_views_that_are_cut_short_under_who_reads_end_no_process(tmp_path: Path, size: int) -> None:
+    append(tmp_path, range(30))
+    with opened(tmp_path) as views:
+        views.follow()
+        generation = generations.current(tmp_path / "views")
+        assert generation is not None
+        os.truncate(generation / "data.mdb", size)
+        assert tagged(views) == list(range(1, 30, 3))
+        assert views.follow() == Position.parse("0:30")
+        assert tagged(views) == list(range(1, 30, 3))
+
+
 def test_who_follows_for_good_takes_over_when_the_other_process_ends(tmp_path: Path) -> None:
     append(tmp_path, range(10))
     with opened(tmp_path) as views:

@@ -61,7 +61,9 @@ class Generation:
             raise Damaged("the views were deleted") from None
         if (found.st_dev, found.st_ino) != self._file:
             raise Damaged("the views were replaced")
-        if found.st_size < (self.environment.info()["last_pgno"] + 1) * self._page_bytes:
+        # How long it is to be stands in the first two pages: without these, to ask would end the process.
+        whole = found.st_size >= 2 * self._page_bytes
+        if not whole or found.st_size < (self.environment.info()["last_pgno"] + 1) * self._page_bytes:
             raise Damaged("the views' file is cut short")
         if self._condemned or (self.path / _CONDEMNED).exists():
             raise Damaged("the views were condemned")

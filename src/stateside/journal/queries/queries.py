@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
 
 from stateside.errors import RequestInvalid
+from stateside.journal.event import Event
 from stateside.journal.queries.entities import BirthWalk, Born, EntityIds
 from stateside.journal.queries.questions import (
     AllEvents,
@@ -93,6 +94,15 @@ class Queries:
 
     def __init__(self, stream: Stream, views: Views, upcasters: Upcasters | None = None) -> None:
         self._stream, self._views, self._upcasters = stream, views, upcasters
+
+    @property
+    def stream(self) -> Stream:
+        """What is asked."""
+        return self._stream
+
+    def upcast(self, event: Event) -> Event:
+        """An event as an answer would have it."""
+        return event if self._upcasters is None else self._upcasters.upcast(event)
 
     def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[Found]:
         """An entity's events from a sequence to another, both included; every one of them has its sequence."""

@@ -1,0 +1,19 @@
+"""Entities: state that is folded from an entity's events, and commands that decide which events come next.
+
+    class Account(Entity[int, Pay]):
+        def initial(self): return 0
+        def fold(self, state, event): return state + event.payload["cents"]
+        def decide(self, state, command): return [NewEvent("paid", {"cents": command.cents})]
+
+    accounts = Entities(writer, queries, Account(), snapshots=Snapshots(folder))
+    accounts.ask("account-7", Pay(500)).state          # 500
+
+`entity` has what a user writes, `entities` how a command is carried out, `replay` how a state is found, `images` which
+states are kept in memory, `snapshots` which on disk.
+"""
+
+from stateside.journal.entities.entities import Entities, Outcome
+from stateside.journal.entities.entity import Entity, NewEvent
+from stateside.journal.entities.snapshots import Snapshots
+
+__all__ = ["Entities", "Entity", "NewEvent", "Outcome", "Snapshots"]

@@ -1,0 +1,170 @@
+"""Snapshots of entities: their states now and then, so that a replay need not begin with the first event. In LMDB.
+
+    blake2b of kind, 0 and entity, 16 bytes -> u32 CRC-32 of the rest, then JSON:
+        {"kind", "entity", "fold": version of the fold, "journal": its id, "sequence", "last_id", "state"}
+
+They are made of the journal alone, and never needed: the folder may be deleted while nobody has it open. Whatever is
+wrong with it goes to the log, and costs a longer replay. A snapshot is used only if it is whole, of the same kind,
+entity, journal and version of the fold; and whether the log bears it out, `replay` looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import zlib
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import orjson
+
+from stateside.errors import SettingInvalid
+
+MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # of addresses, not of memory; the most that this process may have
+READERS_MAX = 512
+PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME  # only what JSON itself has
+
+_CRC = struct.Struct("<I")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """What a snapshot is of. Only one that is of all the same is used."""
+
+    kind: str
+    entity: str
+    fold: int
+    journal: str | None
+
+    def key(self) -> bytes:
+        """Where it is kept. One is kept of each entity, so that a new fold's takes the place of the old one's."""
+        return blake2b(f"{self.kind}\0{self.entity}".encode(), digest_size=16).digest()
+
+    def fields(self) -> dict[str, Any]:
+        """As a snapshot has it."""
+        return {"kind": self.kind, "entity": self.entity, "fold": self.fold, "journal": self.journal}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A state, dumped, as of the event with this sequence and id."""
+
+    sequence: int
+    last_id: str
+    state: Any
+
+
+class Snapshots:
+    """The snapshots in a folder. Any number of processes share one; in a process share one object (LMDB's rule)."""
+
+    def __init__(self, folder: Path) -> None:
+        """SettingInvalid if this process has them open already."""
+        self._folder = folder
+        self._environment = _opened(folder)
+        self._page_bytes = self._environment.stat()["psize"] if self._environment else 0
+
+    def load(self, whose: Whose) -> Kept | None:
+        """The newest one; None if there is none that can be used."""
+        if self._environment is None or not _is_whole(self._folder, self._environment, self._page_bytes):
+            return None
+        try:
+            with self._environment.begin() as transaction:
+                found = transaction.get(whose.key())
+        except lmdb.Error as error:
+            log.warning("the snapshots in %s cannot be read, entities are replayed: %s", self._folder, error)
+            return None
+        return None if found is None else _parsed(whose, found)
+
+    def save(self, whose: Whose, kept: Kept) -> bool:
+        """Keep this one instead of the one before; whether that worked. TypeError if the state is not JSON."""
+        fields = whose.fields() | {"sequence": kept.sequence, "last_id": kept.last_id, "state": kept.state}
+        content = orjson.dumps(fields, option=PLAIN)
+        if self._environment is None or not _is_whole(self._folder, self._environment, self._page_bytes):
+            return False
+        try:
+            with self._environment.begin(write=True) as transaction:
+                transaction.put(whose.key(), _CRC.pack(zlib.crc32(content)) + content)
+            return True
+        except lmdb.Error as error:
+            log.warning("a snapshot of %r cannot be kept in %s: %s", whose.entity, self._folder, error)
+            return False
+
+    def close(self) -> None:
+        """Let the files go."""
+        if self._environment is not None:
+            self._environment.close()
+        self._environment = None
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _parsed(whose: Whose, found: bytes) -> Kept | None:
+    """What this snapshot says, if it is whole and of what is asked for."""
+    content = found[_CRC.size :]
+    if len(found) < _CRC.size or _CRC.unpack_from(found)[0] != zlib.crc32(content):
+        log.warning("the snapshot of %r is damaged and not used", whose.entity)
+        return None
+    fields = orjson.loads(content)
+    if any(fields[name] != value for name, value in whose.fields().items()):
+        return None
+    return Kept(fields["sequence"], fields["last_id"], fields["state"])
+
+
+def _opened(folder: Path) -> lmdb.Environment | None:
+    """The environment there, begun anew if it is damaged; None if the disk has no place for it."""
+    for attempt in (1, 2):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            environment = _mapped(folder)
+            if _is_whole(folder, environment, environment.stat()["psize"]):
+                return environment
+            environment.close()
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            log.warning("the snapshots in %s are damaged and begun anew: %s", folder, error)
+        except (lmdb.Error, OSError) as error:
+            if "already open in this process" in str(error):
+                raise _open_twice(folder) from error
+            log.warning("there are no snapshots in %s, entities are replayed: %s", folder, error)
+            return None
+        if attempt == 1:
+            (folder / "data.mdb").unlink(missing_ok=True)
+    return None
+
+
+def _open_twice(folder: Path) -> SettingInvalid:
+    return SettingInvalid(
+        "These snapshots are open in this process already",
+        where=str(folder),
+        next_step="Share the one `Snapshots` among all kinds: LMDB opens a file once in a process",
+    )
+
+
+def _mapped(folder: Path) -> lmdb.Environment:
+    for map_bytes in MAP_BYTES:
+        try:
+            return lmdb.open(str(folder), max_readers=READERS_MAX, map_size=map_bytes, metasync=False)
+        except lmdb.MemoryError:
+            if map_bytes == MAP_BYTES[-1]:
+                raise
+    raise AssertionError("one of the sizes was tried last")
+
+
+def _is_whole(folder: Path, environment: lmdb.Environment, page_bytes: int) -> bool:
+    """Whether its file is as long as it says: reading what a file that was cut does not have ends the process.
+
+    How long that is stands in the first two pages, so that those must be there before it is asked.
+    """
+    try:
+        size = (folder / "data.mdb").stat().st_size
+    except FileNotFoundError:
+        return False
+    return size >= 2 * page_bytes and bool(size >= (environment.info()["last_pgno"] + 1) * page_bytes)
