@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from stateside.journal import Event, Journal, JournalWriter
 
 EVENTS = 1_000
 APPENDS = 20
+APPENDERS = 64  # threads, each with one event at a time
+TURNS = 20
 
 
 def run(folder: Path) -> Iterator[Result]:
@@ -43,7 +47,64 @@ def run(folder: Path) -> Iterator[Result]:
         name = f"durable appends of {EVENTS:,} events"
         yield compare(name, "events/s", Side("journal", append), Side("bare write + fdatasync", bare))
         os.close(handle)
+    yield _concurrent(folder)
     yield _reading(folder)
+
+
+def _concurrent(folder: Path) -> Result:
+    """Single durable appends of many threads, against the least that any group commit in Python has to do."""
+    handle = os.open(folder / "bare-group", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    bare, number = BareGroup(handle), count()
+    record = b"x" * 150
+    with JournalWriter(folder / "concurrent") as writer, ThreadPoolExecutor(APPENDERS) as pool:
+
+        def journal_thread(name: int) -> None:
+            for _ in range(TURNS):
+                writer.append([Event(f"e{next(number)}", f"c{name}", "call", 1_760_000_000_000_000, {"amount": name})])
+
+        def bare_thread(_: int) -> None:
+            for _ in range(TURNS):
+                bare.append(record)
+
+        def all_of(thread: Callable[[int], None]) -> int:
+            list(pool.map(thread, range(APPENDERS)))
+            return APPENDERS * TURNS
+
+        sides = Side("journal", lambda: all_of(journal_thread)), Side("bare group commit", lambda: all_of(bare_thread))
+        result = compare(f"single durable appends of {APPENDERS} threads", "events/s", *sides)
+    os.close(handle)
+    return result
+
+
+class BareGroup:
+    """Whoever leads writes and syncs the bytes of all that wait; the first of those who came meanwhile leads next."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._line: list[tuple[bytes, threading.Lock]] = []
+        self._led = False
+        self._changing = threading.Lock()
+
+    def append(self, record: bytes) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        with self._changing:
+            self._line.append((record, gate))
+            leads, self._led = not self._led, True
+        if not leads:
+            gate.acquire()
+        with self._changing:
+            if not self._line or self._line[0][1] is not gate:
+                return
+            line, self._line = self._line, []
+        os.write(self._handle, b"".join(record for record, _ in line))
+        os.fdatasync(self._handle)
+        for _, other in line[1:]:
+            other.release()
+        with self._changing:
+            self._led = bool(self._line)
+            if self._line:
+                self._line[0][1].release()
 
 
 def _reading(folder: Path) -> Result:

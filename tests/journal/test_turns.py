@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stateside.errors import JournalLocked, OperatingError
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, Journal, JournalWriter, sequences
 from stateside.journal.segment import DurableEnd, segment_offsets
 from tests.sizes import sized
 
@@ -46,6 +47,10 @@ def process(script: str, *arguments: object) -> Iterator[Any]:
 
 def ids(folder: Path) -> list[str]:
     return [event.id for event in Journal(folder).events()]
+
+
+def sequences_of(folder: Path, entity: str) -> list[int | None]:
+    return [event.sequence for event in Journal(folder).events() if event.entity == entity]
 
 
 def test_two_writers_append_in_turns_and_each_goes_on_behind_the_other(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -297,6 +302,7 @@ def test_producers_killed_at_any_moment_lose_no_acknowledged_event_double_none_a
         numbers = [int(id_.partition(".")[2]) for id_ in found if id_.startswith(f"{name}.")]
         assert numbers == list(range(len(numbers)))
         assert len(numbers) >= count > 0
+        assert sequences_of(tmp_path, name) == list(range(1, len(numbers) + 1))
     assert len(segment_offsets(tmp_path)) > 2
 
 
@@ -322,6 +328,9 @@ class Writers(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.stack = ExitStack()
+        patched = self.stack.enter_context(pytest.MonkeyPatch.context())
+        for name in ("ENTITIES_UNWRITTEN_MAX", "EVENTS_UNWRITTEN_MAX", "EVENTS_READ_MAX"):
+            patched.setattr(sequences, name, 2)
         self.folder = Path(self.stack.enter_context(TemporaryDirectory(prefix="stateside-turns-")))
         self.writers: dict[int, JournalWriter] = {}
         self.acknowledged: list[list[str]] = []
@@ -363,6 +372,10 @@ class Writers(RuleBasedStateMachine):
         """Somebody takes the lock for a forgotten file."""
         (self.folder / "lock").unlink(missing_ok=True)
 
+    @rule()
+    def lose_the_index(self) -> None:
+        shutil.rmtree(self.folder / "sequences", ignore_errors=True)
+
     @invariant()
     def nothing_is_lost_doubled_or_changed(self) -> None:
         found = ids(self.folder)
@@ -371,6 +384,8 @@ class Writers(RuleBasedStateMachine):
         assert len(set(found)) == len(found)
         assert set(found) <= self.tried
         assert {id_ for append in self.acknowledged for id_ in append} <= set(found)
+        for entity in ("emma", "ben"):
+            assert sequences_of(self.folder, entity) == list(range(1, len(sequences_of(self.folder, entity)) + 1))
 
     def teardown(self) -> None:
         for writer in self.writers.values():
@@ -383,7 +398,8 @@ class Writers(RuleBasedStateMachine):
         return self.writers[who]
 
     def _events(self, who: int, count: int) -> list[Event]:
-        events = [Event(f"{who}.{self.number + n}", "emma", "call", 0, {}) for n in range(count)]
+        numbers = range(self.number, self.number + count)
+        events = [Event(f"{who}.{number}", ("emma", "ben")[number % 2], "call", 0, {}) for number in numbers]
         self.number += count
         self.tried.update(event.id for event in events)
         return events

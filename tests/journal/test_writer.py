@@ -143,6 +143,7 @@ def test_a_writer_killed_in_mid_append_loses_no_acknowledged_event_and_doubles_n
         assert writer.end["0"] >= acknowledged
     ids = [event.id for event in journal.events()]
     assert ids == [f"e{number}" for number in range(len(ids))]
+    assert [event.sequence for event in journal.events()] == list(range(1, len(ids) + 1))
     assert len(segment_offsets(tmp_path)) > 2
 
 

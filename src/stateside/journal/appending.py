@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from stateside.clock import Clock
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
+from stateside.journal.group import Group
 from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
@@ -27,6 +28,7 @@ class Appending(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._group = Group(self._append_events)
 
     @property
     def end(self) -> Position:
@@ -34,8 +36,11 @@ class Appending(ABC):
         return Position.of({PARTITION: self._offset})
 
     def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, all or none, and return their receipt once they are durable."""
-        return self.append_batch(encode(events, self._clock.now_us())) if events else self.end
+        """Store the events, all or none, and return their receipt once they are durable.
+
+        Threads that share a writer share its syncs, too (`group`): many of them store more than one alone.
+        """
+        return Position.of({PARTITION: self._group.append(events)}) if events else self.end
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
@@ -104,6 +109,13 @@ class Appending(ABC):
             if new:
                 self._append(batch.take(pa.array(new)))
         return [(there | stored)[event.id] or 0 for event in events]
+
+    def _append_events(self, events: Sequence[Event]) -> int:
+        batch = encode(events, self._clock.now_us())
+        with self._turn():
+            first = self._offset
+            self._append(batch)
+            return first
 
     def _append(self, batch: pa.RecordBatch) -> Position:
         """Number the events and store them, in this writer's turn."""

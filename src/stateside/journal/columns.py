@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -67,14 +66,18 @@ _ADDED: Final = [
 SCHEMA: Final = pa.schema([*GIVEN, *_ADDED])
 
 _DECODE = json.JSONDecoder().raw_decode
-_FIELDS = attrgetter("id", "entity", "type", "time_us", "payload", "tags", "version", "metadata", "extra")
 
 
 def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
     """The events as one record batch, without sequences; EventRefused, naming the first bad one, if any is no event."""
     if not events or set(map(type, events)) != {Event}:
         _refuse_the_first_bad(events)
-    ids, entities, types, times, payloads, tags, versions, metadata, extra = _fields(events)
+    # By columns, and with no tuple for each event: several times faster, and nothing for the garbage collector.
+    ids, entities = [each.id for each in events], [each.entity for each in events]
+    types, versions = [each.type for each in events], [each.version for each in events]
+    times = [each.time_us for each in events]
+    payloads, tags = [each.payload for each in events], [each.tags for each in events]
+    metadata, extra = [each.metadata for each in events], [each.extra for each in events]
     names = all(map(_are_names, (ids, entities, types)))
     numbers = _are_within(times, TIME_US_MIN, TIME_US_MAX - 1) and _are_within(versions, 1, VERSION_MAX)
     if not (names and numbers and _are_tags(tags) and _are_empty(metadata) and _are_empty(extra)):
@@ -83,8 +86,8 @@ def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
         pa.array(ids, pa.string()),
         pa.array(entities, pa.string()),
         pa.array(types, pa.string()),
-        pa.array(times, pa.int64()).cast(_TIME),
-        pa.array(np.full(len(events), appended_us)).cast(_TIME),
+        pa.array(times, _TIME),
+        pa.array(np.full(len(events), appended_us)).view(_TIME),
         _lists(tags),
         _payloads(events, payloads),
         pa.nulls(len(events), pa.int64()),
@@ -160,12 +163,7 @@ def _plain(value: object) -> str:
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _fields(events: Sequence[Event]) -> Iterable[tuple[Any, ...]]:
-    """The events' fields, each of all events together: so checking and encoding go by columns, several times faster."""
-    return zip(*map(_FIELDS, events), strict=True) if events else [()] * 9
-
-
-def _are_names(names: tuple[Any, ...]) -> bool:
+def _are_names(names: list[Any]) -> bool:
     """Whether all of them are surely names; if not, each is looked at by itself. The same goes for what follows."""
     try:
         printable = "".join(names).isprintable()
@@ -174,45 +172,47 @@ def _are_names(names: tuple[Any, ...]) -> bool:
     return printable and all(names) and max(map(len, names), default=0) <= NAME_CHARS_MAX
 
 
-def _are_within(numbers: tuple[Any, ...], least: int, greatest: int) -> bool:
+def _are_within(numbers: list[Any], least: int, greatest: int) -> bool:
     return set(map(type, numbers)) == {int} and least <= min(numbers) and max(numbers) <= greatest
 
 
-def _are_tags(tags: tuple[Any, ...]) -> bool:
+def _are_tags(tags: list[Any]) -> bool:
     if not set(map(type, tags)) <= {tuple, list} or max(map(len, tags), default=0) > TAGS_MAX:
         return False
-    return not any(tags) or _are_names(tuple(chain.from_iterable(tags)))
+    return not any(tags) or _are_names(list(chain.from_iterable(tags)))
 
 
-def _are_empty(attachments: tuple[Any, ...]) -> bool:
+def _are_empty(attachments: list[Any]) -> bool:
     return set(map(type, attachments)) == {dict} and not any(attachments)
 
 
-def _payloads(events: Sequence[Event], payloads: tuple[Any, ...]) -> pa.Array:
+def _payloads(events: Sequence[Event], payloads: list[Any]) -> pa.Array:
     """The payloads as JSON; of bytes an empty object. If one is not surely good, each is looked at by itself."""
-    texts, largest = None, 0
-    if set(map(type, payloads)) <= {dict, bytes}:
-        texts = all_json_bytes([{} if type(payload) is bytes else payload for payload in payloads])
-        largest = max(chain(map(len, texts or ()), (len(each) for each in payloads if type(each) is bytes)), default=0)
-    if texts is None or largest > PAYLOAD_BYTES_MAX:
+    kinds, texts, raw = set(map(type, payloads)), None, []
+    if bytes in kinds:
+        raw = [payload for payload in payloads if type(payload) is bytes]
+        payloads = [{} if type(payload) is bytes else payload for payload in payloads]
+    if kinds <= {dict, bytes}:
+        texts = all_json_bytes(payloads)
+    if texts is None or max(map(len, chain(texts, raw)), default=0) > PAYLOAD_BYTES_MAX:
         _refuse_the_first_bad(events)
         texts = [json_bytes(payload) for payload in payloads]
     return pa.array(texts, pa.string())
 
 
-def _data(payloads: tuple[Any, ...]) -> pa.Array:
+def _data(payloads: list[Any]) -> pa.Array:
     if bytes not in set(map(type, payloads)):
         return pa.nulls(len(payloads), pa.binary())
     return pa.array([payload if type(payload) is bytes else None for payload in payloads], pa.binary())
 
 
-def _objects(attachments: tuple[Any, ...]) -> pa.Array:
+def _objects(attachments: list[Any]) -> pa.Array:
     if not any(attachments):
         return pa.nulls(len(attachments), pa.string())
     return pa.array([json_bytes(attachment) if attachment else None for attachment in attachments], pa.string())
 
 
-def _lists(tags: tuple[Any, ...]) -> pa.Array:
+def _lists(tags: list[Any]) -> pa.Array:
     if any(tags):
         return pa.array(tags, SCHEMA.field("tags").type)
     return pa.ListArray.from_arrays(np.zeros(len(tags) + 1, np.int32), pa.array([], pa.string()))

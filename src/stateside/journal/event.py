@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
@@ -19,6 +20,8 @@ TIME_US_MIN: Final = 0  # 1970-01-01
 TIME_US_MAX: Final = 7_258_118_400_000_000  # 2200-01-01
 
 _STRICT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_PARTING = secrets.token_hex(16)  # nobody can know it who makes a payload
+_PARTED = f',"{_PARTING}",'.encode()
 _AS_JSON_HAS_IT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
@@ -69,10 +72,21 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 def all_json_bytes(values: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
-    """The same of many, at half the cost; None if one of them is no JSON object, or only the slow way can tell."""
+    """The same of many, far faster; None if one of them is no JSON object, or only the slow way can tell.
+
+    They are encoded as one list, which is cut where a random text stands between two of them: a kilobyte of memory that
+    the encoder takes for each value, and gives back, would cost more than all the rest.
+    """
+    if not values:
+        return []
+    parted: list[Any] = [_PARTING] * (2 * len(values) - 1)
+    parted[::2] = values
     try:
-        texts = [orjson.dumps(value, None, _AS_JSON_HAS_IT) for value in values]
-        return [json_bytes(value) for value in values] if b"null" in b"".join(texts) else texts
+        whole = orjson.dumps(parted, None, _AS_JSON_HAS_IT)
+        texts = whole[1:-1].split(_PARTED)
+        if b"null" in whole:
+            texts = [json_bytes(value) if b"null" in text else text for value, text in zip(values, texts, strict=True)]
+        return texts if len(texts) == len(values) else None
     except (TypeError, ValueError, RecursionError):
         return None
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.errors import JournalAway
@@ -28,7 +25,6 @@ EVENTS_UNWRITTEN_MAX = 1_000_000  # whoever opens the journal next reads them, a
 EVENTS_READ_MAX = 50_000  # what was read anew from the segments, and is not to be read so a second time
 
 Lasts = Callable[[Sequence[str]], Sequence[int]]
-Ints = npt.NDArray[np.integer[Any]]
 
 _SEQUENCE = SCHEMA.get_field_index("sequence")
 
@@ -157,22 +153,11 @@ class Sequences:
 
 def numbered(batch: pa.RecordBatch, lasts: Lasts) -> tuple[pa.RecordBatch, dict[str, int]]:
     """The batch with the next sequences of its entities, and which are their last ones then."""
-    entities = batch.column("entity").dictionary_encode()
-    names: list[str] = entities.dictionary.to_pylist()
-    places = entities.indices.to_numpy()
-    before = np.asarray(lasts(names), np.int64)
-    counts = np.bincount(places, minlength=len(names))
-    column = pa.array(before[places] + _ranks(places, counts) + 1, pa.int64())
-    after = dict(zip(names, (before + counts).tolist(), strict=True))
-    return batch.set_column(_SEQUENCE, SCHEMA.field(_SEQUENCE), column), after
-
-
-def _ranks(places: Ints, counts: Ints) -> Ints:
-    """Of each element, how many of its group come before it."""
-    if len(counts) == len(places):
-        return np.zeros(len(places), np.int64)
-    order = np.argsort(places, kind="stable")
-    begins = np.cumsum(counts) - counts
-    ranks = np.empty(len(places), np.int64)
-    ranks[order] = np.arange(len(places)) - begins[places[order]]
-    return ranks
+    entities: list[str] = batch.column("entity").to_pylist()
+    names = list(dict.fromkeys(entities))
+    now = dict(zip(names, lasts(names), strict=True))
+    sequences = []
+    for entity in entities:
+        now[entity] = sequence = now[entity] + 1
+        sequences.append(sequence)
+    return batch.set_column(_SEQUENCE, SCHEMA.field(_SEQUENCE), pa.array(sequences, pa.int64())), now
