@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -102,8 +103,9 @@ def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditi
 
     The position is the one to read on --from behind the event.
     """
-    selection = _selection(**conditions)
-    with _place(folder).queries() as queries:
+    place = _place(folder)
+    selection = _from_begin(place, _selection(**conditions), conditions["start"])
+    with place.queries() as queries:
         found = selection.live(queries) if follow else selection.found(queries)
         for one in islice(found, limit):
             _show_event(one, as_json)
@@ -166,7 +168,8 @@ def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: A
     from stateside.journal.upkeep import export as run_export
     from stateside.journal.upkeep import export_to
 
-    place, selection = _place(folder), _selection(**conditions)
+    place = _place(folder)
+    selection = _from_begin(place, _selection(**conditions), conditions["start"])
     chosen = format_ or _format(out)
     if str(out) == "-":
         done = export_to(place, selection, sys.stdout.buffer, chosen)
@@ -200,6 +203,83 @@ def views(folder: Path, rebuild: bool, as_json: bool) -> None:
     click.echo(_line({"position": str(position)}) if as_json else str(position))
 
 
+@journal.command()
+@_folder
+@_as_json
+def readers(folder: Path, as_json: bool) -> None:
+    """Print who reads the journal, and up to where: nothing that one of them needs is dropped."""
+    from stateside.layout import Layout
+    from stateside.ops.journal_readers import known_readers
+
+    for reader in known_readers(Layout(folder)):
+        told = {"reader": reader.name, "position": str(reader.position)}
+        click.echo(_line(told) if as_json else f"{told['position']:>12}  {reader.name}")
+
+
+def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Flags that say what is to go."""
+    flags = (
+        click.option("--before", metavar="POSITION", callback=_parsed, help="Segments that lie wholly before it."),
+        click.option("--keep-days", type=click.FloatRange(0), help="Segments all of whose events are older."),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+@journal.command()
+@_folder
+@_retention_flags
+@click.option("--to", "archive_folder", required=True, type=FOLDER, help="Where the Parquet files go.")
+@_as_json
+def archive(
+    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path, as_json: bool
+) -> None:
+    """Write old segments as Parquet files, one each, and then drop them from the journal.
+
+    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment. A call
+    that was ended goes on where it was.
+    """
+    _drop(folder, before, keep_days, archive_folder, as_json)
+
+
+@journal.command()
+@_folder
+@_retention_flags
+@click.confirmation_option(prompt="The events are gone then, for good. Drop them?")
+@_as_json
+def drop(folder: Path, before: Position | None, keep_days: float | None, as_json: bool) -> None:
+    """Drop old segments from the journal, without an archive.
+
+    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment.
+    """
+    _drop(folder, before, keep_days, None, as_json)
+
+
+def _drop(
+    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path | None, as_json: bool
+) -> None:
+    from stateside.clock import SystemClock
+    from stateside.journal.segment import PARTITION
+    from stateside.journal.upkeep import drop as run_drop
+    from stateside.journal.upkeep import offset_before
+    from stateside.layout import Layout
+    from stateside.ops.journal_readers import known_readers
+
+    if (before is None) == (keep_days is None):
+        raise RequestInvalid("It is not said what is to go", next_step="Give one of --before and --keep-days")
+    place, offset = _place(folder), 0 if before is None else before[PARTITION]
+    if keep_days is not None:
+        offset = offset_before(place, SystemClock().now_us() - int(keep_days * 86_400_000_000))
+    with bar("archiving segments") as watch:
+        done = run_drop(place, offset, known_readers(Layout(folder)), archive_folder, watch)
+    told = {"segments": done.segments, "events": done.events, "begin": f"{PARTITION}:{done.begin}"}
+    if as_json:
+        click.echo(_line(told | {"archived": [str(path) for path in done.archived]}))
+    else:
+        click.echo(f"{done.segments:,} segments with {done.events:,} events dropped; it begins at {told['begin']} now")
+
+
 journal.add_command(append)
 
 
@@ -215,6 +295,17 @@ def _selection(start: Position | None, type_: str | None, **others: Any) -> Sele
     from stateside.positions import Position
 
     return Selection(start or Position.start(), type=type_, **others)
+
+
+def _from_begin(place: Place, selection: Selection, asked: Position | None) -> Selection:
+    """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
+    from stateside.journal import Journal
+
+    begin = Journal(place.directory).begin()
+    if asked is not None or not begin.events():
+        return selection
+    click.echo(f"The events before {begin} are gone; it begins there.", err=True)
+    return replace(selection, start=begin)
 
 
 def _format(out: Path) -> Format:

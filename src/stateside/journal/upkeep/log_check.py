@@ -5,6 +5,7 @@ Memory: a name and a number for each entity, some 150 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,14 +28,14 @@ class Numbered:
 class LogCheck:
     """Follows the log. `lasts` has the sequence of each entity's last event so far."""
 
-    def __init__(self, findings: Findings, *, from_birth: bool) -> None:
-        """`from_birth`: the log begins with the journal's first event, so that every entity begins with 1."""
-        self._findings, self._from_birth = findings, from_birth
-        self.lasts: dict[str, int] = {}
+    def __init__(self, findings: Findings, lasts: Mapping[str, int] | None) -> None:
+        """`lasts`: of all entities that had events before the log begins; None if that is not known."""
+        self._findings, self._from_birth = findings, lasts is not None
+        self.lasts: dict[str, int] = dict(lasts or {})
 
     @property
     def is_all(self) -> bool:
-        """Whether every entity was seen from its first event on."""
+        """Whether every entity is known here."""
         return self._from_birth
 
     def forget(self) -> None:

@@ -69,10 +69,10 @@ def statistics(place: Place) -> Statistics:
 def tags(place: Place, prefix: str = "") -> dict[str, int]:
     """All tags with a prefix by name, and how many events have each. Memory: the tags, not the events."""
     stream = FileStream(place.directory)
-    end = stream.end()[PARTITION]
+    begin, end = stream.begin()[PARTITION], stream.end()[PARTITION]
     with Views(stream, place.views) as views:
         found, start = _known_tags(views, prefix)
-    for _, batch in stream.batches(PARTITION, min(start, end), end):
+    for _, batch in stream.batches(PARTITION, min(max(start, begin), end), end):
         for event_tags in batch.column("tags").to_pylist():
             found.update(tag for tag in set(event_tags) if tag.startswith(prefix))
     return dict(sorted(found.items()))

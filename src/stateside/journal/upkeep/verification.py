@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 
 from stateside.errors import JournalCorrupt
-from stateside.journal import segment
+from stateside.journal import base, segment
 from stateside.journal.columns import conformed
 from stateside.journal.reader import Journal
-from stateside.journal.segment import DurableEnd, Segment
+from stateside.journal.segment import PARTITION, DurableEnd, Segment
 from stateside.journal.upkeep import index_check, view_check
 from stateside.journal.upkeep.findings import Findings
 from stateside.journal.upkeep.log_check import LogCheck
@@ -100,9 +100,10 @@ class _Verification:
     def _open(self, journal_id: str) -> None:
         """Step 1."""
         place, findings = self._place, self._findings
+        self._begin = Journal(place.directory).begin()[PARTITION]
         self._ids = index_check.opened(place.ids, "events", journal_id, findings)
         self._sequences = index_check.opened(place.sequences, "entities", journal_id, findings)
-        self._views = view_check.opened(place.views, journal_id, findings)
+        self._views = view_check.opened(place.views, journal_id, self._begin, findings)
         self._ids_check = None if self._ids is None else index_check.IdsCheck(self._ids, findings)
         self._sequences_check = (
             None if self._sequences is None else index_check.SequencesCheck(self._sequences, findings)
@@ -113,9 +114,13 @@ class _Verification:
         directory = self._place.directory
         end = Journal(directory).durable_end()
         offsets = [offset for offset in segment.segment_offsets(directory) if offset <= end.segment_offset]
-        self._begin = reached = offsets[0] if offsets else 0
+        reached = self._begin
         self._verdict.end = end.offset
-        self._log = LogCheck(self._findings, from_birth=self._begin == 0)
+        known = base.read(directory)
+        if known.offset < self._begin:
+            reached = known.offset  # what is missing before that nobody dropped
+        before = known.lasts if self._begin == known.offset else None  # else a drop was ended between two deletions
+        self._log = LogCheck(self._findings, before if self._begin else {})
         for first_offset in offsets:
             self._expect(reached, first_offset)
             reached = self._read_segment(first_offset, end, journal_id)

@@ -55,7 +55,11 @@ class Sums:
 class ViewCheck:
     """The views at one moment, and what the log says of the same events."""
 
-    def __init__(self, covers: int, stated: Sums, zones: list[tuple[int, Zone]], findings: Findings) -> None:
+    def __init__(
+        self, covers: int, stated: Sums, zones: list[tuple[int, Zone]], findings: Findings, *, from_birth: bool = True
+    ) -> None:
+        """`from_birth`: the log has every entity's first event; else these are not compared."""
+        self._kinds = {**KINDS, "born": "first events of entities"} if from_birth else KINDS
         self.covers, self._stated, self._findings = covers, stated, findings
         self._zones, self._firsts = zones, [first for first, _ in zones]
         self._logged = Sums()
@@ -82,7 +86,7 @@ class ViewCheck:
         if self.covers > end:
             self._tell(f"The views cover {self.covers} events, and the log ends at {end}")
             return
-        for kind, what in {**KINDS, "born": "first events of entities"}.items():
+        for kind, what in self._kinds.items():
             (stated, _), (logged, _) = self._stated.of(kind), self._logged.of(kind)
             if stated != logged:
                 self._tell(f"The views know {stated:,} {what}, and the log has {logged:,} up to offset {self.covers}")
@@ -106,7 +110,7 @@ class ViewCheck:
         self._findings.add("views", what, MEND)
 
 
-def opened(folder: Path, journal_id: str, findings: Findings) -> ViewCheck | None:
+def opened(folder: Path, journal_id: str, begin: int, findings: Findings) -> ViewCheck | None:
     """The check of the views there; None if there are none, or they are so wrong that nothing can be compared."""
     path = generations.current(folder)
     if path is None:
@@ -118,7 +122,7 @@ def opened(folder: Path, journal_id: str, findings: Findings) -> ViewCheck | Non
         return None
     try:
         with generation.reading() as transaction:
-            return _read(Snapshot(transaction, generation.databases), journal_id, findings)
+            return _read(Snapshot(transaction, generation.databases), journal_id, begin, findings)
     except Damaged as damage:
         findings.add("views", f"The views in {path} are damaged: {damage}", MEND)
         return None
@@ -126,24 +130,24 @@ def opened(folder: Path, journal_id: str, findings: Findings) -> ViewCheck | Non
         generation.environment.close()
 
 
-def _read(snapshot: Snapshot, journal_id: str, findings: Findings) -> ViewCheck | None:
+def _read(snapshot: Snapshot, journal_id: str, begin: int, findings: Findings) -> ViewCheck | None:
     """What the views state, in one transaction."""
     state = snapshot.state
     if state.stream not in (None, journal_id):
         findings.add("views", f"The views are of another journal, {state.stream}", MEND)
         return None
     covers, sums = state.covers(PARTITION), Sums()
-    if not covers:
+    if covers <= begin:
         return ViewCheck(0, sums, [], findings)
     number = state.partitions.index(PARTITION)
     for kind, key in (("entities", ENTITY), ("tags", scope(TAG, number)), ("types", scope(TYPE, number))):
         for page in _pages(snapshot, key):
-            _add_page(snapshot, sums, kind, page)
+            _add_page(snapshot, sums, kind, page, begin)
     after = 0
     while born := snapshot.born(PARTITION, after, OFFSET_MAX, _PAGE_NAMES):
         sums.add("born", _hashed([name for _, name in born]), [at for at, _ in born], np.zeros(len(born)))
         after = born[-1][0] + 1
-    return ViewCheck(covers, sums, list(snapshot.zones(PARTITION, 0, covers)), findings)
+    return ViewCheck(covers, sums, list(snapshot.zones(PARTITION, begin, covers)), findings, from_birth=not begin)
 
 
 def _pages(snapshot: Snapshot, key: bytes) -> Iterator[list[tuple[str, Term]]]:
@@ -153,12 +157,13 @@ def _pages(snapshot: Snapshot, key: bytes) -> Iterator[list[tuple[str, Term]]]:
         after = page[-1][0]
 
 
-def _add_page(snapshot: Snapshot, sums: Sums, kind: str, page: Sequence[tuple[str, Term]]) -> None:
+def _add_page(snapshot: Snapshot, sums: Sums, kind: str, page: Sequence[tuple[str, Term]], begin: int) -> None:
     for name_hash, (_, term) in zip(_hashed([name for name, _ in page]), page, strict=True):
         for place, block in snapshot.blocks(term):
             rows = len(block.offsets)
             sequences = np.arange(place, place + rows) if kind == "entities" else np.zeros(rows)
-            sums.add(kind, np.full(rows, name_hash), block.offsets, sequences)
+            there = block.offsets >= begin
+            sums.add(kind, np.full(rows, name_hash)[there], block.offsets[there], sequences[there])
 
 
 def _hashed(names: Sequence[str]) -> Hashes:
