@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.errors import JournalCorrupt, PositionInvalid
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, Journal, JournalWriter, frame_index
 from stateside.journal import frames as frames_module
 from stateside.journal.columns import decode
 from stateside.journal.stream import FileStream, gather
@@ -112,6 +112,31 @@ def test_damage_is_told_with_its_place(folder: Path, tmp_path: Path, opened_befo
     with pytest.raises(JournalCorrupt, match="no event at offset"):
         read(stream, 0, 120)
     assert read(stream, 0, 9) == [event(number) for number in range(9)]
+
+
+def test_where_frames_begin_is_kept_of_finished_segments_and_not_believed_if_it_is_damaged(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_index, "FRAMES_MIN", 0)
+    copy = tmp_path / "journal"
+    shutil.copytree(folder, copy)
+    expected = [event(number) for number in range(120)]
+    assert read(FileStream(copy), 0, 120) == expected
+    segments = sorted(path.stem for path in copy.glob("*.segment"))
+    kept = sorted((copy / "frames").iterdir())
+    assert [path.stem for path in kept] == segments[:-1]
+    before = [path.stat().st_mtime_ns for path in kept]
+    assert read(FileStream(copy), 0, 120) == expected
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    content = kept[1].read_bytes()
+    places = [*range(0, len(content), 7), len(content) - 1]
+    for damaged in [b"", kept[0].read_bytes(), *(content[:at] + b"\xff" + content[at + 1 :] for at in places)]:
+        kept[1].write_bytes(damaged)
+        assert read(FileStream(copy), 0, 120) == expected
+    assert kept[1].read_bytes() == content
+    shutil.rmtree(copy / "frames")
+    (copy / "frames").write_text("a file where the folder would be")
+    assert read(FileStream(copy), 0, 120) == expected
 
 
 def test_another_journal_in_the_same_folder_is_noticed(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Frames: the events of one segment at any offsets, many small frames as one record batch.
 
 A segment has no index of its own. Where its frames begin is found by their heads, once, and kept while the segment is
-open here: two numbers a frame, at most some 1.5 MB for a segment of 64 MiB. Files are read, not mapped: one that is cut
-short meanwhile gives an error and does not end the process.
+open here: two numbers a frame, at most some 1.5 MB for a segment of 64 MiB. Of a finished segment it is kept in a file
+as well (`frame_index`). Files are read, not mapped: one that is cut short meanwhile gives an error and does not end the
+process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -19,10 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stateside.journal import frame_index
 from stateside.journal.columns import conformed
+from stateside.journal.joining import Unusual, joined
 from stateside.journal.segment import FRAME_HEAD_BYTES, Segment, corrupt, frame_head, frame_is_whole
 
 GROUP_BYTES = 2 << 20  # frames that are read together, or one frame
+JOINED_BYTES_MAX = 4 << 10  # of frames that are smaller than that, on the average, Arrow is the slower reader
 _WINDOW_BYTES = 16 << 10
 
 Offsets = npt.NDArray[np.int64]
@@ -53,14 +58,12 @@ class Frames:
         return _file(found) == self._file and found.st_size >= self._begins[-1]
 
     def extend(self, stop_byte: int | None = None) -> int:
-        """Know all frames up to a byte, the file's end by default; the offset behind the last one."""
+        """Know all frames up to a byte, or all of a finished segment; the offset behind the last one."""
         with self._extending:
-            stop_byte = os.fstat(self._handle).st_size if stop_byte is None else stop_byte
-            window, window_at = b"", 0
-            while (at := self._begins[-1]) < stop_byte:
-                if not window_at <= at <= window_at + len(window) - FRAME_HEAD_BYTES:
-                    window, window_at = os.pread(self._handle, _WINDOW_BYTES, at), at
-                self._add(window, at - window_at, stop_byte)
+            if stop_byte is not None:
+                self._find(stop_byte)
+            elif (size := os.fstat(self._handle).st_size) > self._begins[-1]:
+                self._find_all(size)
             return self._firsts[-1]
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -100,6 +103,23 @@ class Frames:
         batch = self._batch(bodies)
         return offsets, batch if len(wanted) == batch.num_rows else batch.take(pa.array(wanted))
 
+    def _find_all(self, size: int) -> None:
+        """Know the frames of a finished segment: as they were kept, or else keep them."""
+        kept = frame_index.load(self.path, self.journal_id, size)
+        if kept is not None:
+            self._firsts, self._begins = kept
+            return
+        self._find(size)
+        frame_index.keep(self.path, self.journal_id, size, self._firsts, self._begins)
+
+    def _find(self, stop_byte: int) -> None:
+        """Go from head to head."""
+        window, window_at = b"", 0
+        while (at := self._begins[-1]) < stop_byte:
+            if not window_at <= at <= window_at + len(window) - FRAME_HEAD_BYTES:
+                window, window_at = os.pread(self._handle, _WINDOW_BYTES, at), at
+            self._add(window, at - window_at, stop_byte)
+
     def _add(self, window: bytes, at: int, stop_byte: int) -> None:
         """Take note of the frame whose head stands there in the window."""
         at_byte = self._begins[-1]
@@ -133,9 +153,12 @@ class Frames:
         return bodies
 
     def _batch(self, bodies: list[memoryview]) -> pa.RecordBatch:
-        """The frames' events as one batch. Arrow reads many as a stream faster than one by one."""
+        """The frames' events as one batch. Many are read by Arrow as a stream, which is faster, or joined if small."""
         if len(bodies) == 1:
             return conformed(pa.ipc.read_record_batch(pa.py_buffer(bodies[0]), self._schema))
+        if sum(map(len, bodies)) < JOINED_BYTES_MAX * len(bodies):
+            with suppress(Unusual):
+                return conformed(joined(bodies, self._schema))
         stream = pa.py_buffer(b"".join([self._schema.serialize().to_pybytes(), *bodies]))
         table = pa.ipc.open_stream(stream).read_all().combine_chunks()
         return conformed(table.to_batches()[0])

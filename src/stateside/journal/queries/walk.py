@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,18 @@ from stateside.positions import Position
 PAGE_EVENTS = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An event, and the position from which the same query goes on behind it."""
+class Found(NamedTuple):
+    """An event, and where it stands. A plain tuple, as there are many of them."""
 
-    position: Position
     event: Event
+    partition: str
+    offset: int
+    others: tuple[tuple[str, int], ...] = ()  # how far the query has read the other partitions
+
+    @property
+    def position(self) -> Position:
+        """From where the same query goes on behind this event."""
+        return Position(tuple(sorted((*self.others, (self.partition, self.offset + 1)))))
 
 
 Page = list[Found]
@@ -92,8 +98,9 @@ class Walk(Walker[Found]):
             yield self._page(partition, some, self._upcasters.all(events) if self._upcasters else events), some[-1] + 1
 
     def _page(self, partition: str, offsets: Sequence[int], events: Iterable[Event]) -> Page:
+        others = tuple(part for part in self._at.items() if part[0] != partition and part[1])
         pairs = zip(offsets, events, strict=True)
-        return [Found(self._position(partition, offset + 1), event) for offset, event in pairs]
+        return [Found(event, partition, offset, others) for offset, event in pairs]
 
 
 class EntityWalk(Walk):

@@ -1,0 +1,69 @@
+"""Where the frames of finished segments begin, kept in files: so that one event of a large journal is found at once.
+
+In the journal's folder, `frames/00000000000000001234.frames`, named after the segment (numbers little-endian):
+
+    ┌──────────┬────────┬────────────┬───────────────┬────────┬────────────────────┬───────────────────┐
+    │ magic 8  │ u32    │ UUID 16    │ u64           │ u32    │ i64 each: first    │ i64 each: byte at │
+    │ STATEFRA │ crc32  │ journal id │ segment bytes │ frames │ offset, and next   │ which they begin  │
+    └──────────┴────────┴────────────┴───────────────┴────────┴────────────────────┴───────────────────┘
+                of all that follows
+
+All of it comes from the segment. A reader that may write there keeps what it has found; one that may not finds it
+anew each time. It may be deleted at any time. What does not fit its segment, or is damaged, is not used; and if it led
+to a wrong place, the frame's own checksum would tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import zlib
+from array import array
+from pathlib import Path
+from uuid import UUID
+
+from stateside.storage import write_atomically
+
+FOLDER = "frames"
+FRAMES_MIN = 64  # a segment with fewer is looked through as fast
+
+_HEAD = struct.Struct("<8sI")
+_FIELDS = struct.Struct("<16sQI")
+_MAGIC = b"STATEFRA"
+
+log = logging.getLogger(__name__)
+
+Places = tuple["array[int]", "array[int]"]
+
+
+def load(segment: Path, journal_id: UUID, segment_bytes: int) -> Places | None:
+    """Where a finished segment's frames begin: offsets and bytes, and the ones behind them; None if it is not kept."""
+    try:
+        content = _path(segment).read_bytes()
+    except OSError:
+        return None
+    if len(content) < _HEAD.size + _FIELDS.size:
+        return None
+    magic, crc = _HEAD.unpack_from(content)
+    found_id, found_bytes, frames = _FIELDS.unpack_from(content, _HEAD.size)
+    if magic != _MAGIC or crc != zlib.crc32(content[_HEAD.size :]):
+        return None
+    if (found_id, found_bytes) != (journal_id.bytes, segment_bytes):
+        return None
+    numbers = array("q", content[_HEAD.size + _FIELDS.size :])
+    return numbers[: frames + 1], numbers[frames + 1 :]
+
+
+def keep(segment: Path, journal_id: UUID, segment_bytes: int, firsts: array[int], begins: array[int]) -> None:
+    """Keep these for the next reader, if this one may write there."""
+    if len(firsts) <= FRAMES_MIN:
+        return
+    content = _FIELDS.pack(journal_id.bytes, segment_bytes, len(firsts) - 1) + firsts.tobytes() + begins.tobytes()
+    try:
+        write_atomically(_path(segment), _HEAD.pack(_MAGIC, zlib.crc32(content)) + content, durable=False)
+    except OSError as error:
+        log.info("where the frames of %s begin is not kept: %s", segment, error)
+
+
+def _path(segment: Path) -> Path:
+    return segment.parent / FOLDER / f"{segment.stem}.frames"
