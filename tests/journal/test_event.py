@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +152,26 @@ def test_a_payload_is_stored_as_compact_json_with_its_characters() -> None:
     stored = encode([replace(GOOD, payload={"Straße": "ß", "n": [1, None]})], 0).column("payload")[0].as_py()
     assert stored == '{"Straße":"ß","n":[1,null]}'
     assert json.loads(stored) == {"Straße": "ß", "n": [1, None]}
+
+
+def test_an_event_is_a_value() -> None:
+    event = Event(
+        "e", "emma", "call", 0, {"a": 1}, ("t",), 5, sequence=2, version=3, metadata={"b": "c"}, extra={"d": 1}
+    )
+    assert pickle.loads(pickle.dumps(event)) == event
+    assert replace(event, id="f") == Event(
+        "f", *[getattr(event, part.name) for part in fields(event)][1:7], **more(event)
+    )
+    assert [getattr(event, part.name) for part in fields(event)] == [
+        *("e", "emma", "call", 0, {"a": 1}, ("t",), 5),
+        *(2, 3, {"b": "c"}, {"d": 1}),
+    ]
+    assert Event("e", "e", "t", 0, {}).metadata is not Event("e", "e", "t", 0, {}).metadata
+    with pytest.raises(FrozenInstanceError):
+        event.id = "g"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Event("e", "emma", "call", 0)  # type: ignore[call-arg]
+
+
+def more(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in ("sequence", "version", "metadata", "extra")}

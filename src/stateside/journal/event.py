@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final
 
 import orjson
@@ -25,7 +25,10 @@ _PARTED = f',"{_PARTING}",'.encode()
 _AS_JSON_HAS_IT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-@dataclass(frozen=True, slots=True)
+_NONE: Any = object()  # not given
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Event:
     """A fact about an entity: it happened at `time_us`, and the journal took it in at `appended_us`.
 
@@ -49,6 +52,40 @@ class Event:
     version: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        id: str,
+        entity: str,
+        type: str,
+        time_us: int,
+        payload: Any,
+        tags: tuple[str, ...] = (),
+        appended_us: int | None = None,
+        *,
+        sequence: int | None = None,
+        version: int = 1,
+        metadata: Mapping[str, str] = _NONE,
+        extra: Mapping[str, Any] = _NONE,
+    ) -> None:
+        # What a frozen dataclass does itself takes twice as long, and making events is half of what an append takes.
+        _set_id(self, id)
+        _set_entity(self, entity)
+        _set_type(self, type)
+        _set_time_us(self, time_us)
+        _set_payload(self, payload)
+        _set_tags(self, tags)
+        _set_appended_us(self, appended_us)
+        _set_sequence(self, sequence)
+        _set_version(self, version)
+        _set_metadata(self, {} if metadata is _NONE else metadata)
+        _set_extra(self, {} if extra is _NONE else extra)
+
+
+_set_id, _set_entity, _set_type, _set_time_us, _set_payload, _set_tags, _set_appended_us, *_others = (
+    Event.__dict__[part.name].__set__ for part in fields(Event)
+)
+_set_sequence, _set_version, _set_metadata, _set_extra = _others
 
 
 def fault(event: Event) -> str | None:
