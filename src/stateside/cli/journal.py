@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +41,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> in
         raise click.BadParameter(f"{value!r} is no time with a time zone, like 2026-01-31T12:00:00Z") from error
 
 
-def _parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> Position | None:
+def parsed_position(ctx: click.Context, param: click.Parameter, value: str | None) -> Position | None:
     """A position, like 0:1234."""
     from stateside.positions import Position
 
@@ -50,8 +51,8 @@ def _parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> Po
         raise click.BadParameter(error.sentence()) from error
 
 
-_folder = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
-_as_json = click.option("--json", "as_json", is_flag=True, help="For machines.")
+journal_folder = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+as_json_flag = click.option("--json", "as_json", is_flag=True, help="For machines.")
 _limit = click.option("--limit", type=click.IntRange(1), help="Stop after so many.")
 
 
@@ -59,10 +60,14 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Flags that say which events are meant; all of them must hold."""
     flags = (
         click.option(
-            "--from", "start", metavar="POSITION", callback=_parsed, help="From this position on, like 0:1234."
+            "--from", "start", metavar="POSITION", callback=parsed_position, help="From this position on, like 0:1234."
         ),
         click.option(
-            "--to", "stop", metavar="POSITION", callback=_parsed, help="Up to this position; the end by default."
+            "--to",
+            "stop",
+            metavar="POSITION",
+            callback=parsed_position,
+            help="Up to this position; the end by default.",
         ),
         click.option("--entity", help="Of this entity."),
         click.option("--tag", help="With this tag."),
@@ -78,13 +83,13 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @journal.command()
-@_folder
-@_as_json
+@journal_folder
+@as_json_flag
 def stat(folder: Path, as_json: bool) -> None:
     """Tell how large the journal is, where it ends, and how far what is made of it has come."""
     from stateside.journal.upkeep import statistics
 
-    found = statistics(_place(folder)).as_dict()
+    found = statistics(place_of(folder)).as_dict()
     if as_json:
         show_json(found)
         return
@@ -93,17 +98,17 @@ def stat(folder: Path, as_json: bool) -> None:
 
 
 @journal.command()
-@_folder
+@journal_folder
 @_selection_flags
 @_limit
 @click.option("--follow", is_flag=True, help="Then go on with events as they come, until Ctrl-C.")
-@_as_json
+@as_json_flag
 def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditions: Any) -> None:
     """Print events, in the journal's order. With --json a line each, as `export` has them, and with the position.
 
     The position is the one to read on --from behind the event.
     """
-    place = _place(folder)
+    place = place_of(folder)
     selection = _from_begin(place, _selection(**conditions), conditions["start"])
     with place.queries() as queries:
         found = selection.live(queries) if follow else selection.found(queries)
@@ -112,33 +117,33 @@ def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditi
 
 
 @journal.command()
-@_folder
+@journal_folder
 @click.option("--prefix", default="", help="Only ids that begin so.")
 @click.option("--after", help="Only ids behind this one: the last one of the page before.")
 @_limit
-@_as_json
+@as_json_flag
 def ids(folder: Path, prefix: str, after: str | None, limit: int | None, as_json: bool) -> None:
     """Print the ids of all entities, in the order of their bytes, one a line."""
-    with _place(folder).queries() as queries:
+    with place_of(folder).queries() as queries:
         for entity in islice(queries.entities(prefix, after).current(), limit):
             show_json({"entity": entity}, lines=True) if as_json else click.echo(entity)
 
 
 @journal.command()
-@_folder
+@journal_folder
 @click.option("--prefix", default="", help="Only tags that begin so.")
-@_as_json
+@as_json_flag
 def tags(folder: Path, prefix: str, as_json: bool) -> None:
     """Print all tags by name, and how many events have each."""
     from stateside.journal.upkeep import tags as tags_of
 
-    for tag, events in tags_of(_place(folder), prefix).items():
+    for tag, events in tags_of(place_of(folder), prefix).items():
         show_json({"tag": tag, "events": events}, lines=True) if as_json else click.echo(f"{events:>12,}  {tag}")
 
 
 @journal.command()
-@_folder
-@_as_json
+@journal_folder
+@as_json_flag
 def verify(folder: Path, as_json: bool) -> None:
     """Read the whole journal and all that is made of it, and say what is wrong. Changes nothing.
 
@@ -148,17 +153,17 @@ def verify(folder: Path, as_json: bool) -> None:
     from stateside.journal.upkeep import verify as run_verify
 
     with bar("reading the journal") as watch:
-        verdict = run_verify(_place(folder), watch)
+        verdict = run_verify(place_of(folder), watch)
     show_json(verdict.as_dict()) if as_json else click.echo("\n".join(verdict.lines()))
     sys.exit(0 if verdict.ok else 1)
 
 
 @journal.command()
-@_folder
+@journal_folder
 @_selection_flags
 @click.option("--out", required=True, type=FILE, help="The file to write, or - for standard output (JSON lines).")
 @click.option("--format", "format_", type=click.Choice(["jsonl", "parquet"]), help="By the file's name if not given.")
-@_as_json
+@as_json_flag
 def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: Any) -> None:
     """Write events to a file: JSON lines, which `stateside append` takes, or Parquet.
 
@@ -168,7 +173,7 @@ def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: A
     from stateside.journal.upkeep import export as run_export
     from stateside.journal.upkeep import export_to
 
-    place = _place(folder)
+    place = place_of(folder)
     selection = _from_begin(place, _selection(**conditions), conditions["start"])
     chosen = format_ or _format(out)
     if str(out) == "-":
@@ -179,15 +184,15 @@ def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: A
     told = {"events": done.events, "position": str(done.position)}
     to_stderr = str(out) == "-"
     if as_json:
-        click.echo(_line(told), err=to_stderr)
+        click.echo(json_line(told), err=to_stderr)
     else:
         click.echo(f"{done.events:,} events; the next export goes on --from {done.position}", err=to_stderr)
 
 
 @journal.command()
-@_folder
+@journal_folder
 @click.option("--rebuild", is_flag=True, help="Make them anew from the journal's beginning.")
-@_as_json
+@as_json_flag
 def views(folder: Path, rebuild: bool, as_json: bool) -> None:
     """Bring the views of queries to the journal's end: where events of entities, tags, types and times stand.
 
@@ -196,94 +201,18 @@ def views(folder: Path, rebuild: bool, as_json: bool) -> None:
     from stateside.journal.queries import Views
     from stateside.journal.stream import FileStream
 
-    place = _place(folder)
+    place = place_of(folder)
     with Views(FileStream(place.directory), place.views) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(lambda progress: watch(progress.events, progress.total))
-    click.echo(_line({"position": str(position)}) if as_json else str(position))
-
-
-@journal.command()
-@_folder
-@_as_json
-def readers(folder: Path, as_json: bool) -> None:
-    """Print who reads the journal, and up to where: nothing that one of them needs is dropped."""
-    from stateside.layout import Layout
-    from stateside.ops.journal_readers import known_readers
-
-    for reader in known_readers(Layout(folder)):
-        told = {"reader": reader.name, "position": str(reader.position)}
-        click.echo(_line(told) if as_json else f"{told['position']:>12}  {reader.name}")
-
-
-def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Flags that say what is to go."""
-    flags = (
-        click.option("--before", metavar="POSITION", callback=_parsed, help="Segments that lie wholly before it."),
-        click.option("--keep-days", type=click.FloatRange(0), help="Segments all of whose events are older."),
-    )
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
-
-
-@journal.command()
-@_folder
-@_retention_flags
-@click.option("--to", "archive_folder", required=True, type=FOLDER, help="Where the Parquet files go.")
-@_as_json
-def archive(
-    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path, as_json: bool
-) -> None:
-    """Write old segments as Parquet files, one each, and then drop them from the journal.
-
-    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment. A call
-    that was ended goes on where it was.
-    """
-    _drop(folder, before, keep_days, archive_folder, as_json)
-
-
-@journal.command()
-@_folder
-@_retention_flags
-@click.confirmation_option(prompt="The events are gone then, for good. Drop them?")
-@_as_json
-def drop(folder: Path, before: Position | None, keep_days: float | None, as_json: bool) -> None:
-    """Drop old segments from the journal, without an archive.
-
-    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment.
-    """
-    _drop(folder, before, keep_days, None, as_json)
-
-
-def _drop(
-    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path | None, as_json: bool
-) -> None:
-    from stateside.clock import SystemClock
-    from stateside.journal.segment import PARTITION
-    from stateside.journal.upkeep import drop as run_drop
-    from stateside.journal.upkeep import offset_before
-    from stateside.layout import Layout
-    from stateside.ops.journal_readers import known_readers
-
-    if (before is None) == (keep_days is None):
-        raise RequestInvalid("It is not said what is to go", next_step="Give one of --before and --keep-days")
-    place, offset = _place(folder), 0 if before is None else before[PARTITION]
-    if keep_days is not None:
-        offset = offset_before(place, SystemClock().now_us() - int(keep_days * 86_400_000_000))
-    with bar("archiving segments") as watch:
-        done = run_drop(place, offset, known_readers(Layout(folder)), archive_folder, watch)
-    told = {"segments": done.segments, "events": done.events, "begin": f"{PARTITION}:{done.begin}"}
-    if as_json:
-        click.echo(_line(told | {"archived": [str(path) for path in done.archived]}))
-    else:
-        click.echo(f"{done.segments:,} segments with {done.events:,} events dropped; it begins at {told['begin']} now")
+    click.echo(json_line({"position": str(position)}) if as_json else str(position))
 
 
 journal.add_command(append)
 
 
-def _place(folder: Path) -> Place:
+def place_of(folder: Path) -> Place:
+    """The journal of the application in this folder."""
     from stateside.journal.upkeep import Place
     from stateside.layout import Layout
 
@@ -323,17 +252,16 @@ def _show_event(found: Found, as_json: bool) -> None:
 
     fields = fields_of(found.event)
     if as_json:
-        click.echo(_line({"position": str(found.position)} | fields))
+        click.echo(json_line({"position": str(found.position)} | fields))
         return
     event = found.event
     time = (_EPOCH + timedelta(microseconds=event.time_us)).isoformat().replace("+00:00", "Z")
     number = "-" if event.sequence is None else event.sequence
-    shown = fields.get("data") or _line(fields["payload"])
+    shown = fields.get("data") or json_line(fields["payload"])
     marks = f"  [{', '.join(event.tags)}]" if event.tags else ""
     click.echo(f"{found.position!s:>10}  {time}  {event.entity} {number}  {event.type}  {shown}{marks}")
 
 
-def _line(document: Any) -> str:
-    import json
-
+def json_line(document: Any) -> str:
+    """A document as JSON in one line."""
     return json.dumps(document, ensure_ascii=False)

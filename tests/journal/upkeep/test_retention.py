@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.cli import main
+from stateside.clock import ManualClock
 from stateside.errors import EventsGone, EventsNeeded, JournalCorrupt
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.queries import Queries, Views
 from stateside.journal.segment import segment_offsets, segment_path
 from stateside.journal.stream import FileStream
-from stateside.journal.upkeep import Place, Reader, drop, register, retention, unregister, verify
+from stateside.journal.upkeep import Place, Reader, drop, offset_before, register, retention, unregister, verify
+from stateside.layout import Layout
+from stateside.ops.journal_readers import known_readers
 from stateside.positions import Position
 
 COUNT = 60
@@ -208,3 +211,42 @@ class TestTheCommands:
         assert run("read", "--from", "0:1").exit_code == 1
         assert json.loads(run("stat", "--json").stdout)["begin"] == f"0:{begin}"
         assert run("drop", "--yes").exit_code == 1
+
+
+class TestRollingByAge:
+    def test_a_segment_whose_first_event_is_too_old_gets_nothing_more(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        for _ in range(2):  # whichever writer it is
+            with JournalWriter(tmp_path, clock=clock, segment_s_max=60) as writer:
+                for number in range(4):
+                    writer.append(events(1, number))
+                    clock.time_us += 25_000_000
+        assert segment_offsets(tmp_path) == [0, 3, 6]
+        place = Place(tmp_path)
+        assert [offset_before(place, at) for at in (0, 25_000_000, 50_000_001, 10**9)] == [0, 0, 3, 6]
+
+
+class TestReadersOfAnApplication:
+    def written(self, folder: Path, *batches: str) -> None:
+        """A checkpoint as far as it tells what was read: each batch's offset, all of them finished."""
+        for number, line in enumerate(batches):
+            metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+            for kind, content in (("offsets", f"v1\n{metadata}\n{line}"), ("commits", "v1\n{}")):
+                (folder / kind).mkdir(parents=True, exist_ok=True)
+                (folder / kind / str(number)).write_text(content)
+
+    def test_a_view_needs_what_its_last_batch_read_and_one_of_other_sources_nothing(
+        self, place: Place, tmp_path: Path
+    ) -> None:
+        layout = Layout(tmp_path)
+        here = Journal(place.directory).id()
+        self.written(layout.view("counts").checkpoint, *(json.dumps({"0": at, "journal": here}) for at in (10, 20, 30)))
+        self.written(layout.view("new").checkpoint, json.dumps({"0": 10, "journal": here}))
+        self.written(layout.view("kafka").checkpoint, json.dumps({"calls": {"0": 5}}), json.dumps({"calls": {"0": 9}}))
+        found = {reader.name: str(reader.position) for reader in known_readers(layout)}
+        assert found == {"the view 'counts'": "0:20", "the view 'new'": "start"}
+
+    def test_billing_needs_all_events(self, place: Place, tmp_path: Path) -> None:
+        Layout(tmp_path).clock.write_text("{}")
+        with pytest.raises(EventsNeeded, match="explains and audits"):
+            drop(place, 30, known_readers(Layout(tmp_path)))

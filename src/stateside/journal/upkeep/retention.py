@@ -7,8 +7,9 @@ goes on:
 2. What goes is every segment that lies wholly before the position, but never the newest one, nor what a reader has not
    passed: then EventsNeeded names it. The first segment that stays must be one whose events have their own sequences.
 3. With an archive: each segment becomes a Parquet file there, named after its offsets; durable, and its rows counted.
-4. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
-5. The segments are deleted, the oldest first.
+4. The writers' turn: none of them reads what goes, or counts from what was there before.
+5. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
+6. The segments are deleted, the oldest first.
 
 Who reads a segment that is deleted meanwhile reads on in it. What comes later is an error, EventsGone. The ids of
 dropped events are known as long as the index of ids is not made anew; afterwards the same event again is a new one.
@@ -28,10 +29,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateside.errors import EventsNeeded, JournalCorrupt, JournalLocked, RequestInvalid
-from stateside.journal import base, segment
+from stateside.journal import base, frame_index, segment
 from stateside.journal.base import Base
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION
+from stateside.journal.turns import Turns
 from stateside.journal.upkeep.exporting import export
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.readers import Reader
@@ -68,8 +70,10 @@ def drop(
         _check_readers(cut, readers)
         _check_sequences(place, cut)
         archived = () if archive is None else tuple(_archived(place, archive, ranges, watch))
-        _lay_base(place, cut)
-        _delete(place, ranges)
+        found = _base(place, cut)
+        with _turn(place):
+            _lay_base(place, found)
+            _delete(place, ranges)
         return Dropped(len(ranges), cut - begin, cut, archived)
 
 
@@ -138,13 +142,11 @@ def _check_archive(target: Path, events: int) -> None:
         )
 
 
-def _lay_base(place: Place, cut: int) -> None:
-    """Step 4."""
-    journal_id = segment.journal_id(place.directory)
-    assert journal_id is not None, "there are segments"
+def _base(place: Place, cut: int) -> Base:
+    """What is to be known when all before this offset is gone."""
     known = base.read(place.directory)
     if known.offset >= cut:  # an earlier call came so far
-        return
+        return known
     lasts: dict[str, int] = dict(known.lasts)
     for _, batch in Journal(place.directory).batches(known.offset, cut):
         entities, sequences = (batch.column(name).to_pylist() for name in ("entity", "sequence"))
@@ -152,14 +154,34 @@ def _lay_base(place: Place, cut: int) -> None:
             lasts.update(zip(entities, sequences, strict=True))
         else:
             lasts.update((entity, lasts.get(entity, 0) + count) for entity, count in Counter(entities).items())
-    Base(cut, lasts).write(place.directory, journal_id)
+    return Base(cut, lasts)
+
+
+def _lay_base(place: Place, found: Base) -> None:
+    """Step 5."""
+    journal_id = segment.journal_id(place.directory)
+    assert journal_id is not None, "there are segments"
+    found.write(place.directory, journal_id)
 
 
 def _delete(place: Place, ranges: Sequence[tuple[int, int]]) -> None:
-    """Step 5."""
+    """Step 6."""
     for first, _ in ranges:
-        segment.segment_path(place.directory, first).unlink()
+        path = segment.segment_path(place.directory, first)
+        path.unlink()
+        frame_index.forget(path)
         sync_directory(place.directory)
+
+
+@contextmanager
+def _turn(place: Place) -> Iterator[None]:
+    """Step 4. JournalLocked if a writer does not end its turn in time."""
+    turns = Turns(place.directory / "lock")
+    try:
+        with turns.take():
+            yield
+    finally:
+        turns.close()
 
 
 @contextmanager
