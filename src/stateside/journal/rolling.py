@@ -6,13 +6,15 @@ age finds segments that are wholly old), or when its columns are not those that 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from stateside.journal.reader import Journal
-from stateside.journal.segment import DurableEnd
+from stateside.errors import JournalCorrupt
+from stateside.journal.segment import DurableEnd, Segment, segment_path
 
 SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 SEGMENT_S_MAX: Final = 86_400.0
@@ -27,22 +29,33 @@ class Limits:
 
 
 class Rolling:
-    """Tells of one journal when it is time. Asked at each append, it reads a segment's first event once."""
+    """Tells a writer when it is time. It reads a segment's first event when that is opened, never in an append."""
 
-    def __init__(self, journal: Journal, limits: Limits) -> None:
-        self._journal, self._limits = journal, limits
-        self._segment, self._began_us = -1, 0
+    def __init__(self, directory: Path, limits: Limits) -> None:
+        self._directory, self._limits = directory, limits
+        self._began_us = 0
+
+    def opened(self, end: DurableEnd, now_us: int) -> None:
+        """From now on the writer appends to the segment that ends here.
+
+        One whose first event cannot be read is as old as this: to tell of damage is the readers' affair.
+        """
+        self._began_us = now_us
+        if end.offset > end.segment_offset:
+            with suppress(JournalCorrupt):
+                self._began_us = self._first_appended_us(end)
 
     def is_due(self, end: DurableEnd, now_us: int) -> bool:
         """Whether the segment that ends here is to get nothing more."""
         if end.offset == end.segment_offset:  # it has nothing yet
             return False
-        if end.segment_bytes >= self._limits.bytes_max:
-            return True
-        if self._segment != end.segment_offset:
-            self._segment, self._began_us = end.segment_offset, self._first_appended_us(end.segment_offset)
-        return now_us - self._began_us >= self._limits.s_max * 1_000_000
+        return end.segment_bytes >= self._limits.bytes_max or now_us - self._began_us >= self._limits.s_max * 1_000_000
 
-    def _first_appended_us(self, offset: int) -> int:
-        _, batch = next(iter(self._journal.batches(offset, offset + 1)))
-        return int(batch.column("appended").cast(pa.int64())[0].as_py())
+    def _first_appended_us(self, end: DurableEnd) -> int:
+        path = segment_path(self._directory, end.segment_offset)
+        opened = Segment(path)
+        try:
+            frame = next(opened.frames(stop_byte=end.segment_bytes))
+            return int(opened.batch(frame).column("appended").cast(pa.int64())[0].as_py())
+        finally:
+            opened.close()

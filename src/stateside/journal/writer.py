@@ -98,7 +98,7 @@ class JournalWriter(Appending):
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         self._journal = Journal(directory)
-        self._rolling = Rolling(self._journal, Limits(segment_bytes_max, segment_s_max))
+        self._rolling = Rolling(directory, Limits(segment_bytes_max, segment_s_max))
         self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)
         with _writing(directory):
             if known is None:
@@ -245,6 +245,7 @@ class JournalWriter(Appending):
         _close(self._file)
         self._file = opened
         self._schema_is_ours = segment.schema(path).equals(SCHEMA)
+        self._rolling.opened(end, self._clock.now_us())
 
     def _open_mark(self) -> None:
         """The file is born whole: a reader may look, or a crash come, at any moment."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.journal.queries import generation as generations
-from stateside.journal.queries.format import ENTITY, TAG, TYPE, Damaged, Term, Zone, scope
+from stateside.journal.queries.format import ENTITY, TAG, TYPE, Block, Damaged, Term, Zone, scope
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.snapshot import Snapshot
 from stateside.journal.segment import PARTITION
@@ -30,6 +31,7 @@ from stateside.positions import OFFSET_MAX
 MEND: Final = "Make them anew with `stateside journal views --rebuild`; queries read the log meanwhile"
 KINDS: Final = {"entities": "events of entities", "tags": "events with tags", "types": "events of types"}
 _PAGE_NAMES = 1_000
+_BLOCKS_MAX = 1_000  # looked at together: 4 million events at most, some 150 MB
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -158,12 +160,24 @@ def _pages(snapshot: Snapshot, key: bytes) -> Iterator[list[tuple[str, Term]]]:
 
 
 def _add_page(snapshot: Snapshot, sums: Sums, kind: str, page: Sequence[tuple[str, Term]], begin: int) -> None:
-    for name_hash, (_, term) in zip(_hashed([name for name, _ in page]), page, strict=True):
-        for place, block in snapshot.blocks(term):
-            rows = len(block.offsets)
-            sequences = np.arange(place, place + rows) if kind == "entities" else np.zeros(rows)
-            there = block.offsets >= begin
-            sums.add(kind, np.full(rows, name_hash)[there], block.offsets[there], sequences[there])
+    """What the views state of these names, many blocks together: most are small."""
+    hashes = _hashed([name for name, _ in page])
+    blocks = ((number, *block) for number, (_, term) in enumerate(page) for block in snapshot.blocks(term))
+    while found := list(islice(blocks, _BLOCKS_MAX)):
+        _add_blocks(sums, kind, hashes, found, begin)
+
+
+def _add_blocks(sums: Sums, kind: str, hashes: Hashes, found: list[tuple[int, int, Block]], begin: int) -> None:
+    """Each block with the place of its name's hash, and of its first event."""
+    rows = np.array([len(block.offsets) for _, _, block in found])
+    names = np.repeat(hashes[[number for number, _, _ in found]], rows)
+    offsets = np.concatenate([block.offsets for _, _, block in found])
+    sequences = np.zeros(len(offsets), np.int64)
+    if kind == "entities":
+        before = np.cumsum(rows) - rows
+        sequences = np.repeat(np.array([place for _, place, _ in found]) - before, rows) + np.arange(len(offsets))
+    there = offsets >= begin
+    sums.add(kind, names[there], offsets[there], sequences[there])
 
 
 def _hashed(names: Sequence[str]) -> Hashes:
