@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -101,6 +102,28 @@ class TestADrop:
         newest = segment_offsets(place.directory)[-1]
         assert drop(place, 10**9, []).begin == newest
         assert segment_offsets(place.directory) == [newest]
+
+
+class TestBesideWriters:
+    def test_they_go_on_while_segments_are_dropped(self, place: Place) -> None:
+        """Two of them, so that each reads what the other one stored, from where segments are going."""
+
+        def append(name: str) -> None:
+            with JournalWriter(place.directory, segment_bytes_max=3_500) as writer:
+                for number in range(100):
+                    writer.append_once([Event(f"{name}{number}", f"{name}-{number % 3}", "call", 0, {})])
+
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(append, name) for name in ("a", "b")]
+            dropped = 0
+            while not all(done.done() for done in writing):
+                dropped += drop(place, 10**9, []).segments
+            for done in writing:
+                done.result()
+        assert dropped > 10
+        verdict = verify(place)
+        assert verdict.ok, verdict.lines()
+        assert verdict.end == COUNT + 200
 
 
 class TestReadersOfWhatIsGone:
