@@ -196,7 +196,7 @@ def _payloads(events: Sequence[Event], payloads: list[Any]) -> pa.Array:
         texts = all_json_bytes(payloads)
     if texts is None or max(map(len, chain(texts, raw)), default=0) > PAYLOAD_BYTES_MAX:
         _refuse_the_first_bad(events)
-        texts = [json_bytes({} if type(payload) is bytes else payload) for payload in payloads]
+        texts = [json_bytes(payload) for payload in payloads]
     return pa.array(texts, pa.string())
 
 

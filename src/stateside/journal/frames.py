@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -142,12 +144,11 @@ class Frames:
         """The checked bodies of frames that lie side by side; read at once."""
         begin = self._begins[frame]
         content = memoryview(_read(self._handle, begin, self._begins[behind] - begin))
-        bodies = []
-        for number in range(frame, behind):
-            low, high = self._begins[number] - begin, self._begins[number + 1] - begin
+        bodies, seed = [], zlib.crc32(self.journal_id.bytes)
+        for low, high in pairwise(at - begin for at in self._begins[frame : behind + 1]):
             if len(content) < high:
                 raise corrupt(self.path, begin + low, "a frame is cut short")
-            if not frame_is_whole(self.journal_id, content[low:high]):
+            if not frame_is_whole(seed, content, low, high):
                 raise corrupt(self.path, begin + low, "a frame's checksum does not match")
             bodies.append(content[low + FRAME_HEAD_BYTES : high])
         return bodies

@@ -290,6 +290,7 @@ def _frame_crc(journal_id: UUID, fields: bytes, body: pa.Buffer | memoryview) ->
 
 
 FRAME_HEAD_BYTES = _FRAME.size
+_FRAME_CRC = struct.Struct("<I")
 
 
 def frame_head(content: bytes | memoryview, at: int) -> tuple[int, int, int, int] | None:
@@ -298,10 +299,12 @@ def frame_head(content: bytes | memoryview, at: int) -> tuple[int, int, int, int
     return None if magic != _FRAME_MAGIC or size > FRAME_BYTES_MAX else (rows, size, first_offset, crc)
 
 
-def frame_is_whole(journal_id: UUID, frame: memoryview) -> bool:
-    """Whether these bytes, head and body, are what a writer of this journal wrote."""
-    crc = _FRAME.unpack_from(frame)[4]
-    return _frame_crc(journal_id, bytes(frame[:_FRAME_CHECKED_BYTES]), frame[_FRAME.size :]) == int(crc)
+def frame_is_whole(seed: int, content: memoryview, begin: int, end: int) -> bool:
+    """Whether these bytes, head and body, are what a writer of this journal wrote. The seed is crc32 of its id."""
+    crc = zlib.crc32(
+        content[begin + _FRAME.size : end], zlib.crc32(content[begin : begin + _FRAME_CHECKED_BYTES], seed)
+    )
+    return crc == int(_FRAME_CRC.unpack_from(content, begin + _FRAME_CHECKED_BYTES)[0])
 
 
 def corrupt(path: Path, at_byte: int, reason: str) -> JournalCorrupt:
