@@ -13,6 +13,8 @@
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
     │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
     │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another question
+    │   ├── EventsGone              events-gone             410    events of a journal that retention has dropped
+    │   ├── EventsNeeded            events-needed           409    events to be dropped that a reader still needs
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
     │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
     │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
@@ -196,6 +198,20 @@ class CursorInvalid(InputError):
     """A cursor that was damaged, or that belongs to another view or another question."""
 
     code = "cursor-invalid"
+
+
+class EventsGone(InputError):
+    """Events that the journal had, and that retention has dropped. Never skipped: the message names them."""
+
+    code = "events-gone"
+    status = 410
+
+
+class EventsNeeded(InputError):
+    """Events were to be dropped that a known reader has not read yet. Nothing was dropped."""
+
+    code = "events-needed"
+    status = 409
 
 
 class HistoryGone(InputError):

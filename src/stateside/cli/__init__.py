@@ -1,7 +1,8 @@
 """The command line: thin. It parses, calls, prints.
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it, `auditing` what proves it, `tokens` who may ask, `billing` the commands of that application.
+what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `tokens` who may ask,
+`billing` the commands of that application.
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
@@ -9,6 +10,8 @@ from stateside.cli.asking import get, locate, rollup, scan, sql, sum_, views, wa
 from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
+from stateside.cli.journal import journal
+from stateside.cli.retention import archive, drop, readers
 from stateside.cli.serving import serve
 from stateside.cli.tokens import token
 
@@ -21,6 +24,7 @@ for command in (
     demo,
     doctor,
     get,
+    journal,
     locate,
     new,
     rollup,
@@ -34,3 +38,5 @@ for command in (
     watch,
 ):
     main.add_command(command)
+for command in (archive, drop, readers):
+    journal.add_command(command)

@@ -116,8 +116,9 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 @click.command()
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder; made if there is none.")
 @click.option("--dead-letters", type=FILE, help="Go on at lines that are no events, and add them here with the reason.")
+@click.option("--json", "as_json", is_flag=True, help="Print the receipt and the counts as a JSON object.")
 @click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
-def append(folder: Path, dead_letters: Path | None, lines: Any) -> None:
+def append(folder: Path, dead_letters: Path | None, as_json: bool, lines: Any) -> None:
     """Append events to an application's journal: JSON lines from FILE, or from standard input.
 
     \b
@@ -142,7 +143,8 @@ def append(folder: Path, dead_letters: Path | None, lines: Any) -> None:
             intake.take(lines)
         finally:
             click.echo(f"{intake.stored:,} events stored, {intake.refused:,} lines refused", err=True)
-        click.echo(str(intake.receipt))
+        told = {"receipt": str(intake.receipt), "stored": intake.stored, "refused": intake.refused}
+        click.echo(json.dumps(told) if as_json else told["receipt"])
 
 
 @click.command()

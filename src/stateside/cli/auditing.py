@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from stateside.cli.bars import bar
 from stateside.cli.group import FOLDER
 
 
@@ -31,7 +30,7 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
     from stateside.serving.clients import Client
 
     layout = Layout(folder.absolute())
-    with _bar() as watch:
+    with bar("folding the journal") as watch:
         if url is None:
             found = run_audit(layout, live_rows(layout), full=full, watch=watch)
         else:
@@ -45,19 +44,3 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
                 )
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
     sys.exit(0 if found.ok else 1)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar that shows people how much of the journal is folded; nothing where nobody looks."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda offset, stop: None
-        return
-    columns = (TextColumn("folding the journal"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("fold", total=None)
-        yield lambda offset, stop: progress.update(task, completed=offset, total=stop)

@@ -65,5 +65,10 @@ def keep(segment: Path, journal_id: UUID, segment_bytes: int, firsts: array[int]
         log.info("where the frames of %s begin is not kept: %s", segment, error)
 
 
+def forget(segment: Path) -> None:
+    """The segment is gone."""
+    _path(segment).unlink(missing_ok=True)
+
+
 def _path(segment: Path) -> Path:
     return segment.parent / FOLDER / f"{segment.stem}.frames"

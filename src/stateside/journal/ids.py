@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateside.errors import JournalAway
+from stateside.journal import base
 from stateside.journal.index import Index, hash_of, keeping
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
@@ -60,6 +61,8 @@ class Ids:
             self._recent = {hash_: offset for hash_, offset in self._recent.items() if offset >= index.covers}
             self._read = index.covers if index.covers < self._written else max(self._read, index.covers)
         mark = self._mark if self._mark.offset <= self._read else None
+        if self._read < end.offset:  # ids of events that were dropped are known only as far as they are on disk
+            self._read = max(self._read, base.offset(self._journal.directory))
         for first, batch in self._journal.batches(self._read, end.offset, mark):
             for offset, id_ in enumerate(batch.column("id").to_pylist(), first):
                 self._recent.setdefault(hash_of(id_), offset)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import JournalCorrupt, PositionInvalid
-from stateside.journal import segment
+from stateside.errors import PositionInvalid, StatesideError
+from stateside.journal import base, segment
 from stateside.journal.columns import conformed, decode
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
@@ -41,6 +41,10 @@ class Journal:
     def end(self) -> Position:
         """The position after the last durable event."""
         return Position.of({PARTITION: self.durable_end().offset})
+
+    def begin(self) -> Position:
+        """The position of the first event that is there: the start, until retention drops some."""
+        return Position.of({PARTITION: next(iter(segment.segment_offsets(self.directory)), 0)})
 
     def durable_end(self) -> DurableEnd:
         """The end with its place in the files: later reads that start there find their frame at once."""
@@ -85,7 +89,10 @@ class Journal:
             if first_offset > start:
                 break
             stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
-            opened = Segment(segment.segment_path(self.directory, first_offset), journal_id)
+            try:
+                opened = Segment(segment.segment_path(self.directory, first_offset), journal_id)
+            except FileNotFoundError:
+                raise self._missing(start) from None
             try:
                 frames = opened.frames(start, stop_byte, mark)
                 start = yield from _cut_frames(opened, frames, start, stop, self.shown)
@@ -104,12 +111,8 @@ class Journal:
             raise self._missing(start)
         return [offset for offset in offsets[begin:] if offset < stop]
 
-    def _missing(self, offset: int) -> JournalCorrupt:
-        return JournalCorrupt(
-            f"The journal's segments have no event at offset {offset}, which was durable",
-            where=str(self.directory),
-            next_step="Restore the missing or shortened segment from a copy; nothing was skipped",
-        )
+    def _missing(self, offset: int) -> StatesideError:
+        return base.missing(self.directory, offset)
 
 
 def _cut_frames(

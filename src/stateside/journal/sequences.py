@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from stateside.errors import JournalAway
+from stateside.journal import base
 from stateside.journal.columns import SCHEMA
 from stateside.journal.index import Index, hash_of, keeping
 from stateside.journal.reader import Journal
@@ -93,6 +94,8 @@ class Sequences:
             self._forget()
         if end.offset - self._read > EVENTS_READ_MAX:
             self._start_from_index(end)
+        if self._read < end.offset:
+            self._start_from_base(end)
         begin = self._read
         if begin < end.offset:
             for first, batch in self._journal.batches(begin, end.offset, self._mark):
@@ -114,6 +117,16 @@ class Sequences:
             self._forget()
             self._read = self._written = covers
             self._whole = False
+
+    def _start_from_base(self, end: DurableEnd) -> None:
+        """Go on behind the events that were dropped: from the index on disk if it knows of them, else from the base."""
+        if self._read >= base.offset(self._journal.directory):
+            return
+        self._start_from_index(end)
+        known = base.read(self._journal.directory)
+        if self._read < known.offset:
+            self._forget()
+            self._unwritten, self._read = dict(known.lasts), known.offset
 
     def _fold(self, batch: pa.RecordBatch, end: DurableEnd) -> None:
         entities, sequences = (batch.column(name).to_pylist() for name in ("entity", "sequence"))

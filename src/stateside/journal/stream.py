@@ -17,8 +17,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import JournalCorrupt, PositionInvalid
-from stateside.journal import segment
+from stateside.errors import PositionInvalid, StatesideError
+from stateside.journal import base, segment
 from stateside.journal.frames import Frames, Offsets
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
@@ -46,7 +46,8 @@ class Stream(Protocol):
         """The events with offsets start <= offset < stop, each batch with the offset of its first event.
 
         In the journal's schema (`columns`). PositionInvalid if the range goes beyond the end; JournalCorrupt where
-        events that were there are not any more. Memory: one batch, of a few MiB or of one append.
+        events that were there are not any more, EventsGone if somebody decided so (`Trimmed`). Memory: one batch, of a
+        few MiB or of one append.
         """
 
     def wait(self, position: Position, timeout_s: float) -> bool:
@@ -59,6 +60,19 @@ class Gathering(Protocol):
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """The events at these offsets, which ascend: some of them at a time, with their offsets."""
+
+
+@runtime_checkable
+class Trimmed(Protocol):
+    """A stream that may have lost events at its beginning, by somebody's decision."""
+
+    def begin(self) -> Position:
+        """The position of the first events that are there."""
+
+
+def begin(stream: Stream) -> Position:
+    """The position of the first events of any stream that are there."""
+    return stream.begin() if isinstance(stream, Trimmed) else Position.start()
 
 
 def gather(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
@@ -101,6 +115,10 @@ class FileStream:
     def end(self) -> Position:
         """The journal's end."""
         return self.journal.end()
+
+    def begin(self) -> Position:
+        """The journal's begin."""
+        return self.journal.begin()
 
     def partitions(self) -> Sequence[str]:
         """The one that there is."""
@@ -177,9 +195,5 @@ class FileStream:
             self._open.popitem(last=False)
         return found
 
-    def _missing(self, offset: int) -> JournalCorrupt:
-        return JournalCorrupt(
-            f"The journal's segments have no event at offset {offset}, which was durable",
-            where=str(self.journal.directory),
-            next_step="Restore the missing or shortened segment from a copy; nothing was skipped",
-        )
+    def _missing(self, offset: int) -> StatesideError:
+        return base.missing(self.journal.directory, offset)

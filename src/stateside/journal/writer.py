@@ -22,13 +22,13 @@ from stateside.journal.columns import SCHEMA
 from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
 from stateside.journal.recovery import recover
+from stateside.journal.rolling import SEGMENT_BYTES_MAX as SEGMENT_BYTES_MAX
+from stateside.journal.rolling import SEGMENT_S_MAX, Limits, Rolling
 from stateside.journal.segment import PARTITION as PARTITION
 from stateside.journal.segment import DurableEnd
 from stateside.journal.sequences import Sequences
 from stateside.journal.turns import WAIT_S_MAX, Turns
 from stateside.storage import write_atomically
-
-SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 
 Durability = Literal["synced", "written"]
 
@@ -80,6 +80,7 @@ class JournalWriter(Appending):
         *,
         clock: Clock | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        segment_s_max: float = SEGMENT_S_MAX,
         wait_s_max: float = WAIT_S_MAX,
         known: UUID | None = None,
         durability: Durability = "synced",
@@ -92,7 +93,6 @@ class JournalWriter(Appending):
         if durability not in get_args(Durability):
             raise SettingInvalid(f"durability is {durability!r}", next_step='Give "synced" or "written"')
         self._directory, self._durability = directory, durability
-        self._segment_bytes_max = segment_bytes_max
         self._broken: str | None = None
         self.journal_id = known
         self._recovered = self._settled = self._schema_is_ours = False
@@ -100,6 +100,7 @@ class JournalWriter(Appending):
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         self._journal = Journal(directory)
+        self._rolling = Rolling(directory, Limits(segment_bytes_max, segment_s_max))
         self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)
         with _writing(directory):
             if known is None:
@@ -149,7 +150,7 @@ class JournalWriter(Appending):
 
     def _store(self, batch: pa.RecordBatch) -> None:
         """Steps 4 to 6, in this writer's turn."""
-        if self._end.segment_bytes >= self._segment_bytes_max or not self._schema_is_ours:
+        if not self._schema_is_ours or self._rolling.is_due(self._end, self._clock.now_us()):
             self._roll()
         self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
         self._publish()
@@ -246,6 +247,7 @@ class JournalWriter(Appending):
         _close(self._file)
         self._file = opened
         self._schema_is_ours = segment.schema(path).equals(self.schema)
+        self._rolling.opened(end, self._clock.now_us())
 
     def _open_mark(self) -> None:
         """The file is born whole: a reader may look, or a crash come, at any moment."""

@@ -99,6 +99,10 @@ class Snapshot:
         if start < stop:
             raise Damaged(f"there is no zone at offset {start}")
 
+    def blocks(self, term: Term) -> Iterator[tuple[int, Block]]:
+        """All blocks of a term, each with the place of its first event: a sequence of an entity, else an offset."""
+        return self._blocks(term, 0)
+
     def names(self, scope: bytes, prefix: str, after: str | None, names_max: int) -> list[tuple[str, Term]]:
         """Terms of a scope with this prefix in the order of their keys, from behind a name on."""
         wanted = prefix.encode()

@@ -30,7 +30,7 @@ from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexing import Indexing, Part
 from stateside.journal.queries.snapshot import Snapshot
-from stateside.journal.stream import Stream, gather
+from stateside.journal.stream import Stream, begin, gather
 from stateside.positions import Position
 from stateside.storage import try_lock
 
@@ -202,7 +202,8 @@ class Views:
     def _is_borne_out(self, state: State) -> bool:
         """Whether the last events that the views have are the stream's, too."""
         for partition, offset, id_ in zip(state.partitions, state.offsets, state.last_ids, strict=True):
-            for _, batch in gather(self.stream, partition, np.array([offset - 1])) if offset else ():
+            there = offset > begin(self.stream)[partition]  # else it was dropped meanwhile
+            for _, batch in gather(self.stream, partition, np.array([offset - 1])) if there else ():
                 if batch.column("id").to_pylist() != [id_]:
                     return False
         return True
@@ -236,7 +237,8 @@ class Views:
         if not self._belongs(state):
             raise Damaged("the views are of another stream than the one that is there now")
         for partition in self.stream.partitions():
-            for first, batch in _portions(self.stream, partition, state.covers(partition), end[partition]):
+            start = max(state.covers(partition), begin(self.stream)[partition])
+            for first, batch in _portions(self.stream, partition, start, end[partition]):
                 if stop.is_set():
                     return
                 state = _take_in(generation, id_, partition, first, batch)
@@ -274,6 +276,8 @@ def _take_in(generation: Generation, stream_id: str | None, partition: str, firs
     with generation.writing() as transaction:
         state = Snapshot(transaction, generation.databases).state
         state.stream = stream_id
+        if not state.covers(partition):
+            state.offsets[state.number(partition)] = first  # what was dropped is in no views that are made anew
         Indexing(transaction, generation.databases, state).add(Part(state.number(partition), first, batch))
         transaction.put(b"state", state.pack(), db=generation.databases["meta"])
     return state

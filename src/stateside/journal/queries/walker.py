@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from stateside.errors import JournalAway, PositionAhead
+from stateside.errors import EventsGone, JournalAway, PositionAhead
 from stateside.journal.queries.views import Views
-from stateside.journal.stream import Stream
+from stateside.journal.stream import Stream, begin
 from stateside.positions import Position
 
 Item = TypeVar("Item")
@@ -32,6 +32,12 @@ class Walker(ABC, Generic[Item]):
                 f"The position {start} lies behind the end of this stream, {stream.end()}",
                 next_step="It is of another stream, or of one that was replaced: begin anew",
             )
+        for partition, offset in begin(stream).parts:
+            if self._at.get(partition, 0) < offset:
+                raise EventsGone(
+                    f"The events at {partition}:{self._at.get(partition, 0)} to {partition}:{offset - 1} are gone",
+                    next_step=f"Start at {begin(stream)} to do without them, or bring them back from a copy",
+                )
 
     @property
     def done(self) -> bool:

@@ -1,0 +1,267 @@
+"""`stateside journal`: look into a journal, prove that it is right, take events in and out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stateside.cli.applications import append
+from stateside.cli.bars import bar
+from stateside.cli.group import FILE, FOLDER
+from stateside.cli.tables import readable, show_json
+from stateside.errors import PositionInvalid, RequestInvalid
+
+if TYPE_CHECKING:
+    from stateside.journal.queries import Found
+    from stateside.journal.upkeep import Place, Selection
+    from stateside.journal.upkeep.exporting import Format
+    from stateside.positions import Position
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@click.group()
+def journal() -> None:
+    """Look after an application's journal."""
+
+
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A time, as microseconds since 1970."""
+    try:
+        return None if value is None else (datetime.fromisoformat(value) - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no time with a time zone, like 2026-01-31T12:00:00Z") from error
+
+
+def parsed_position(ctx: click.Context, param: click.Parameter, value: str | None) -> Position | None:
+    """A position, like 0:1234."""
+    from stateside.positions import Position
+
+    try:
+        return None if value is None else Position.parse(value)
+    except PositionInvalid as error:
+        raise click.BadParameter(error.sentence()) from error
+
+
+journal_folder = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+as_json_flag = click.option("--json", "as_json", is_flag=True, help="For machines.")
+_limit = click.option("--limit", type=click.IntRange(1), help="Stop after so many.")
+
+
+def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Flags that say which events are meant; all of them must hold."""
+    flags = (
+        click.option(
+            "--from", "start", metavar="POSITION", callback=parsed_position, help="From this position on, like 0:1234."
+        ),
+        click.option(
+            "--to",
+            "stop",
+            metavar="POSITION",
+            callback=parsed_position,
+            help="Up to this position; the end by default.",
+        ),
+        click.option("--entity", help="Of this entity."),
+        click.option("--tag", help="With this tag."),
+        click.option("--type", "type_", help="Of this type."),
+        click.option(
+            "--since", "from_us", metavar="TIME", callback=_moment, help="Happened then or later: 2026-01-31T12:00:00Z."
+        ),
+        click.option("--until", "to_us", metavar="TIME", callback=_moment, help="Happened before then."),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+@journal.command()
+@journal_folder
+@as_json_flag
+def stat(folder: Path, as_json: bool) -> None:
+    """Tell how large the journal is, where it ends, and how far what is made of it has come."""
+    from stateside.journal.upkeep import statistics
+
+    found = statistics(place_of(folder)).as_dict()
+    if as_json:
+        show_json(found)
+        return
+    for name, value in found.items():
+        click.echo(f"{name.replace('_', ' '):18} {readable(name, value)}")
+
+
+@journal.command()
+@journal_folder
+@_selection_flags
+@_limit
+@click.option("--follow", is_flag=True, help="Then go on with events as they come, until Ctrl-C.")
+@as_json_flag
+def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditions: Any) -> None:
+    """Print events, in the journal's order. With --json a line each, as `export` has them, and with the position.
+
+    The position is the one to read on --from behind the event.
+    """
+    place = place_of(folder)
+    selection = _from_begin(place, _selection(**conditions), conditions["start"])
+    with place.queries() as queries:
+        found = selection.live(queries) if follow else selection.found(queries)
+        for one in islice(found, limit):
+            _show_event(one, as_json)
+
+
+@journal.command()
+@journal_folder
+@click.option("--prefix", default="", help="Only ids that begin so.")
+@click.option("--after", help="Only ids behind this one: the last one of the page before.")
+@_limit
+@as_json_flag
+def ids(folder: Path, prefix: str, after: str | None, limit: int | None, as_json: bool) -> None:
+    """Print the ids of all entities, in the order of their bytes, one a line."""
+    with place_of(folder).queries() as queries:
+        for entity in islice(queries.entities(prefix, after).current(), limit):
+            show_json({"entity": entity}, lines=True) if as_json else click.echo(entity)
+
+
+@journal.command()
+@journal_folder
+@click.option("--prefix", default="", help="Only tags that begin so.")
+@as_json_flag
+def tags(folder: Path, prefix: str, as_json: bool) -> None:
+    """Print all tags by name, and how many events have each."""
+    from stateside.journal.upkeep import tags as tags_of
+
+    for tag, events in tags_of(place_of(folder), prefix).items():
+        show_json({"tag": tag, "events": events}, lines=True) if as_json else click.echo(f"{events:>12,}  {tag}")
+
+
+@journal.command()
+@journal_folder
+@as_json_flag
+def verify(folder: Path, as_json: bool) -> None:
+    """Read the whole journal and all that is made of it, and say what is wrong. Changes nothing.
+
+    Checked are every frame's checksum, that no event is missing, that each entity's sequences go 1, 2, 3, …, and the
+    indexes of ids and sequences and the views against the log. The exit code is 1 if anything is wrong.
+    """
+    from stateside.journal.upkeep import verify as run_verify
+
+    with bar("reading the journal") as watch:
+        verdict = run_verify(place_of(folder), watch)
+    show_json(verdict.as_dict()) if as_json else click.echo("\n".join(verdict.lines()))
+    sys.exit(0 if verdict.ok else 1)
+
+
+@journal.command()
+@journal_folder
+@_selection_flags
+@click.option("--out", required=True, type=FILE, help="The file to write, or - for standard output (JSON lines).")
+@click.option("--format", "format_", type=click.Choice(["jsonl", "parquet"]), help="By the file's name if not given.")
+@as_json_flag
+def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: Any) -> None:
+    """Write events to a file: JSON lines, which `stateside append` takes, or Parquet.
+
+    The file is there when all of it is. Prints how many events it has, and the position at which the next export goes
+    on.
+    """
+    from stateside.journal.upkeep import export as run_export
+    from stateside.journal.upkeep import export_to
+
+    place = place_of(folder)
+    selection = _from_begin(place, _selection(**conditions), conditions["start"])
+    chosen = format_ or _format(out)
+    if str(out) == "-":
+        done = export_to(place, selection, sys.stdout.buffer, chosen)
+    else:
+        with bar("exporting") as watch:
+            done = run_export(place, selection, out, chosen, watch)
+    told = {"events": done.events, "position": str(done.position)}
+    to_stderr = str(out) == "-"
+    if as_json:
+        click.echo(json_line(told), err=to_stderr)
+    else:
+        click.echo(f"{done.events:,} events; the next export goes on --from {done.position}", err=to_stderr)
+
+
+@journal.command()
+@journal_folder
+@click.option("--rebuild", is_flag=True, help="Make them anew from the journal's beginning.")
+@as_json_flag
+def views(folder: Path, rebuild: bool, as_json: bool) -> None:
+    """Bring the views of queries to the journal's end: where events of entities, tags, types and times stand.
+
+    Queries are right without them, and much faster with them. Ctrl-C loses nothing: the next call goes on.
+    """
+    from stateside.journal.queries import Views
+    from stateside.journal.stream import FileStream
+
+    place = place_of(folder)
+    with Views(FileStream(place.directory), place.views) as followed, bar("following the journal") as watch:
+        follow = followed.rebuild if rebuild else followed.follow
+        position = follow(lambda progress: watch(progress.events, progress.total))
+    click.echo(json_line({"position": str(position)}) if as_json else str(position))
+
+
+journal.add_command(append)
+
+
+def place_of(folder: Path) -> Place:
+    """The journal of the application in this folder."""
+    from stateside.journal.upkeep import Place
+    from stateside.layout import Layout
+
+    return Place.of(Layout(folder).journal)
+
+
+def _selection(start: Position | None, type_: str | None, **others: Any) -> Selection:
+    from stateside.journal.upkeep import Selection
+    from stateside.positions import Position
+
+    return Selection(start or Position.start(), type=type_, **others)
+
+
+def _from_begin(place: Place, selection: Selection, asked: Position | None) -> Selection:
+    """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
+    from stateside.journal import Journal
+
+    begin = Journal(place.directory).begin()
+    if asked is not None or not begin.events():
+        return selection
+    click.echo(f"The events before {begin} are gone; it begins there.", err=True)
+    return replace(selection, start=begin)
+
+
+def _format(out: Path) -> Format:
+    """The format that a file's name tells."""
+    formats: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+    if str(out) == "-":
+        return "jsonl"
+    if out.suffix not in formats:
+        raise RequestInvalid(f"The name {out.name!r} tells no format", next_step="Give --format jsonl or parquet")
+    return formats[out.suffix]
+
+
+def _show_event(found: Found, as_json: bool) -> None:
+    from stateside.journal.lines import fields_of
+
+    fields = fields_of(found.event)
+    if as_json:
+        click.echo(json_line({"position": str(found.position)} | fields))
+        return
+    event = found.event
+    time = (_EPOCH + timedelta(microseconds=event.time_us)).isoformat().replace("+00:00", "Z")
+    number = "-" if event.sequence is None else event.sequence
+    shown = fields.get("data") or json_line(fields["payload"])
+    marks = f"  [{', '.join(event.tags)}]" if event.tags else ""
+    click.echo(f"{found.position!s:>10}  {time}  {event.entity} {number}  {event.type}  {shown}{marks}")
+
+
+def json_line(document: Any) -> str:
+    """A document as JSON in one line."""
+    return json.dumps(document, ensure_ascii=False)

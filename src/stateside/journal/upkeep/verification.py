@@ -1,0 +1,219 @@
+"""Verification: reads a whole journal and all that is made of it, changes nothing, and says what is wrong.
+
+1. The indexes of ids and sequences, and the views, are taken as they are at one moment; and then the end mark.
+2. Every segment up to the end: its header, that it follows the one before, and every frame with its checksum.
+3. Every event: that its entity's sequences go on by one (`log_check`).
+4. Indexes and views against the events up to where they have come (`index_check`, `view_check`). Where the log itself
+   is damaged they are not compared: what they know may be more than what can be read.
+
+It may run beside writers and readers. What a crash left behind the end mark is not looked at: the next writer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from stateside.errors import JournalCorrupt
+from stateside.journal import base, segment
+from stateside.journal.columns import conformed
+from stateside.journal.reader import Journal
+from stateside.journal.segment import PARTITION, DurableEnd, Segment
+from stateside.journal.upkeep import index_check, view_check
+from stateside.journal.upkeep.findings import Findings
+from stateside.journal.upkeep.log_check import LogCheck
+from stateside.journal.upkeep.place import Place
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was read, and what was found. `notes` are worth knowing, and nothing is wrong with them."""
+
+    findings: Findings
+    end: int = 0
+    segments: int = 0
+    frames: int = 0
+    events: int = 0
+    entities: int = 0
+    compared: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings.shown
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        numbers = {name: getattr(self, name) for name in ("end", "segments", "frames", "events", "entities")}
+        found = {"findings": self.findings.as_list(), "counts": self.findings.counts}
+        return {"ok": self.ok} | numbers | {"compared": self.compared, "notes": self.notes} | found
+
+    def lines(self) -> list[str]:
+        """For people."""
+        read = f"{self.events:,} events of {self.entities:,} entities in {self.frames:,} frames of {self.segments:,} "
+        head = [f"{read}segments, up to offset {self.end:,}; compared with the log: {', '.join(self.compared) or '-'}"]
+        told = [finding.sentence() for finding in self.findings.shown]
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.findings.counts.items())
+        return head + self.notes + told + [f"Wrong: {counts}" if counts else "Nothing is wrong."]
+
+
+def nobody(offset: int, stop: int) -> None:
+    """Watches nothing."""
+
+
+def verify(place: Place, watch: Watch = nobody) -> Verdict:
+    """Read all of it. The watch is told how many events are read, of how many."""
+    return _Verification(place, watch).run()
+
+
+class _Verification:
+    """One run."""
+
+    def __init__(self, place: Place, watch: Watch) -> None:
+        self._place, self._watch = place, watch
+        self._findings = Findings()
+        self._verdict = Verdict(self._findings)
+        self._damaged = False
+
+    def run(self) -> Verdict:
+        try:
+            journal_id = Journal(self._place.directory).id() or ""
+            self._open(journal_id)
+            try:
+                self._read(journal_id)
+                self._finish()
+            finally:
+                for index in (self._ids, self._sequences):
+                    if index is not None:
+                        index.close()
+        except JournalCorrupt as damage:  # the newest segment's header, or the end mark: nothing can be read without
+            self._tell(damage)
+        self._note_torn()
+        return self._verdict
+
+    def _open(self, journal_id: str) -> None:
+        """Step 1."""
+        place, findings = self._place, self._findings
+        self._begin = Journal(place.directory).begin()[PARTITION]
+        self._ids = index_check.opened(place.ids, "events", journal_id, findings)
+        self._sequences = index_check.opened(place.sequences, "entities", journal_id, findings)
+        self._views = view_check.opened(place.views, journal_id, self._begin, findings)
+        self._ids_check = None if self._ids is None else index_check.IdsCheck(self._ids, findings)
+        self._sequences_check = (
+            None if self._sequences is None else index_check.SequencesCheck(self._sequences, findings)
+        )
+
+    def _read(self, journal_id: str) -> None:
+        """Steps 2 and 3, and of step 4 what goes along with the events."""
+        directory = self._place.directory
+        end = Journal(directory).durable_end()
+        offsets = [offset for offset in segment.segment_offsets(directory) if offset <= end.segment_offset]
+        reached = self._begin
+        self._verdict.end = end.offset
+        known = base.read(directory)
+        if known.offset < self._begin:
+            reached = known.offset  # what is missing before that nobody dropped
+        before = known.lasts if self._begin == known.offset else None  # else a drop was ended between two deletions
+        self._log = LogCheck(self._findings, before if self._begin else {})
+        for first_offset in offsets:
+            self._expect(reached, first_offset)
+            reached = self._read_segment(first_offset, end, journal_id)
+        self._expect(reached, end.offset)
+        self._verdict.entities = len(self._log.lasts)
+
+    def _read_segment(self, first_offset: int, end: DurableEnd, journal_id: str) -> int:
+        """The offset up to which its events could be read."""
+        reached = first_offset
+        self._verdict.segments += 1
+        try:
+            for first, batch in self._batches(first_offset, end, journal_id):
+                self._take(first, batch)
+                reached = first + batch.num_rows
+                self._watch(reached - self._begin, end.offset - self._begin)
+        except JournalCorrupt as damage:
+            self._tell(damage)
+        return reached
+
+    def _batches(self, first_offset: int, end: DurableEnd, journal_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        path = segment.segment_path(self._place.directory, first_offset)
+        opened = Segment(path)
+        try:
+            if str(opened.journal_id) != journal_id:
+                raise segment.corrupt(path, 0, f"this segment is of the journal {opened.journal_id}, not {journal_id}")
+            stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
+            for frame in opened.frames(stop_byte=stop_byte):
+                batch = conformed(opened.batch(frame))
+                if batch.num_rows != frame.rows:
+                    raise segment.corrupt(path, frame.begin_byte, f"a frame has {batch.num_rows} events")
+                self._verdict.frames += 1
+                yield frame.first_offset, batch
+        finally:
+            opened.close()
+
+    def _take(self, first: int, batch: pa.RecordBatch) -> None:
+        """The events of a frame, in two parts where the index of sequences ends between them."""
+        self._verdict.events += batch.num_rows
+        if self._ids_check is not None and not self._damaged:
+            self._ids_check.take(first, batch.column("id").to_pylist())
+        covers = 0 if self._sequences_check is None else self._sequences_check.covers
+        cut = min(max(covers - first, 0), batch.num_rows)
+        for low, high in ((0, cut), (cut, batch.num_rows)):
+            self._compare_sequences(first + low)
+            if low < high:
+                part = batch.slice(low, high - low)
+                numbered = self._log.take(first + low, part)
+                if self._views is not None and not self._damaged:
+                    self._views.take(first + low, part, numbered)
+
+    def _compare_sequences(self, offset: int) -> None:
+        """If the log is read up to where the index of sequences ends, and this was not done yet."""
+        check = self._sequences_check
+        if check is None or check.covers != offset or self._damaged or "sequences" in self._verdict.compared:
+            return
+        check.compare(self._log.lasts, is_all=self._log.is_all)
+        self._verdict.compared.append("sequences")
+
+    def _expect(self, reached: int, offset: int) -> None:
+        """The events up to this offset must have been read."""
+        if reached == offset:
+            return
+        self._damaged = True
+        self._log.forget()
+        what = f"The events at offsets {reached} to {offset - 1} cannot be read, and they were durable"
+        if reached > offset:
+            what = f"The segments overlap at offsets {offset} to {reached - 1}"
+        self._findings.add("missing", f"{what} ({self._place.directory})", "Restore the segments from a copy")
+
+    def _finish(self) -> None:
+        """Step 4."""
+        end = self._verdict.end
+        if self._damaged:
+            self._verdict.notes.append("Indexes and views were not compared: the log itself is damaged.")
+            self._verdict.compared.clear()
+            return
+        if self._ids_check is not None:
+            self._ids_check.finish(self._begin, end)
+            self._verdict.compared.append("ids")
+        self._compare_sequences(end)
+        if self._sequences_check is not None:
+            self._sequences_check.finish(end)
+        if self._views is not None:
+            self._views.finish(end)
+            self._verdict.compared.append("views")
+
+    def _tell(self, damage: JournalCorrupt) -> None:
+        self._damaged = True
+        self._findings.add("damage", f"{damage.what} ({damage.where})", damage.next_step or "")
+
+    def _note_torn(self) -> None:
+        torn = self._place.torn()
+        if torn:
+            self._verdict.notes.append(
+                f"{len(torn)} files with what crashes left unfinished, never acknowledged: {torn[0].name} …"
+            )

@@ -1,0 +1,39 @@
+"""Who reads an application's journal, and up to where: what retention must wait for.
+
+reader                        has read up to
+a view, or a reaction         the end of the batch before its last finished one: the last one may be run again
+                              (nothing, while it has not finished two)
+the views of queries          their own position
+who registered itself         what it registered (`journal.upkeep.readers`)
+billing                       nothing: bills are explained, and audited, from all events
+
+A view whose sources are others is none.
+"""
+
+from __future__ import annotations
+
+from stateside.checkpoint.log import Checkpoint
+from stateside.journal.upkeep import Place
+from stateside.journal.upkeep.readers import Reader, readers
+from stateside.layout import Layout, ViewLayout
+from stateside.positions import Position
+from stateside.storage import Storage
+
+
+def known_readers(layout: Layout) -> list[Reader]:
+    """All readers of the journal in this folder that are known."""
+    found = readers(Place.of(layout.journal))
+    for path in sorted((layout.root / "views").glob("*/checkpoint")):
+        reader = _of_view(ViewLayout(path.parent))
+        found.extend([] if reader is None else [reader])
+    if layout.clock.exists() or list((layout.root / "views").glob("*/book")):
+        found.append(Reader("billing, which explains and audits bills from all events,", Position.start()))
+    return found
+
+
+def _of_view(view: ViewLayout) -> Reader | None:
+    checkpoint, name = Checkpoint(Storage.at(view.checkpoint)), f"the view {view.name!r}"
+    commits = checkpoint.commits()
+    if commits and not checkpoint.journals(commits[-1]):
+        return None
+    return Reader(name, checkpoint.plan(commits[-2]).position if len(commits) > 1 else Position.start())
