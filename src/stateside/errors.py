@@ -24,6 +24,7 @@
     │   ├── AccessDenied            access-denied           403    a token that does not reach so far
     │   ├── Misdirected             misdirected             421    a key that another server holds: says which
     │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
+    │   ├── HeadTooLarge            head-too-large          431    a request's head that is longer than it may be
     │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
     │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
@@ -101,7 +102,7 @@ class StatesideError(Exception):
         return document
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark's Python workers, Granian's workers): keyword arguments must survive.
+        # Errors cross process borders (Spark's Python workers, the server's workers): keyword arguments must survive.
         return _rebuild, (type(self), self.what, self.where, self.next_step)
 
 
@@ -297,6 +298,13 @@ class BodyTooLarge(InputError):
 
     code = "body-too-large"
     status = 413
+
+
+class HeadTooLarge(InputError):
+    """A request's head that is longer than it may be. The connection is closed."""
+
+    code = "head-too-large"
+    status = 431
 
 
 class BodyTooSlow(InputError):

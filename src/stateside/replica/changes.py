@@ -20,6 +20,7 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 
 from stateside.errors import HistoryGone
+from stateside.replica.applied import AppliedBatch
 from stateside.replica.history import ROLLUPS, ROWS, Entry, Record
 from stateside.replica.ordered import behind
 from stateside.replica.snapshot import Snapshot, Table
@@ -120,3 +121,19 @@ def _records(snapshot: Snapshot, after: int) -> list[Record]:
             next_step="Begin anew at the newest batch (see docs/replicas.md for how long it is kept)",
         )
     return records
+
+
+def touched(snapshot: Snapshot, since: AppliedBatch, bytes_max: int) -> Iterator[bytes] | None:
+    """The keys of rows that were stored or taken away since this batch, some perhaps repeatedly.
+
+    None if that is not known, because the history does not reach back to this very run of the batch, or if there is
+    more of it than this to read.
+    """
+    now, history = snapshot.batch(), snapshot.history()
+    records = list(history.records(since.batch + 1))
+    if now is None or not records or sum(record.chunk_bytes for record in records) > bytes_max:
+        return None
+    follows = (records[0].batch, records[-1].batch) == (since.batch + 1, now.batch)
+    if not follows or AppliedBatch.parse(records[0].before) != since:
+        return None
+    return (key for record in records for key, _ in history.entries(record, ROWS, b""))

@@ -1,28 +1,28 @@
 """The server: follows every view of a folder and answers over HTTP, until it is told to stop.
 
-The main process moves the replicas; Granian's worker processes read them. So a burst of requests does not hold up the
+The main process moves the replicas; uvicorn's worker processes read them. So a burst of requests does not hold up the
 replicas, nor a large batch the requests.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from granian import Granian
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
+from uvicorn.config import STARTUP_FAILURE, Config
+from uvicorn.supervisors import Multiprocess
 
 from stateside.errors import SetupError
 from stateside.layout import Layout
@@ -38,14 +38,15 @@ from stateside.serving.health.metrics import shared_metrics
 from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
+from stateside.serving.web.connection import Connection
+from stateside.serving.web.connections import CONNECTIONS_MAX, Connections
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.route import Route
 from stateside.serving.web.sql_routes import sql_routes
 
 LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
-CONNECTIONS_MAX = 8_192  # of a worker, idle ones included; further ones wait until one is closed
-HEADER_S_MAX = 10.0  # for a request's headers, and for the next request of a connection that is kept open
+BACKLOG = 2_048  # connections that wait for a worker
 _FILES_BESIDE = 512  # that a worker has open beside its connections
 
 log = logging.getLogger(__name__)
@@ -82,23 +83,28 @@ def serve(
     """
     guarded = _checked(folder, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
-    server = _granian(address, port, workers, certificate)
-    _check_free(address, port)
+    listening_socket = _listen(address, port)
     own_name = name or f"{address.replace(':', '.')}-{port}".lstrip(".")
     identity = Identity(
         announce or folder, own_name, reached_at("http" if certificate is None else "https", address, port)
     )
     identity.check()
-    threading.Thread(target=_tell_once_listening, args=(address, port, listening), daemon=True).start()
+    threading.Thread(
+        target=_tell_once_listening, args=(address, port, certificate is not None, listening), daemon=True
+    ).start()
     if log_json:
         logs.log_json()
     named = tuple(routes), tuple(tables)
-    with shared_metrics(), Follower(Layout(folder), foreign, **tailing):
-        loader = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json)
+    _allow_files()
+    with shared_metrics(), Follower(Layout(folder), foreign, **tailing), listening_socket:
+        load = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json)
+        supervisor = Multiprocess(_config(address, certificate, workers, load), [listening_socket])
         try:
-            server.serve(target_loader=loader, wrap_loader=False)
+            supervisor.run()
         finally:
             identity.withdraw()
+    if any(each.exitcode == STARTUP_FAILURE for each in supervisor.processes):
+        raise SetupError("A worker process cannot start", next_step="Its messages stand above")
 
 
 def _checked(folder: Path, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
@@ -112,46 +118,68 @@ def _checked(folder: Path, address: str, certificate: Certificate | None, *, ins
     return guarded
 
 
-def _granian(address: str, port: int, workers: int, certificate: Certificate | None) -> Any:
-    """What listens, and starts the workers."""
-    multiprocessing.set_start_method("spawn", force=True)  # a worker must not inherit threads or an open replica
-    return Granian(
-        target="stateside",
-        address=address,
-        port=port,
-        interface=Interfaces.RSGI,
-        http=HTTPModes.http1,
+def _config(address: str, certificate: Certificate | None, workers: int, load: Callable[[], Application]) -> Config:
+    """What uvicorn's workers are to do."""
+    return Config(
+        load,
+        factory=True,
+        interface="asgi3",
+        http=Connection,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
         workers=workers,
-        websockets=False,
-        log_enabled=False,
-        respawn_failed_workers=True,
-        workers_kill_timeout=WORKER_STOP_S,
-        backpressure=_connections_max(),
-        http1_settings=HTTP1Settings(header_read_timeout=int(HEADER_S_MAX * 1_000)),
-        ssl_cert=certificate.certificate if certificate else None,
-        ssl_key=certificate.key if certificate else None,
+        host=address,
+        backlog=BACKLOG,
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=WORKER_STOP_S,
+        ssl_certfile=certificate.certificate if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
     )
 
 
-def _check_free(address: str, port: int) -> None:
-    """SetupError if the port is taken: Granian would share it with another server, and answer every second request."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            raise SetupError(
-                f"Cannot listen on {address}:{port}: {error.strerror}",
-                next_step="Choose another --port, or 0 for any free one",
-            ) from error
+def _listen(address: str, port: int) -> socket.socket:
+    """The socket that all workers take their connections from; SetupError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((address, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise SetupError(
+            f"Cannot listen on {address}:{port}: {error.strerror}",
+            next_step="Choose another --port, or 0 for any free one",
+        ) from error
+    listening.set_inheritable(True)
+    return listening
 
 
-def _tell_once_listening(address: str, port: int, listening: Callable[[], None]) -> None:
+def _tell_once_listening(address: str, port: int, tls: bool, listening: Callable[[], None]) -> None:
+    """Call it once a worker answers: connections are taken before there is one, and wait."""
     while True:
-        with suppress(OSError), socket.create_connection((address, port), 1):
+        connection = (
+            HTTPSConnection(address, port, timeout=1, context=_trusting())
+            if tls
+            else HTTPConnection(address, port, timeout=1)
+        )
+        with suppress(OSError, HTTPException), closing(connection):
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
             break
         time.sleep(LISTENING_POLL_S)
     listening()
+
+
+def _trusting() -> ssl.SSLContext:
+    """For a question to ourselves, of which nothing depends on who answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def load_application(
@@ -163,28 +191,34 @@ def load_application(
     guarded: bool = False,
     identity: Identity | None = None,
     log_json: bool = False,
-) -> Any:
+) -> Application:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the application tells its errors itself
     if log_json:
         logs.log_json()
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
     added = (route for name in routes for route in _load_routes(name, layout))
     loaded = [*event_routes(layout), *sql_routes(layout, tables), *added]
-    return Application(Views(layout), loaded, guard=guard, identity=identity)
+    connections = Connections(_connections_max())
+    return Application(Views(layout), loaded, guard=guard, identity=identity, connections=connections)
+
+
+def _allow_files() -> None:
+    """Let this process, and so its workers, have as many files open as their connections need, if that may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + _FILES_BESIDE
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
 def _connections_max() -> int:
-    """How many connections a worker takes: as many as it can open files for. It inherits the limit that is set here."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + _FILES_BESIDE
-    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    """How many connections a worker takes: as many as it can open files for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return max(1, files - _FILES_BESIDE)
+    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MAX, soft - _FILES_BESIDE))
 
 
 def _load_routes(name: str, layout: Layout) -> Sequence[Route]:

@@ -1,6 +1,6 @@
 """The guard, whom the application asks at every request: who is it, is there room for them, and who was turned away.
 
-    with guard.visit(scope) as visit:
+    with guard.visit(call) as visit:
         holder = visit.enter()          who asks, if there is room; TokenInvalid, TooManyRequests
         route.check(holder, …)          may they: the route says whom it lets in; AccessDenied
         …
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Final, Protocol
 
 from stateside.errors import SetupError, StatesideError, TokenInvalid
 from stateside.layout import Layout
@@ -31,6 +32,15 @@ NOBODY: Final = Holder("nobody", frozenset())
 log = logging.getLogger(__name__)
 
 
+class Arriving(Protocol):
+    """A request: from where it comes, as `address:port`, and what it asks."""
+
+    client: str
+    method: str
+    path: str
+    headers: Mapping[str, str]
+
+
 class Guard:
     """Lets requests in: one for each worker process."""
 
@@ -43,9 +53,9 @@ class Guard:
         """The guard of a folder. `guarded`: it had keys when the server started, and is never open again."""
         return cls(Verifier(layout, guarded=guarded, look_s=LOOK_S), Room(limits), RefusalLog(layout.refusals))
 
-    def visit(self, scope: Any) -> Visit:
-        """A request arrives: RSGI's scope says from where, and what it asks."""
-        return Visit(self, scope)
+    def visit(self, call: Arriving) -> Visit:
+        """A request arrives."""
+        return Visit(self, call)
 
     def holder(self, authorization: str | None) -> Holder:
         """Who sends this header; TokenInvalid if nobody who is let in, SetupError if that cannot be told."""
@@ -56,6 +66,12 @@ class Guard:
             raise SetupError(
                 "This server cannot tell who asks: its log has the cause", next_step="Tell who runs it"
             ) from None  # whose paths are none of the asker's business
+
+    def pass_by(self, holder: Holder, address: str) -> None:
+        """A request of this holder is let in, and will be answered at once; TooManyRequests."""
+        who = address if holder is OPERATOR else f"holder {holder.name}"
+        self.room.enter(who)
+        self.room.leave(who)
 
     def note(self, error: StatesideError, who: str | None, asked: Asked) -> None:
         """Write a refusal down. A disk that is full lets nobody in who was refused, and stops nobody who was not."""
@@ -74,11 +90,11 @@ class Guard:
 class Visit:
     """One request, from its arrival until its answer has been sent."""
 
-    __slots__ = ("_address", "_checked_s", "_counted", "_entered", "_guard", "_holder", "_scope", "route")
+    __slots__ = ("_address", "_call", "_checked_s", "_counted", "_entered", "_guard", "_holder", "route")
 
-    def __init__(self, guard: Guard, scope: Any) -> None:
-        self._guard, self._scope = guard, scope
-        self._address = network(scope.client)
+    def __init__(self, guard: Guard, call: Arriving) -> None:
+        self._guard, self._call = guard, call
+        self._address = network(call.client)
         self._holder: Holder | None = None
         self._entered: Holder | StatesideError | None = None  # who it is, or why nobody is let in
         self._counted: str | None = None
@@ -101,7 +117,7 @@ class Visit:
 
     def _enter(self, needs_token: bool) -> Holder:
         try:
-            holder = self._guard.holder(self._scope.headers.get("authorization")) if needs_token else NOBODY
+            holder = self._guard.holder(self._call.headers.get("authorization")) if needs_token else NOBODY
         except TokenInvalid:
             self._count(self._address)  # so that guessing has a rate as well
             raise
@@ -120,7 +136,7 @@ class Visit:
             return False
         self._checked_s = now_s
         try:
-            return self._guard.holder(self._scope.headers.get("authorization")) != self._holder
+            return self._guard.holder(self._call.headers.get("authorization")) != self._holder
         except StatesideError as error:
             self.refused(error)
             return True
@@ -128,8 +144,8 @@ class Visit:
     def refused(self, error: StatesideError) -> None:
         """Write it down, if this error is a refusal."""
         who = error.name if isinstance(error, TokenRefused) else None if self._holder is None else self._holder.name
-        scope = self._scope
-        asked = Asked(scope.method, scope.path, self._address, scope.headers.get("traceparent"))
+        call = self._call
+        asked = Asked(call.method, call.path, self._address, call.headers.get("traceparent"))
         self._guard.note(error, who, asked)
 
     def _count(self, who: str) -> None:

@@ -117,7 +117,7 @@ class Room:
 
 @lru_cache(maxsize=8_192)  # of connections that are kept open
 def network(client: str) -> str:
-    """Whose address it is that Granian writes as `address:port`: without the port, and of IPv6 the network."""
+    """Whose address `address:port` is: without the port, and of IPv6 the network."""
     host = client.rpartition(":")[0].strip("[]")
     if ":" not in host:
         return host

@@ -1,7 +1,7 @@
-"""The short way to a row: one whole key, at the newest batch, in a view without an archive, all rows of which are for
-who asks. Most questions are of this kind, so they are answered with as little as can be, and never wait.
+"""The short way to rows: whole keys, at the newest batch, in a view without an archive, all rows of which are for who
+asks. Most questions are of this kind, so they are answered with as little as can be, and never wait.
 
-What it says is to the byte what `lookup` says of the same key (`tests/serving/web/test_short_way.py`). Whatever is not
+What it says is to the byte what `lookup` says of the same keys (`tests/serving/web/test_short_way.py`). Whatever is not
 so simple, errors included, it leaves to the long way.
 """
 
@@ -9,20 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from itertools import chain
+from operator import methodcaller
+from typing import Any, Final
 
 import orjson
 
+from stateside.checkpoint.types import Primitive
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.keys import NO_KEY
 from stateside.replica.moment import Moment
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.kept_rows import KeptRows
+from stateside.serving.reading.lookup import KEYS_AT_ONCE_MAX, KEYS_MAX
 from stateside.serving.reading.reader import ViewReader
 from stateside.serving.stamp import Stamp
 
 _AGE: Final = b'"age_ms":0,'
 _END: Final = b'],"cursor":null}'
+_NO_ROW: Final = b"null"
+_WHOLE: Final = ("byte", "short", "integer", "long")
+_SLASHES: Final = methodcaller("count", "/")
 
 
 class Told:
@@ -33,7 +41,9 @@ class Told:
     def __init__(self, snapshot: Snapshot, batch: AppliedBatch, stamp: Stamp) -> None:
         self.place, self.batch, self.heard = snapshot.databases, batch, stamp.age_basis == "heartbeat"
         self.stamp = replace(stamp, age_ms=0)
-        self.headers = self.stamp.headers()[:-1]
+        *others, (age, _) = [("content-type", "application/json"), *self.stamp.headers()]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in others)
+        self.headers = f"{lines}{age}: ".encode("latin-1")
         before, _, behind = orjson.dumps({"stamp": self.stamp.as_dict()}).partition(_AGE)
         self.up_to_age, self.behind_age = before + _AGE[:-2], _AGE[-1:] + behind[:-1] + b',"rows":['
 
@@ -42,48 +52,99 @@ class Told:
         return self.batch is batch and self.heard is heard and self.place is snapshot.databases
 
 
+Found = tuple[Told, int, bytes]  # what it is an answer of, its age in ms, and its JSON
+
+
 class PointReader:
-    """Finds the rows of single keys of one view."""
+    """Finds the rows of whole keys of one view. None, or an error, is for whatever the long way has to answer."""
 
     def __init__(self, reader: ViewReader) -> None:
         self.reader, self._shape = reader, reader.shape
-        self.parts = len(self._shape.key_texts.parts)  # of a whole key
+        self._parts = len(self._shape.key_texts.parts)  # of a whole key
+        self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in _WHOLE]
         self.moment = Moment(reader.replica)
+        self._kept = KeptRows()
         self._snapshot: Snapshot | None = None  # of which is what follows
         self._told: Told | None = None
         self._since_us = 0
 
-    def find(self, texts: Sequence[str]) -> tuple[Told, int, bytes] | None:
-        """The answer for the whole key that these texts are: what it is an answer of, its age in ms, and its JSON.
-
-        None, or an error, if the long way has to give it.
-        """
-        shape = self._shape
-        key = shape.key_texts.parse(texts)
-        encoded = shape.codec.encode(key) or NO_KEY
-        snapshot = self.moment.snapshot()
-        if snapshot is not self._snapshot:
-            self._look(snapshot)
-        told = self._told
+    def find(self, name: str) -> Found | None:
+        """The answer for one key, named as in an address: its parts with slashes between them."""
+        told = self._look()
         if told is None:
             return None
-        row = snapshot.get(encoded)
-        if told.stamp.share is not None:
-            check_held(told.stamp, shape.codec, encoded)
-        age_ms = max(0, (self.reader.clock.now_us() - self._since_us) // 1_000)
-        shown = b""
-        if row is not None:
-            values = shape.values_of(key, row) if shape.keys_as_asked else shape.values(encoded, row)
-            shown = orjson.dumps(shape.columns.shown(values))
-        return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, shown, _END)
+        row = self._kept.rows.get(name)
+        if row is None:
+            texts = name.split("/")
+            if len(texts) != self._parts:
+                return None
+            key = self._shape.codec.encode(self._shape.key_texts.parse(texts)) or NO_KEY
+            row = self._read([name], [key], told).get(name, b"")
+        return self._answer(told, row)
 
-    def _look(self, snapshot: Snapshot) -> None:
-        """Find out what answers are answers of, from now on."""
-        self._snapshot = None
+    def find_all(self, body: bytes) -> Found | None:
+        """The answer for the keys in a lookup's body, in their order."""
+        document = orjson.loads(body)
+        given = document.get("keys") if isinstance(document, dict) and len(document) == 1 else None
+        if not isinstance(given, list) or not 0 < len(given) <= KEYS_MAX:
+            return None
+        names, told = self._names(given), self._look()
+        if names is None or told is None:
+            return None
+        rows = list(map(self._kept.rows.get, names))
+        if None in rows:
+            missing = {name: key for name, key, row in zip(names, given, rows, strict=True) if row is None}
+            if len(missing) > KEYS_AT_ONCE_MAX:
+                return None
+            keys = self._shape.codec.encode_all(self._shape.json_keys.parse_all(list(missing.values())))
+            read = self._read(list(missing), keys, told)
+            rows = [read.get(name, _NO_ROW) if row is None else row for name, row in zip(names, rows, strict=True)]
+        return self._answer(told, b",".join(rows))  # type: ignore[arg-type]  # there is no None any more
+
+    def _names(self, given: Sequence[Any]) -> Sequence[str] | None:
+        """What keys in JSON would be called in an address; None if that would not mean the same."""
+        types = set(map(type, given))
+        if types == {list} and set(map(type, chain.from_iterable(given))) == {str}:
+            names = list(map("/".join, given))
+        elif types == {str} or (types == {int} and self._whole):
+            names = given if types == {str} else list(map(str, given))  # type: ignore[assignment]
+        else:
+            return None
+        return names if set(map(_SLASHES, names)) == {self._parts - 1} else None
+
+    def _read(self, names: Sequence[str], keys: Sequence[bytes], told: Told) -> dict[str, bytes]:
+        """The rows of these keys as they are shown, by name, out of the replica; of those that there are."""
+        assert self._snapshot is not None
+        for key in keys if told.stamp.share is not None else ():
+            check_held(told.stamp, self._shape.codec, key)
+        shape, stored = self._shape, self._snapshot.get_all(keys)
+        there = [each for each in zip(names, keys, stored, strict=True) if each[2] is not None]
+        if not there:
+            return {}
+        named, found, rows = zip(*there, strict=True)
+        values = shape.values_of_all([shape.codec.decode(key) for key in found], rows)
+        shown = list(map(orjson.dumps, shape.columns.shown.all(values)))
+        self._kept.keep(zip(named, found, shown, strict=True))
+        return dict(zip(named, shown, strict=True))
+
+    def _answer(self, told: Told, rows: bytes) -> Found:
+        age_ms = max(0, (self.reader.clock.now_us() - self._since_us) // 1_000)
+        return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, rows, _END)
+
+    def _look(self) -> Told | None:
+        """Be at the newest batch; what answers are answers of."""
+        snapshot = self.moment.snapshot()
+        if snapshot is not self._snapshot:
+            self._move(snapshot)
+        return self._told
+
+    def _move(self, snapshot: Snapshot) -> None:
+        self._snapshot = None  # should it fail, the next answer begins here again
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
         if self._told is None or not self._told.is_of(snapshot, batch, fresh_us is not None):
             stamp = self.reader.stamp_of(snapshot)
             self._told = None if stamp is None or batch is None else Told(snapshot, batch, stamp)
         if batch is not None:
+            self._kept.move(snapshot, batch)
             self._since_us = batch.committed_us if fresh_us is None else fresh_us
         self._snapshot = snapshot

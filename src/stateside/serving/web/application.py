@@ -1,4 +1,4 @@
-"""The application: routes requests to handlers, and turns their answers and errors into responses. Bare RSGI.
+"""The application: routes requests to handlers, and turns their answers and errors into responses. Bare ASGI.
 
 What there is, the routes say (`view_routes` and those that an application adds); the document of this interface is made
 of them. Errors are RFC 9457 problem documents with the codes of `stateside.errors`. Who asks, and whether there is room
@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from asyncio import AbstractEventLoop
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,8 +19,6 @@ from urllib.parse import parse_qsl
 import orjson
 
 from stateside.errors import (
-    BodyTooLarge,
-    BodyTooSlow,
     MethodInvalid,
     Misdirected,
     RequestInvalid,
@@ -40,6 +37,7 @@ from stateside.serving.place.announcer import Announcer, Identity
 from stateside.serving.place.location import location
 from stateside.serving.place.servers import Servers
 from stateside.serving.reading.views import Views
+from stateside.serving.web.call import Call, Receive, Send
 from stateside.serving.web.changes_routes import changes_routes
 from stateside.serving.web.connections import Connections
 from stateside.serving.web.etag import NOT_MODIFIED, validated
@@ -51,23 +49,28 @@ from stateside.serving.web.request import PATH_CHARS_MAX, Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
 from stateside.serving.web.short_way import ShortWay
-from stateside.serving.web.stopping import on_stop
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 _REPEATED = ("key", "where")  # parameters that may come several times
-BODY_S_MAX = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class Application:
-    """The RSGI application: one for each worker process."""
+    """The ASGI application: one for each worker process, whose connections it shares."""
 
     def __init__(
-        self, views: Views, routes: Sequence[Route] = (), *, guard: Guard, identity: Identity | None = None
+        self,
+        views: Views,
+        routes: Sequence[Route] = (),
+        *,
+        guard: Guard,
+        identity: Identity | None = None,
+        connections: Connections | None = None,
     ) -> None:
-        self._views, self._guard, self._short_way = views, guard, ShortWay(views)
-        self._metrics, self._feeds, self._connections = Metrics(), Feeds(views), Connections()
+        self._views, self._guard = views, guard
+        self._metrics, self._feeds, self.connections = Metrics(), Feeds(views), connections or Connections()
+        self.short_way = ShortWay(views, guard, self._metrics)
         self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
@@ -76,33 +79,44 @@ class Application:
         self.routes.append(openapi_route(self.routes))
         self._by_parts: dict[int, Sequence[Route]] = {}  # few: an address has an end
 
-    def __rsgi_init__(self, loop: AbstractEventLoop) -> None:
-        """Called by Granian when the worker starts: from then on the server is announced, and hears when to stop."""
-        on_stop(loop, self._feeds.stop)
-        if self._announcer is not None:
-            self._announcing = loop.create_task(self._announcer.run())
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send_: Send) -> None:
+        """Called by the server for each request, and once when the worker starts."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send_)
+        else:
+            await self._answer(Call(scope, receive, send_))
 
-    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """Called by Granian for each request."""
+    def stop(self) -> None:
+        """The worker is about to stop: what goes on without end is told so."""
+        self._feeds.stop()
+
+    async def _live(self, receive: Receive, send_: Send) -> None:
+        """From the worker's start to its end: the server is announced, and connections are looked after."""
+        running = [self.connections.run()] + ([] if self._announcer is None else [self._announcer.run()])
+        tasks = [asyncio.ensure_future(each) for each in running]
+        for expected in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{expected}"
+            if expected == "shutdown":
+                for task in tasks:
+                    task.cancel()
+            await send_({"type": f"lifespan.{expected}.complete"})
+
+    async def _answer(self, call: Call) -> None:
         began_s = time.perf_counter()
-        with self._guard.visit(scope) as visit:
-            if self._short_way.answer(visit, scope, protocol):
-                self._metrics.answered(visit.route, "GET", 200, time.perf_counter() - began_s)
-                return
-            trace = Trace.of(scope.headers.get("traceparent"))
+        with self._guard.visit(call) as visit:
+            trace = Trace.of(call.headers.get("traceparent"))
             traces.current.set(trace)  # each request is a task of its own
-            response, problem = await self._respond(visit, scope, protocol)
+            response, problem = await self._respond(visit, call)
             response = replace(response, headers=(*response.headers, trace.header()))
             if response.stream is None:
-                _answer(protocol, response, problem)
+                await _give(call, response, problem)
             else:
-                connection = self._connections.of(scope.client)
-                await send(protocol, response, response.stream, connection, visit.is_over)
-        self._metrics.answered(visit.route, scope.method, response.status, time.perf_counter() - began_s)
+                await send(call, response, response.stream, visit.is_over)
+        self._metrics.answered(visit.route, call.method, response.status, time.perf_counter() - began_s)
 
-    async def _respond(self, visit: Visit, scope: Any, protocol: Any) -> tuple[Response, bool]:
+    async def _respond(self, visit: Visit, call: Call) -> tuple[Response, bool]:
         try:
-            return await self._handle(visit, scope, protocol), False
+            return await self._handle(visit, call), False
         except Misdirected as error:
             error.location = await self._location(error)
             return Response(error.problem(), status=error.status), True
@@ -110,7 +124,7 @@ class Application:
             visit.refused(error)
             return Response(error.problem(), status=error.status, headers=_headers(error)), True
         except Exception:
-            log.exception("%s %s failed", scope.method, scope.path)
+            log.exception("%s %s failed", call.method, call.path)
             return Response(
                 StatesideError("This request failed; the server's log has the cause").problem(), status=500
             ), True
@@ -122,24 +136,23 @@ class Application:
         found = await asyncio.to_thread(self._servers.now)
         return location(found, error.view, error.leading, time.time_ns() // 1_000)
 
-    async def _handle(self, visit: Visit, scope: Any, protocol: Any) -> Response:
-        path, query = scope.path, scope.query_string
+    async def _handle(self, visit: Visit, call: Call) -> Response:
+        path, query = call.path, call.query_string
         if len(path) + len(query) > PATH_CHARS_MAX:
             raise RequestInvalid(
                 f"The address has more than {PATH_CHARS_MAX:,} characters",
                 next_step="Ask for many keys with POST …/lookup, whose body has room for them",
             )
-        route, taken, holder = self._found(visit, scope)
+        route, taken, holder = self._found(visit, call)
         visit.route = route.pattern
         pairs = parse_qsl(query, keep_blank_values=True)
         keys, wheres = (tuple(value for name, value in pairs if name == each) for each in _REPEATED)
         route.check_parameters(dict(pairs))
         parameters = {name: value for name, value in pairs if name not in _REPEATED}
-        body = await _body(protocol, route.body.bytes_max) if route.body is not None else b""
-        left = protocol.client_disconnect
-        request = Request(taken, keys, parameters, self._views, holder, scope.headers, body, left, wheres)
+        body = await call.body(route.body.bytes_max) if route.body is not None else b""
+        request = Request(taken, keys, parameters, self._views, holder, call.headers, body, call.left, wheres)
         response = await route.handler(request)
-        return validated(response, scope, holder) if route.method == "GET" else response
+        return validated(response, call, holder) if route.method == "GET" else response
 
     def _of(self, parts: int) -> Sequence[Route]:
         """The routes that a path of so many parts may fit."""
@@ -147,22 +160,22 @@ class Application:
             self._by_parts[parts] = [route for route in self.routes if route.takes(parts)]
         return self._by_parts[parts]
 
-    def _found(self, visit: Visit, scope: Any) -> tuple[Route, tuple[str, ...], Holder]:
+    def _found(self, visit: Visit, call: Call) -> tuple[Route, tuple[str, ...], Holder]:
         """The route that fits, what its names stand for, and who asks, if they may."""
-        parts = scope.path.removeprefix("/").split("/")  # Granian has decoded it already
+        parts = call.path.removeprefix("/").split("/")
         fitting = [(route, taken) for route in self._of(len(parts)) if (taken := route.match(parts)) is not None]
         if not fitting:
             visit.enter().require("operator")
-            shown = scope.path[:200]
+            shown = call.path[:200]
             raise RouteUnknown(f"There is nothing at {shown!r}", next_step="GET /v1/views lists what is served")
-        method = "GET" if scope.method == "HEAD" else scope.method
+        method = "GET" if call.method == "HEAD" else call.method
         route, taken = next((each for each in fitting if each[0].method == method), fitting[0])
         holder = visit.enter(needs_token=route.reach != "anyone")
         route.check(holder, taken)
         if route.method == method:
             return route, taken, holder
         there = " or ".join(sorted({route.method for route, _ in fitting}))
-        raise MethodInvalid(f"{scope.method} is not possible at {scope.path[:200]!r}", next_step=f"Use {there}")
+        raise MethodInvalid(f"{call.method} is not possible at {call.path[:200]!r}", next_step=f"Use {there}")
 
 
 def _headers(error: StatesideError) -> list[tuple[str, str]]:
@@ -171,27 +184,11 @@ def _headers(error: StatesideError) -> list[tuple[str, str]]:
     return [*again, ("www-authenticate", "Bearer")] if error.status == TokenInvalid.status else again
 
 
-async def _body(protocol: Any, bytes_max: int) -> bytes:
-    """The request's body; BodyTooLarge as soon as it is longer than this, BodyTooSlow if it takes too long to come."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_S_MAX):
-            async for part in protocol:
-                size += len(part)
-                if size > bytes_max:
-                    raise BodyTooLarge(f"The body has more than {bytes_max:,} bytes", next_step="Send several requests")
-                parts.append(bytes(part))
-    except TimeoutError:
-        raise BodyTooSlow(f"The body was not there within {BODY_S_MAX:g} s", next_step="Send it faster") from None
-    return b"".join(parts)
-
-
-def _answer(protocol: Any, response: Response, problem: bool) -> None:
+async def _give(call: Call, response: Response, problem: bool) -> None:
     """Send a response that is there as a whole, with the headers that every one has."""
     headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
     if response.status == NOT_MODIFIED:
-        protocol.response_empty(response.status, [*headers, *security_headers("application/json", response.headers)])
+        await call.respond(response.status, [*headers, *security_headers("application/json", response.headers)], None)
         return
     if response.file is None:
         kind = "application/problem+json" if problem else "application/json"
@@ -200,4 +197,4 @@ def _answer(protocol: Any, response: Response, problem: bool) -> None:
         kind, body = response.file.kind, response.file.content
         headers += [("content-disposition", f'inline; filename="{response.file.name}"')]
     headers += security_headers(kind, response.headers)
-    protocol.response_bytes(response.status, [("content-type", kind), *headers], body)
+    await call.respond(response.status, [("content-type", kind), *headers], body)

@@ -12,22 +12,23 @@ import json
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from stateside.serving.access.holder import Holder
 from stateside.serving.stamp import Stamp
+from stateside.serving.web.call import Call
 from stateside.serving.web.response import Response
 
 NOT_MODIFIED: Final = 304
 
 
-def validated(response: Response, scope: Any, holder: Holder) -> Response:
+def validated(response: Response, call: Call, holder: Holder) -> Response:
     """The response with its ETag; without its content, as 304, if the request names that one."""
     if len(response.stamps) != 1 or response.stream is not None or response.status != 200:
         return response
-    tag = etag(response.stamps[0], scope.path, scope.query_string, holder)
+    tag = etag(response.stamps[0], call.path, call.query_string, holder)
     headers = (*response.headers, ("etag", tag))
-    if _names(scope.headers.get("if-none-match"), tag):
+    if _names(call.headers.get("if-none-match"), tag):
         return replace(response, document={}, file=None, status=NOT_MODIFIED, headers=headers)
     return replace(response, headers=headers)
 
