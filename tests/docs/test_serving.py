@@ -18,7 +18,7 @@ from stateside.serving.changes import feed, pages, watcher
 from stateside.serving.reading import reader
 from stateside.serving.reading.views import Views
 from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
-from stateside.serving.web import application, event_routes, outlet, route
+from stateside.serving.web import application, call, connection, connections, event_routes, loop, route
 from stateside.serving.web.request import Request
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
@@ -59,10 +59,11 @@ def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
 
 def test_the_table_of_limits_has_what_the_code_has() -> None:
     assert (limits.RATE_PER_S, limits.BURST_S, limits.RUNNING_MAX, limits.BUCKETS_MAX) == (5_000, 2, 2_000, 10_000)
-    assert (route.BODY_BYTES_MAX, application.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
+    assert (route.BODY_BYTES_MAX, call.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
     assert (verifier.TOKEN_CHARS_MAX, verifier.CACHED_MAX) == (8_192, 4_096)
     assert (claims.LIFE_S_MAX, claims.SCOPE_ENTRIES_MAX, claims.SKEW_S) == (400 * 86_400, 64, 5)
-    assert (server.HEADER_S_MAX, server.CONNECTIONS_MAX) == (10, 8_192)
+    assert (connections.HEAD_S_MAX, loop.HANDSHAKE_S_MAX, connections.CONNECTIONS_MAX) == (10, 10, 8_192)
+    assert connection.HEAD_BYTES_MAX == 64 << 10
     assert (refusals.BYTES_MAX, refusals.OLDER_KEPT, refusals.LINES_PER_S) == (4 << 20, 4, 200)
     assert all(f"{status}" in SERVING for status in refusals.STATUSES)
     assert all(f"| `{role}`" in SERVING for role in holder.ROLES)
@@ -100,7 +101,7 @@ def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:
     assert (watcher.QUEUE_EVENTS_MAX, watcher.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
-    assert (outlet.ROOM_BYTES, outlet.STALLED_S) == (256 << 10, 30)
+    assert (2 * connection.UNSENT_BYTES_MAX, connections.STALLED_S) == (256 << 10, 30)
     assert (pages.PAGE_ROWS_MAX, pages.PAGE_BYTES) == (1_000, 256 << 10)
     assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)

@@ -66,7 +66,7 @@ class Index:
         self.covers = covers
 
     def _open(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)  # not where the journal itself is away
         path = self._directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
         self._environment = lmdb.open(str(self._directory), max_dbs=2, map_size=map_bytes, metasync=False)

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import JournalAway, SettingInvalid
+from stateside.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
 from stateside.journal import segment
 from stateside.journal.appending import Appending
 from stateside.journal.columns import SCHEMA
@@ -137,12 +137,24 @@ class JournalWriter(Appending):
         with self._appending:
             if self._broken:
                 raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
-            with _writing(self._directory), self._turns.take() as still_ours:
+            with self._there(), _writing(self._directory), self._turns.take() as still_ours:
                 settled, self._settled = self._settled, False
                 if not (still_ours and settled):
                     self._settle()
                 yield
                 self._settled = True
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """What a turn finds missing because the whole folder was taken away meanwhile, is away and not damaged."""
+        try:
+            yield
+        except (PositionInvalid, JournalCorrupt, EventsGone) as error:
+            if not self._recovered or DurableEnd.read(self._directory) is not None:
+                raise
+            raise JournalAway(
+                "The journal is away", where=str(self._directory), next_step="Nothing was stored. Bring it back"
+            ) from error
 
     @property
     def _offset(self) -> int:

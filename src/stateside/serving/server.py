@@ -126,7 +126,7 @@ def _config(address: str, certificate: Certificate | None, workers: int, load: C
         interface="asgi3",
         http=Connection,
         ws="none",
-        loop="uvloop",
+        loop="stateside.serving.web.loop:Loop",
         lifespan="on",
         workers=workers,
         host=address,

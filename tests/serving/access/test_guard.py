@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +15,7 @@ from stateside.serving.access.guard import NOBODY, Guard
 from stateside.serving.access.holder import OPERATOR
 from stateside.serving.access.issuer import Issuer
 from stateside.serving.access.limits import Limits
-from stateside.serving.web import application
+from stateside.serving.web import call
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,15 @@ def test_a_refusal_names_the_holder_only_if_the_token_was_verified(layout: Layou
 
 
 def test_a_body_that_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_S_MAX", 0.05)
+    monkeypatch.setattr(call, "BODY_S_MAX", 0.05)
 
-    async def dripping() -> AsyncIterator[bytes]:
-        while True:
-            yield b"x"
-            await asyncio.sleep(0.02)
+    async def dripping() -> call.Message:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
 
+    async def send(message: call.Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": [], "client": ("127.0.0.1", 1)}
     with pytest.raises(BodyTooSlow):
-        asyncio.run(application._body(dripping(), 1_000))
+        asyncio.run(call.Call(scope, dripping, send).body(1_000))

@@ -26,7 +26,7 @@ from stateside.serving.access.claims import Claims
 from stateside.serving.access.holder import OPERATOR
 from stateside.serving.access.issuer import Issuer
 from stateside.serving.access.keys import KeyFile
-from stateside.serving.server import HEADER_S_MAX
+from stateside.serving.web.connections import HEAD_S_MAX
 
 from .guarded_server import BODY_BYTES_MAX, RATE_PER_S, RUNNING_MAX
 
@@ -316,7 +316,7 @@ def test_idle_connections_and_slow_ones_do_no_harm_and_are_closed_after_a_while(
         with served.client(token) as new:
             assert new.get("/v1/slow?s=0").status_code == 200, "new connections are taken too"
         assert sorted(took_s)[15] < 2
-        deadline = time.monotonic() + HEADER_S_MAX + 10
+        deadline = time.monotonic() + HEAD_S_MAX + 10
         for each in (silent[0], silent[-1], *slow[:2]):
             each.settimeout(max(0.1, deadline - time.monotonic()))
             assert is_closed(each)

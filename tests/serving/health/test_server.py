@@ -96,8 +96,14 @@ class Load(AskingThreads):
 
 def workers(pid: int) -> set[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in found}
-    return {child for child, line in lines.items() if b"spawn_main" in line}
+    return {int(child) for child in found if b"spawn_main" in _line(child)}
+
+
+def _line(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:  # it has ended meanwhile
+        return b""
 
 
 def test_workers_restarted_one_after_the_other_cost_no_request(url: str, cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from stateside.layout import Layout
-from stateside.serving.web import outlet
+from stateside.serving.web import connections
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
 from stateside.serving.web.route import Route
@@ -20,7 +20,7 @@ STALLED_S = 1.5
 
 def routes(layout: Layout) -> list[Route]:
     """One that says a word and then nothing, and one without end. Who takes nothing is cut off soon."""
-    outlet.STALLED_S = STALLED_S
+    connections.STALLED_S = STALLED_S
 
     async def idle(request: Request) -> Response:
         return Response({}, stream=Stream("text/plain", _idle(layout.root / "idle")))

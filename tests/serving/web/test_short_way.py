@@ -1,12 +1,12 @@
-"""The short way to a row: it says what the long way says, to the byte, or leaves it to it."""
+"""The short way to rows: it says what the long way says, to the byte, or leaves it to it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,126 +17,180 @@ from stateside.serving.access.limits import Limits
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from tests.serving.reading.shop import Shop
+from tests.serving.web.running import LONG, Running, received
 
 EMMA = "/v1/views/spending/rows/emma/de"
-TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+LOOKUP = "/v1/views/spending/lookup"
+TRACE = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n"
+NOW_US = 1_800_000_000_000_000
+
+Rows = dict[tuple[str, str], tuple[int, int]]
+FIRST: Rows = {("emma", "de"): (2, 104), ("emma", ""): (3, 9), ("ben%s", 'f"r'): (1, 7), ("x" * 600, "de"): (5, 5)}
 
 
-@dataclass
-class Scope:
-    """A request, as Granian tells it."""
+class Asked:
+    """The server of a shop, asked both ways."""
 
-    path: str
-    method: str = "GET"
-    query_string: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    client: str = "127.0.0.1:40000"
+    def __init__(self, shop: Shop, limits: Limits | None = None) -> None:
+        self.clock = ManualClock(NOW_US)
+        self._views = Views(shop.layout, self.clock)
+        guard = Guard.of(shop.layout) if limits is None else Guard.of(shop.layout, limits)
+        self.running = Running(Application(self._views, guard=guard))
 
+    def __enter__(self) -> Asked:
+        self.running.__enter__()
+        return self
 
-class Protocol:
-    """What Granian is given to send."""
-
-    def response_bytes(self, status: int, headers: Any, body: bytes) -> None:
-        self.answer = status, dict(headers), body
-
-    def response_empty(self, status: int, headers: Any) -> None:
-        self.answer = status, dict(headers), b""
-
-    async def client_disconnect(self) -> None:
-        await asyncio.Event().wait()
-
-
-class Server:
-    """The application of a shop, asked without a connection, the short way or not."""
-
-    def __init__(self, shop: Shop) -> None:
-        self.clock = ManualClock(1_800_000_000_000_000)
-        self.views = Views(shop.layout, self.clock)
-        self.app = Application(self.views, guard=Guard.of(shop.layout))
-        self._answer = self.app._short_way.answer
-        self.short = 0
-        self.app._short_way.answer = self._counted  # type: ignore[method-assign]
-
-    def _counted(self, *asked: Any) -> bool:
-        answered = self._possible and self._answer(*asked)
-        self.short += answered
-        return answered
-
-    def ask(self, scope: Scope, *, possible: bool = True) -> tuple[int, dict[str, str], bytes]:
-        self._possible, protocol = possible, Protocol()
-        asyncio.run(self.app.__rsgi__(scope, protocol))
-        return protocol.answer
-
-    def close(self) -> None:
-        for replica in self.views._replicas.values():
+    def __exit__(self, *error: object) -> None:
+        self.running.__exit__(None, None, None)
+        for replica in self._views._replicas.values():
             replica.close()
+
+    @property
+    def short(self) -> int:
+        return self.running.short
+
+    def get(self, path: str = EMMA, headers: str = "", method: str = "GET") -> bytes:
+        return self.running.ask(f"{method} {path} HTTP/1.1\r\nHost: here\r\n{headers}\r\n")
+
+    def post(self, keys: object, headers: str = "") -> bytes:
+        body = json.dumps({"keys": keys})
+        length = len(body.encode())
+        return self.running.ask(
+            f"POST {LOOKUP} HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+
+
+def same(short: bytes, long: bytes) -> bytes:
+    """The answer, which is the same both ways but for the time of day and this server's part of the trace."""
+    brought = TRACE[13:45].encode()
+    assert (brought in short) == (brought in long)
+    for varying in (rb"date: [^\r]{29}\r\n", rb"traceparent: [^\r]{55}\r\n"):
+        assert (len(re.findall(varying, short)), len(re.findall(varying, long))) == (1, 1)
+        short, long = (re.sub(varying, b"", way) for way in (short, long))
+    assert short == long
+    return short
+
+
+def both(asked: Asked, path: str = EMMA, headers: str = "", method: str = "GET") -> bytes:
+    return same(asked.get(path, headers, method), asked.get(path, headers + LONG, method))
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def header(answer: bytes, name: str) -> str:
+    found = re.search(rf"\r\n{name}: ([^\r]*)\r\n".encode(), answer)
+    assert found is not None, answer
+    return found[1].decode()
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     made = Shop(tmp_path)
-    made.batch({("emma", "de"): (2, 104), ("emma", ""): (3, 9), ("ben%s", 'f"r'): (1, 7), ("x" * 600, "de"): (5, 5)})
+    made.batch(FIRST)
     return made
 
 
-def both(server: Server, scope: Scope) -> tuple[int, dict[str, str], bytes]:
-    """The answer, which is the same both ways; a trace that nobody brought is another one each time."""
-    short, long = (server.ask(scope, possible=possible) for possible in (True, False))
-    if scope.headers.get("traceparent") == TRACE:
-        assert short[1]["traceparent"].split("-")[1] == long[1]["traceparent"].split("-")[1]
-    assert len(short[1].pop("traceparent")) == len(long[1].pop("traceparent")) == 55
-    assert short == long
-    assert list(short[1]) == list(long[1]), "in the same order"
-    return short
+@pytest.fixture
+def asked(shop: Shop) -> Iterator[Asked]:
+    with Asked(shop) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
-    ("scope", "short"),
+    ("path", "headers", "method", "short"),
     [
-        (Scope(EMMA), True),
-        (Scope("/v1/views/spending/rows/emma/"), True),
-        (Scope('/v1/views/spending/rows/ben%s/f"r'), True),
-        (Scope(f"/v1/views/spending/rows/{'x' * 600}/de"), True),
-        (Scope("/v1/views/spending/rows/nobody/de"), True),
-        (Scope(EMMA, headers={"traceparent": TRACE}), True),
-        (Scope(EMMA, headers={"traceparent": "none"}), True),
-        (Scope("/v1/views/spending/rows/emma"), False),
-        (Scope("/v1/views/spending/rows/emma/de/x"), False),
-        (Scope("/v1/views/nothing/rows/emma/de"), False),
-        (Scope("/v1/views/spending/rowss/emma/de"), False),
-        (Scope("/v2/views/spending/rows/emma/de"), False),
-        (Scope(EMMA, "HEAD"), False),
-        (Scope(EMMA, "DELETE"), False),
-        (Scope(EMMA, query_string="columns=total"), False),
-        (Scope(EMMA, query_string="nonsense=1"), False),
-        (Scope(EMMA, headers={"if-none-match": "*"}), False),
+        (EMMA, "", "GET", True),
+        ("/v1/views/spending/rows/emma/", "", "GET", True),
+        ("/v1/views/spending/rows/ben%25s/f%22r", "", "GET", True),
+        ("/v1/views/spending/rows/b%65n%25s/f%22r", "", "GET", True),
+        (f"/v1/views/spending/rows/{'x' * 600}/de", "", "GET", True),
+        ("/v1/views/spending/rows/nobody/de", "", "GET", True),
+        (EMMA, TRACE, "GET", True),
+        (EMMA, "traceparent: none\r\n", "GET", True),
+        (EMMA, "USER-AGENT:  h2load/1.5 \r\nAccept: */*\r\nconnection: Keep-Alive\r\n", "GET", True),
+        ("/v1/views/spending/rows/emma", "", "GET", False),
+        ("/v1/views/spending/rows/emma/de/x", "", "GET", False),
+        ("/v1/views/spending/rows/emma%2Fde", "", "GET", True),
+        ("/v1/views/nothing/rows/emma/de", "", "GET", False),
+        ("/v1/views/spending/rowss/emma/de", "", "GET", False),
+        ("/v2/views/spending/rows/emma/de", "", "GET", False),
+        (EMMA, "", "HEAD", False),
+        (EMMA, "", "DELETE", False),
+        (f"{EMMA}?columns=total", "", "GET", False),
+        (f"{EMMA}?nonsense=1", "", "GET", False),
+        (EMMA, "if-none-match: *\r\n", "GET", False),
+        (EMMA, "content-length: 1\r\n", "HEAD", False),
+        (EMMA, "connection: close\r\n", "GET", False),
+        (f"/v1/views/spending/rows/{'x' * 5_000}/de", "", "GET", False),
     ],
 )
-def test_both_ways_give_the_same_answer(shop: Shop, scope: Scope, short: bool) -> None:
-    server = Server(shop)
-    both(server, scope)
-    both(server, scope)
-    assert server.short == 2 * short
-    server.close()
+def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, method: str, short: bool) -> None:
+    both(asked, path, headers, method)
+    both(asked, path, headers, method)
+    assert asked.short == 2 * short
 
 
-def test_the_next_batch_is_seen_at_once_and_the_age_grows(shop: Shop) -> None:
-    server = Server(shop)
-    _, first, body = both(server, Scope(EMMA))
-    server.clock.advance(5_000_000)
-    later = both(server, Scope(EMMA))[1]
-    assert int(later["stateside-age-ms"]) == int(first["stateside-age-ms"]) + 5_000
-    assert later["etag"] == first["etag"]
-    assert server.ask(Scope(EMMA, headers={"if-none-match": later["etag"]}))[0] == 304
-    server.close()
-    shop.batch({("emma", "de"): (3, 204)})
-    server = Server(shop)
-    _, headers, changed = both(server, Scope(EMMA))
-    assert headers["stateside-batch"] == "1"
-    assert headers["etag"] != first["etag"]
-    assert b'"total":204' in changed
-    assert b'"total":104' in body
-    server.close()
+@pytest.mark.parametrize(
+    ("keys", "short"),
+    [
+        ([["emma", "de"]], True),
+        ([["emma", "de"], ["nobody", "de"], ["emma", "de"], ["emma", ""]], True),
+        ([["x" * 600, "de"]], True),
+        ([["é\u0000", "de"], ["ben%s", 'f"r']], True),
+        ([["emma/de", ""]], False),
+        ([["emma"]], False),
+        ([["emma", "de", "x"]], False),
+        ([["emma", None]], False),
+        ([["emma", 1]], False),
+        (["emma"], False),
+        ([], False),
+        ([["emma", "de"]] * 1_000, True),
+        ([["emma", "de"]] * 1_001, False),
+        ([[f"c{number}", "de"] for number in range(101)], False),
+        ("emma", False),
+    ],
+)
+def test_both_ways_give_the_same_rows_of_many_keys(asked: Asked, keys: object, short: bool) -> None:
+    for _ in range(2):
+        same(asked.post(keys), asked.post(keys, LONG))
+    assert asked.short == 2 * short
+
+
+def test_a_key_with_a_slash_is_not_taken_for_two_parts(asked: Asked) -> None:
+    assert b'"total":104' in asked.get()
+    assert b'"rows":[null]' in asked.post([["emma/de", ""]])
+    assert b'"rows":[null]' in asked.post([["", "emma/de"]])
+
+
+def test_a_request_that_comes_in_pieces_or_with_another_behind_it_goes_the_long_way(asked: Asked) -> None:
+    request = f"GET {EMMA} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
+    with asked.running.connect() as connection:
+        for cut in (3, 20, len(request) - 1):
+            connection.sendall(request[:cut])
+            time.sleep(0.05)
+            connection.sendall(request[cut:])
+            assert b'"total":104' in received(connection)
+        assert asked.short == 0
+        connection.sendall(request + request)
+        both_answers = received(connection)
+        while both_answers.count(b'"total":104') < 2:
+            both_answers += connection.recv(1 << 16)
+        assert asked.short == 0
+        connection.sendall(request)
+        assert b'"total":104' in received(connection)
+        assert asked.short == 1
+
+
+def test_the_age_grows_and_the_tag_stays(asked: Asked) -> None:
+    first = both(asked)
+    asked.clock.advance(5_000_000)
+    later = both(asked)
+    assert int(header(later, "stateside-age-ms")) == int(header(first, "stateside-age-ms")) + 5_000
+    assert header(later, "etag") == header(first, "etag")
+    assert status(asked.get(headers=f"if-none-match: {header(later, 'etag')}\r\n")) == 304
 
 
 def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: Shop) -> None:
@@ -147,46 +201,35 @@ def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: S
         "spending": issuer.create("spending", roles=["read"], views=["spending"])[0],
         "appending": issuer.create("appending", roles=["append"])[0],
     }
-    server = Server(shop)
-    found = {}
-    for name, token in tokens.items():
-        before = server.short
-        status, _, _ = both(server, Scope(EMMA, headers={"authorization": f"Bearer {token}"}))
-        found[name] = status, server.short - before
-    assert found == {"all": (200, 1), "own": (200, 0), "spending": (200, 0), "appending": (403, 0)}
-    assert both(server, Scope(EMMA))[0] == 401
-    other = Scope("/v1/views/spending/rows/ben%s/fr", headers={"authorization": f"Bearer {tokens['own']}"})
-    assert both(server, other)[0] == 403
-    server.close()
+    with Asked(shop) as asked:
+        found = {}
+        for name, token in tokens.items():
+            before = asked.short
+            found[name] = status(both(asked, headers=f"authorization: Bearer {token}\r\n")), asked.short - before
+        assert found == {"all": (200, 1), "own": (200, 0), "spending": (200, 0), "appending": (403, 0)}
+        assert status(both(asked)) == 401
+        own = f"authorization: Bearer {tokens['own']}\r\n"
+        assert status(both(asked, "/v1/views/spending/rows/ben%25s/fr", own)) == 403
+        assert status(same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))) == 200
+        assert status(asked.post([["ben", "de"]], own)) == 403
 
 
-def test_a_request_that_takes_the_long_way_after_all_is_counted_once(shop: Shop) -> None:
-    server = Server(shop)
-    server.app._guard = Guard.of(shop.layout, Limits(rate_per_s=1))
-    statuses = [server.ask(Scope("/v1/views/spending/rows/emma"))[0] for _ in range(3)]
-    assert statuses == [200, 200, 429], "a bucket holds two"
-    server.close()
+def test_a_request_is_counted_once_whichever_way_it_goes(shop: Shop) -> None:
+    for path in ("/v1/views/spending/rows/emma", EMMA):
+        with Asked(shop, Limits(rate_per_s=1)) as asked:
+            assert [status(asked.get(path)) for _ in range(3)] == [200, 200, 429], "a bucket holds two"
 
 
 def test_nobody_is_under_way_any_more_when_all_are_answered_refused_ones_too(shop: Shop) -> None:
     Issuer(shop.layout).create("all")
-    server = Server(shop)
-    server.app._guard = Guard.of(shop.layout, Limits(running_max=2))
-    wrong = {"authorization": "Bearer x.y.z"}
-    assert [server.ask(Scope(EMMA, headers=wrong))[0] for _ in range(5)] == [401] * 5
-    server.close()
+    with Asked(shop, Limits(running_max=2)) as asked:
+        assert [status(asked.get(headers="authorization: Bearer x.y.z\r\n")) for _ in range(5)] == [401] * 5
 
 
 def test_an_error_that_nobody_foresaw_is_told_by_the_long_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(shop)
     monkeypatch.setattr("stateside.serving.reading.reader.ViewReader._stamp", lambda *given: 1 // 0)
-    status, headers, body = both(server, Scope(EMMA))
-    assert (status, headers["content-type"]) == (500, "application/problem+json")
-    assert b"the server's log has the cause" in body
-    server.close()
-
-
-def test_an_address_that_is_too_long_is_refused_both_ways(shop: Shop) -> None:
-    server = Server(shop)
-    assert both(server, Scope(f"/v1/views/spending/rows/{'x' * 5_000}/de"))[0] == 400
-    server.close()
+    with Asked(shop) as asked:
+        answer = both(asked)
+        assert (status(answer), header(answer, "content-type")) == (500, "application/problem+json")
+        assert b"the server's log has the cause" in answer
+        assert asked.short == 0

@@ -1,1 +1,1 @@
-"""HTTP: a bare RSGI application on Granian. `route` says what there is, `application` answers, the rest is handlers."""
+"""HTTP: a bare ASGI application on uvicorn. `route` says what there is, `application` answers, the rest is handlers."""
