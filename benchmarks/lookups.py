@@ -1,9 +1,9 @@
 """Lookups over HTTP against Redis, each asked by its own load generator over 32 connections on loopback.
 
-Ours: `stateside serve` with two workers over a view of a hundred thousand customers, asked over HTTP/1.1 by h2load, and
-for many keys at once by wrk, which can send another body each time; every answer is JSON with its stamp. The peer:
-redis-server without persistence, which has the same customers with values of the same size, asked by redis-benchmark.
-All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and redis-tools.
+Ours: `stateside serve` with one worker, as Redis has one thread, over a view of a hundred thousand customers, asked over
+HTTP/1.1 by h2load, and for many keys at once by wrk, which can send another body each time; every answer is JSON with
+its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size, asked
+by redis-benchmark. All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and redis-tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.written import Written, WrittenOperator
 
 CUSTOMERS = 100_000
 CONNECTIONS = 32
-WORKERS = 2
+WORKERS = 1
 SECONDS = 4
 ROUNDS = int(os.environ.get("STATESIDE_BENCH_ROUNDS", "5"))
 KEYS = 100  # of a multi-get
@@ -72,11 +72,11 @@ def run(folder: Path) -> Iterator[Result | Figure]:
         http = _Http(folder, port)
         get, mget = ["get", _REDIS_KEY], ["mget", *[_REDIS_KEY] * KEYS]
         speeds = _in_turn(lambda: http.speed(), lambda: _redis_speed(redis_port, 300_000, get))
-        yield Result("a row by its key", "lookups/s", *speeds, "stateside, 2 workers", "redis GET")
+        yield Result("a row by its key", "lookups/s", *speeds, "stateside, 1 worker", "redis GET")
         asked, p99_ms = http.paced(statistics.median(speeds[0]) / 2)
         yield Figure(f"a row by its key at {asked:,.0f} lookups/s, half of that, p99", "ms", p99_ms)
         speeds = _in_turn(lambda: KEYS * http.speed_of_many(), lambda: KEYS * _redis_speed(redis_port, 40_000, mget))
-        yield Result(f"rows of {KEYS} keys at once", "keys/s", *speeds, "stateside, 2 workers", "redis MGET")
+        yield Result(f"rows of {KEYS} keys at once", "keys/s", *speeds, "stateside, 1 worker", "redis MGET")
 
 
 def _in_turn(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[list[float], list[float]]:

@@ -396,6 +396,31 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
     assert {event.id for event in Journal(tmp_path).events()} == {f"{n}" for n in range(80)}
 
 
+@pytest.mark.parametrize("append", [JournalWriter.append, JournalWriter.append_once])
+def test_a_journal_that_is_taken_away_in_the_middle_of_a_turn_is_away_and_not_damaged(
+    tmp_path: Path, make_events: MakeEvents, append: Callable[[JournalWriter, list[Event]], object]
+) -> None:
+    folder, away = tmp_path / "journal", tmp_path / "away"
+    writer = JournalWriter(folder)
+    with JournalWriter(folder) as other:
+        other.append(make_events(2))
+    settle = writer._settle
+
+    def settle_and_lose() -> None:
+        settle()
+        folder.rename(away)
+
+    writer._settle = settle_and_lose  # type: ignore[method-assign]
+    with pytest.raises(JournalAway):
+        append(writer, make_events(1, 2))
+    assert not folder.exists()
+    away.rename(folder)
+    writer._settle = settle  # type: ignore[method-assign]
+    append(writer, make_events(1, 2))
+    writer.close()
+    assert [event.id for event in Journal(folder).events()] == [event.id for event in make_events(3)]
+
+
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "another journal"])
 def test_a_writer_whose_journal_is_away_makes_no_new_one_and_goes_on_when_it_is_back(
     tmp_path: Path, make_events: MakeEvents, left: str
