@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
-from benchmarks.compare import Result, Side, compare
+from benchmarks.compare import ROUNDS, Result, Side, compare
 from stateside.journal import Event, Journal, JournalWriter
 
 EVENTS = 1_000
@@ -19,19 +19,13 @@ TURNS = 20
 
 
 def run(folder: Path) -> Iterator[Result]:
-    numbers = count()
+    events = (_events(number) for number in count())
+    made = iter([next(events) for _ in range(APPENDS * (ROUNDS + 2))])  # beforehand: making them takes longer
     with JournalWriter(folder / "journal") as writer:
 
         def append() -> int:
             for _ in range(APPENDS):
-                writer.append(
-                    [
-                        Event(
-                            f"e{next(numbers)}", f"c{i % 97}", "call", 1_760_000_000_000_000 + i, {"amount_micros": i}
-                        )
-                        for i in range(EVENTS)
-                    ]
-                )
+                writer.append(next(made))
             return EVENTS * APPENDS
 
         append()
@@ -49,6 +43,11 @@ def run(folder: Path) -> Iterator[Result]:
         os.close(handle)
     yield _concurrent(folder)
     yield _reading(folder)
+
+
+def _events(number: int) -> list[Event]:
+    ids = range(number * EVENTS, (number + 1) * EVENTS)
+    return [Event(f"e{i}", f"c{i % 97}", "call", 1_760_000_000_000_000 + i, {"amount_micros": i}) for i in ids]
 
 
 def _concurrent(folder: Path) -> Result:
