@@ -2,8 +2,9 @@
 
 Ours: `stateside serve` with one worker, as Redis has one thread, over a view of a hundred thousand customers, asked
 over HTTP/1.1 by h2load, and for many keys at once by wrk, which can send another body each time; every answer is JSON
-with its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size, asked
-by redis-benchmark. All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and redis-tools.
+with its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size,
+asked by redis-benchmark. All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and
+redis-tools.
 """
 
 from __future__ import annotations

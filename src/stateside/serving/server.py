@@ -11,12 +11,8 @@ import os
 import resource
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,7 +40,6 @@ from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.route import Route
 from stateside.serving.web.sql_routes import sql_routes
 
-LISTENING_POLL_S = 0.02
 WORKER_STOP_S = 5
 BACKLOG = 2_048  # connections that wait for a worker
 _FILES_BESIDE = 512  # that a worker has open beside its connections
@@ -78,8 +73,8 @@ def serve(
     `routes` names what makes further routes for a folder, as `module:function`, and `tables`, in the same way, what
     gives the gates of an application's tables in SQL (`sql.sealed`). With `foreign` the folder serves a checkpoint that
     is not ours. The server announces itself in the folder `announce`, by default the one that it
-    serves, under a name, by default its address and port. `listening` is called, in a thread of its own, as soon as
-    requests are answered. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
+    serves, under a name, by default its address and port. `listening` is called when requests
+    are answered. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
     """
     guarded = _checked(folder, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
@@ -89,16 +84,13 @@ def serve(
         announce or folder, own_name, reached_at("http" if certificate is None else "https", address, port)
     )
     identity.check()
-    threading.Thread(
-        target=_tell_once_listening, args=(address, port, certificate is not None, listening), daemon=True
-    ).start()
     if log_json:
         logs.log_json()
     named = tuple(routes), tuple(tables)
     _allow_files()
     with shared_metrics(), Follower(Layout(folder), foreign, **tailing), listening_socket:
         load = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json)
-        supervisor = Multiprocess(_config(address, certificate, workers, load), [listening_socket])
+        supervisor = _Supervisor(_config(address, certificate, workers, load), [listening_socket], listening)
         try:
             supervisor.run()
         finally:
@@ -138,6 +130,7 @@ def _config(address: str, certificate: Certificate | None, workers: int, load: C
         timeout_graceful_shutdown=WORKER_STOP_S,
         ssl_certfile=certificate.certificate if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
+        ssl_context_factory=_tls_context if certificate else None,
     )
 
 
@@ -159,27 +152,25 @@ def _listen(address: str, port: int) -> socket.socket:
     return listening
 
 
-def _tell_once_listening(address: str, port: int, tls: bool, listening: Callable[[], None]) -> None:
-    """Call it once a worker answers: connections are taken before there is one, and wait."""
-    while True:
-        connection = (
-            HTTPSConnection(address, port, timeout=1, context=_trusting())
-            if tls
-            else HTTPConnection(address, port, timeout=1)
-        )
-        with suppress(OSError, HTTPException), closing(connection):
-            connection.request("GET", "/healthz")
-            connection.getresponse().read()
-            break
-        time.sleep(LISTENING_POLL_S)
-    listening()
-
-
-def _trusting() -> ssl.SSLContext:
-    """For a question to ourselves, of which nothing depends on who answers."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def _tls_context(config: Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    context = default()
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
+
+
+class _Supervisor(Multiprocess):
+    """uvicorn's, which starts the workers anew that end; it tells once that one of them answers."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket], listening: Callable[[], None]) -> None:
+        super().__init__(config, sockets)
+        self._listening: Callable[[], None] | None = listening
+
+    def keep_subprocess_alive(self) -> None:
+        """Called twice a second."""
+        super().keep_subprocess_alive()
+        if self._listening is not None and any(worker.is_ready() for worker in self.processes):
+            self._listening()
+            self._listening = None
 
 
 def load_application(

@@ -70,6 +70,7 @@ class Call:
     async def give(self, part: bytes, *, more: bool = True) -> None:
         """Send a part, and wait until the client has taken nearly all of it; at once for one who is gone."""
         await self._send({"type": "http.response.body", "body": part, "more_body": more})
+        await asyncio.sleep(0)  # a stream that never waits itself is not to keep others from their turn
 
 
 def _by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
