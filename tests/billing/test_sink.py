@@ -31,7 +31,7 @@ from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
-from tests.sizes import in_full, sized
+from tests.sizes import examples, in_full, sized
 
 STEPS = range(1, 8)
 ROOT = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=sized(5, 150))
+@settings(max_examples=examples(5, 150))
 @given(arrivals, moves, st.sampled_from([1, 3, 50]))
 def test_crashes_rollbacks_and_new_queries_in_any_order_bill_each_event_once(
     arrivals: list[tuple[int, int, str, str, int]], moves: list[tuple[int, int, int, int]], length: int

@@ -22,6 +22,7 @@ from stateside.journal.stream import FileStream
 from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream, Model
+from tests.sizes import examples
 
 
 def event(number: int, entity: str = "", tags: tuple[str, ...] = ("t",)) -> Event:
@@ -135,7 +136,7 @@ def test_the_async_forms_give_the_same(tmp_path: Path) -> None:
         asyncio.run(read())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     entities=st.lists(st.sampled_from([f"c{n}" for n in range(8)]), min_size=1, max_size=60),
     followed=st.integers(0, 60),
