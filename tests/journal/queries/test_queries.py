@@ -22,7 +22,7 @@ from stateside.journal.stream import FileStream
 from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream, Model
-from tests.sizes import examples
+from tests.sizes import examples, not_in_fast
 
 
 def event(number: int, entity: str = "", tags: tuple[str, ...] = ("t",)) -> Event:
@@ -198,6 +198,7 @@ def test_old_events_come_as_their_newest_schema_has_them(tmp_path: Path) -> None
         assert (found.event.payload, found.event.version) == ({"number": 7}, 2)
 
 
+@not_in_fast("memory is measured with many events")
 def test_a_slow_reader_costs_a_bounded_amount_of_memory_and_holds_no_transaction(tmp_path: Path) -> None:
     with opened(tmp_path) as (_, views, queries), JournalWriter(tmp_path / "journal", durability="written") as writer:
         for first in range(0, 60_000, 2_000):

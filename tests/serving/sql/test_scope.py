@@ -14,7 +14,7 @@ from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
 from stateside.serving.sql import kept as limits
 from tests.replica.spark_job import Changes
-from tests.sizes import examples
+from tests.sizes import sized
 
 from .asking import Asker, shop
 from .test_nasty import LOOKS_AROUND
@@ -46,7 +46,7 @@ rows = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(4, 40), deadline=None)
+@settings(max_examples=sized(4, 40, fast=2), deadline=None)
 @given(state=rows, holder=st.sampled_from([BEN, GERMAN, BOTH]), kept=st.booleans())
 def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holder, kept: bool) -> None:
     """The same statements, by an operator, over a view that has only the rows of the scope."""
