@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,12 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
 LONG = frozenset({"spark", "e2e", "network"})
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay for the whole run: the garbage collector need not look through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-FAST = "STATESIDE_TEST_FAST" in os.environ
+FULL = "STATESIDE_TEST_FULL" in os.environ
+FAST = "STATESIDE_TEST_FAST" in os.environ and not FULL
 PROCESSES = ("-n", "2", *(("--dist", "worksteal") if FAST else ("--dist", "loadfile", "--no-loadscope-reorder")))
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30  # a run leaves some hundred megabytes until its end
@@ -35,10 +36,10 @@ def main(arguments: list[str]) -> int:
     """Run them; pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *PROCESSES, f"--junitxml={report}", *arguments]
+        command = [sys.executable, "-m", "pytest", *PROCESSES, *([f"--junitxml={report}"] if FULL else []), *arguments]
         with _written_to_memory() if FAST else nullcontext():
             code = subprocess.run(command, check=False).returncode
-        if "STATESIDE_TEST_FULL" in os.environ and report.exists():
+        if FULL and report.exists():
             found = lines(list(outcomes(report)), _choice(arguments))
             TABLE.write_text(table(found, TABLE.read_text() if TABLE.exists() else ""))
     return code
