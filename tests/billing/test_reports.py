@@ -179,7 +179,7 @@ def _leave_reports(layout: Layout, position: int, stop: int) -> None:
 
 
 @pytest.mark.usefixtures("every_range")
-@pytest.mark.parametrize("step", some([2, 4, 5, 6, 7], 3))
+@pytest.mark.parametrize("step", some([2, 4, 5, 6, 7], 5))
 def test_documents_are_the_same_with_reports_whatever_crashes_and_none_is_left(story: Layout, step: int) -> None:
     """Without the clearing in step 6 reports would pile up; a batch that crashes leaves its own, and they are right."""
     query = Query(story)
