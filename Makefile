@@ -27,8 +27,9 @@ demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python tools/test.py $(ARGS)
 
-test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network
-	$(VENV)/python -m pytest -n 2 --dist worksteal -m "not spark and not e2e and not network" $(ARGS)
+test-fast: export STATESIDE_TEST_FAST = 1
+test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network, with fewer examples
+	$(VENV)/python tools/test.py -m "not spark and not e2e and not network" $(ARGS)
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests

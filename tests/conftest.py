@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from stateside.layout import Layout
-from tests.sizes import FULL, sized
+from tests.sizes import FULL, examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 settings.register_profile(
     "stateside",
     deadline=None,  # no timed tests: this machine is noisy
-    max_examples=sized(40, 200),
+    max_examples=examples(40, 200),
     derandomize=not FULL,  # `make test` tries the same every time, `make test-full` others at every run
     print_blob=True,  # with it one that failed can be run again, see `reproduce_failure`
 )
@@ -38,7 +39,21 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
-# Rooms whose tests with Spark run in the second process.
+LONG = frozenset({"spark", "e2e", "network"})
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay for the whole run: the garbage collector need not look through them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests first: two processes share the files, and the many short ones let them end together."""
+    long = {item.path for item in items if LONG & {mark.name for mark in item.iter_markers()}}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one real Spark session, as the runner starts it."""

@@ -1,8 +1,9 @@
-"""How long the long tests are: short in `make test`, as long as they can be in `make test-full`."""
+"""How long the long tests are: shortest in `make test-fast`, short in `make test`, all there is in `make test-full`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -10,18 +11,39 @@ import pytest
 T = TypeVar("T")
 
 FULL = "STATESIDE_TEST_FULL" in os.environ
+FAST = "STATESIDE_TEST_FAST" in os.environ and not FULL
 
 
-def sized(short: T, full: T) -> T:
-    """The one of the two that this run is for."""
+def sized(short: T, full: T, fast: T | None = None) -> T:
+    """The one that this run is for; `make test-fast` takes the short one where it has none of its own."""
+    if FAST and fast is not None:
+        return fast
     return full if FULL else short
+
+
+def examples(short: int, full: int) -> int:
+    """How many examples a property is tried with: in `make test-fast` a sixth of the short run's.
+
+    Three at least, where the short run has as many: the first one is the simplest of all, and shows little.
+    """
+    return sized(short, full, fast=min(short, max(3, short // 6)))
 
 
 def thinned(places: range, step: int) -> range:
     """Every so-manieth place to damage, all of them in the long run. An odd step meets each byte of a field."""
-    return places[:: sized(step, 1)]
+    return places[:: sized(step, 1, fast=5 * step)]
+
+
+def some(cases: Sequence[T], step: int) -> Sequence[T]:
+    """All cases; in `make test-fast`, where each costs much for what it shows, the first and every so-manieth."""
+    return cases[:: sized(1, 1, fast=step)]
 
 
 def in_full(reason: str) -> pytest.MarkDecorator:
     """Marks a test that `make test` leaves out; the reason says which other one shows the same there."""
     return pytest.mark.skipif(not FULL, reason=f"in `make test-full`: {reason}")
+
+
+def not_in_fast(reason: str) -> pytest.MarkDecorator:
+    """Marks a test that `make test-fast` leaves out, for what it costs; the reason says what stands for it there."""
+    return pytest.mark.skipif(FAST, reason=f"in `make test`: {reason}")

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from stateside.errors import PositionInvalid
 from stateside.positions import OFFSET_MAX, PARTITIONS_MAX, Position
-from tests.sizes import sized
+from tests.sizes import examples
 
 NAME_CHARACTERS = string.ascii_letters + string.digits + "._-"
 partitions = st.sampled_from(["0", "1", "calls-0"]) | st.text(NAME_CHARACTERS, min_size=1, max_size=8)
 offsets = st.integers(0, 5) | st.integers(0, OFFSET_MAX)
 positions = st.dictionaries(partitions, offsets, max_size=4).map(Position.of)
-often = settings(max_examples=sized(40, 200))
+often = settings(max_examples=examples(40, 200))
 
 
 @often

@@ -1,6 +1,8 @@
 """`make test`: all tests, on two processes, one for each core; each has a Spark session of its own where it needs one.
 
 A file's tests run in one process, in order, and whichever process is free takes the next file. Options are pytest's.
+`make test-fast` shares single tests out, and writes to memory: an fsync costs nothing there. What it leaves of examples
+and damaged places, tests/sizes.py says. The other two write to the disk, as applications do.
 `make test-full` also writes what came out, file by file and with the date, into docs/test-full.md, to be committed.
 Files that were not run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`. A choice
 by name, `-k`, has lines of its own, below the whole file's.
@@ -9,18 +11,24 @@ by name, `-k`, has lines of its own, below the whole file's.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+FULL = "STATESIDE_TEST_FULL" in os.environ
+FAST = "STATESIDE_TEST_FAST" in os.environ and not FULL
+PROCESSES = ("-n", "2", *(("--dist", "worksteal") if FAST else ("--dist", "loadfile", "--no-loadscope-reorder")))
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 2 << 30  # a run leaves some hundred megabytes until its end
 TABLE = Path("docs/test-full.md")
 
 
@@ -28,12 +36,24 @@ def main(arguments: list[str]) -> int:
     """Run them; pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *PROCESSES, f"--junitxml={report}", *arguments]
-        code = subprocess.run(command, check=False).returncode
-        if "STATESIDE_TEST_FULL" in os.environ and report.exists():
+        command = [sys.executable, "-m", "pytest", *PROCESSES, *([f"--junitxml={report}"] if FULL else []), *arguments]
+        with _written_to_memory() if FAST else nullcontext():
+            code = subprocess.run(command, check=False).returncode
+        if FULL and report.exists():
             found = lines(list(outcomes(report)), _choice(arguments))
             TABLE.write_text(table(found, TABLE.read_text() if TABLE.exists() else ""))
     return code
+
+
+@contextmanager
+def _written_to_memory() -> Iterator[None]:
+    """Lets the tests' folders be in memory, until the run ends; on the disk where there is too little of it."""
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < MEMORY_BYTES_MIN:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="stateside-", dir=MEMORY) as folder:
+        os.environ["TMPDIR"] = folder
+        yield
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stateside.archive import ArchiveTable, TableSpec, table
 from stateside.errors import ArchiveInvalid
-from tests.sizes import sized
+from tests.sizes import examples
 
 SCHEMA = pa.schema([("name", pa.string()), ("Day 1", pa.date32()), ("n", pa.int64())])
 KEY = ("name", "Day 1")
@@ -49,7 +49,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=sized(10, 100))
+@settings(max_examples=examples(10, 100))
 @given(batches=batches)
 def test_any_batches_of_any_queries_leave_each_key_with_its_first_row(
     batches: list[tuple[str, set[tuple[str, int]]]],
@@ -148,7 +148,7 @@ import sys
 from pathlib import Path
 import pyarrow as pa
 from stateside.archive import ArchiveTable, TableSpec
-from tests.sizes import sized
+from tests.sizes import examples
 folder = Path(sys.argv[1])
 schema = pa.schema([("name", pa.string()), ("Day 1", pa.date32()), ("n", pa.int64())])
 ArchiveTable(folder / "table", TableSpec("days", schema, sealed=False), folder / "mark.json").read()

@@ -20,9 +20,9 @@ from stateside.clock import ManualClock
 from stateside.errors import StateError
 from stateside.journal import Event, Journal, JournalWriter
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, references
-from tests.sizes import sized
+from tests.sizes import examples
 
-EXAMPLES = sized(10, 400)
+EXAMPLES = examples(10, 400)
 
 
 def write(folder: Path, frames: Appends) -> Journal:
@@ -91,7 +91,7 @@ def test_a_book_is_the_fold_of_its_journal(bulk_rows: int, frames: Appends) -> N
 
 
 @pytest.mark.parametrize("hashes", [same_hash, few_hashes])
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=examples(5, 200))
 @given(frames=appends(references))
 def test_names_with_the_same_hash_are_told_apart(hashes: object, frames: Appends) -> None:
     with pytest.MonkeyPatch.context() as patch, journal_of(frames) as journal:

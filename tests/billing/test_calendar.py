@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.calendar import Cycle
 from stateside.errors import PlanInvalid
-from tests.sizes import sized
+from tests.sizes import examples
 
 HOUR_US = 3_600_000_000
 ZONES = [
@@ -49,7 +49,7 @@ def found(cycle: Cycle, text: str) -> tuple[str, str, str]:
     return period.label, utc(period.start_us), utc(period.end_us)
 
 
-@settings(max_examples=sized(100, 3_000))
+@settings(max_examples=examples(100, 3_000))
 @given(cycles, st.one_of(times, recent_times))
 def test_every_moment_lies_in_exactly_one_period_and_periods_join(cycle: Cycle, time_us: int) -> None:
     period = cycle.containing(time_us)
@@ -61,20 +61,20 @@ def test_every_moment_lies_in_exactly_one_period_and_periods_join(cycle: Cycle, 
     assert cycle.containing(period.start_us - 1).end_us == period.start_us
 
 
-@settings(max_examples=sized(100, 1_000))
+@settings(max_examples=examples(100, 1_000))
 @given(cycles, st.lists(recent_times, max_size=20))
 def test_many_at_once_have_the_ends_that_each_has(cycle: Cycle, times_us: list[int]) -> None:
     ends = cycle.ends(np.array(times_us, np.int64))
     assert ends.tolist() == [cycle.containing(time_us).end_us for time_us in times_us]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50, 250))
 @given(cycles, st.lists(times, min_size=1, max_size=3))
 def test_many_at_once_may_lie_centuries_apart(cycle: Cycle, times_us: list[int]) -> None:
     assert cycle.ends(np.array(times_us)).tolist() == [cycle.containing(time_us).end_us for time_us in times_us]
 
 
-@settings(max_examples=sized(80, 2_000))
+@settings(max_examples=examples(80, 2_000))
 @given(cycles, recent_times)
 def test_a_period_begins_on_its_first_day_as_the_clocks_there_show_it(cycle: Cycle, time_us: int) -> None:
     start_us = cycle.containing(time_us).start_us

@@ -21,7 +21,7 @@ from stateside.billing.upkeep.clockwork import IDLE_US, Clockwork, run_clock
 from stateside.clock import ManualClock
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
-from tests.sizes import sized
+from tests.sizes import examples
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -267,7 +267,7 @@ def test_killed_at_any_step_it_appends_every_fee_and_tick_once(world: World, ste
     assert len(ticks) == len(set(ticks))
 
 
-@settings(max_examples=sized(10, 100))
+@settings(max_examples=examples(10, 100))
 @given(
     st.lists(
         st.tuples(st.integers(0, 20 * 24), st.sampled_from(["step", "kill 1", "kill 2", "kill 3", "other", "assign"])),

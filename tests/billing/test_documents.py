@@ -17,6 +17,7 @@ from stateside.billing.sealing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoi
 from stateside.checkpoint.steps import Step, Steps
 from stateside.errors import MoneyOverflow, ValueOverflow
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
+from tests.sizes import examples
 
 JAN = JANUARY.end_us
 FEB = BERLIN.containing(JAN).end_us
@@ -78,7 +79,7 @@ cells = st.dictionaries(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50, 250))
 @given(cells)
 def test_invoices_have_every_row_once_and_are_the_same_whatever_the_rows_order(
     cells: dict[tuple[str, int, str, str], tuple[int, int]],

@@ -11,7 +11,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from stateside.billing.sealing.frontier import Corner, Frontier
-from tests.sizes import sized
+from tests.sizes import examples
 
 PERIOD = 10
 GRACE = 7
@@ -102,7 +102,7 @@ lengths = st.sampled_from([0, 1, 1, 2, 5, 12])
 moves = st.lists(st.tuples(st.integers(0, 2), lengths, st.integers(0, 2)), max_size=16)
 
 
-@settings(max_examples=sized(150, 2_000))
+@settings(max_examples=examples(150, 2_000))
 @given(journals, moves)
 @example([0, 12, 20, 30, 5], [(0, 3, 0), (0, 2, 0), (1, 3, 1), (1, 1, 1), (1, 0, 1), (1, 1, 1)]).via("two corners")
 @example([0, 12, 20, 30, 12], [(0, 5, 0), (1, 3, 1), (1, 1, 1), (1, 0, 1), (0, 0, 0)]).via("one has read ahead")

@@ -26,7 +26,7 @@ from stateside.layout import Layout
 from tests.billing.audit.test_played import audited
 from tests.billing.played import Query, append
 from tests.billing.story import OPENING, at, call
-from tests.sizes import sized
+from tests.sizes import examples, not_in_fast, sized
 
 NAMES = ("emma", "noah", "olga")
 Account = tuple[str, int]  # customer, period's end
@@ -154,7 +154,7 @@ def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool)
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("first", sized([[40, 3], [1_000]], [[7], [40, 3], [1_000]]), ids=str)
+@pytest.mark.parametrize("first", sized([[40, 3], [1_000]], [[7], [40, 3], [1_000]], fast=[[1_000]]), ids=str)
 def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp_path: Path, first: list[int]) -> None:
     """It fails if invoices count by their position too, or notes by the watermark alone: both were tried."""
     layout = Layout(tmp_path)
@@ -168,7 +168,8 @@ def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp
 lengths = st.lists(st.sampled_from([0, 3, 7, 12, 40, 1_000]), min_size=1, max_size=5).filter(any)
 
 
-@settings(max_examples=sized(2, 200), deadline=None)
+@not_in_fast("the test above plays one other query")
+@settings(max_examples=examples(2, 200), deadline=None)
 @given(st.integers(0, 10**6), lengths, lengths, st.integers(1, 60), lengths)
 def test_rollbacks_and_new_queries_with_any_batches_count_every_event_once(
     tmp_path_factory: pytest.TempPathFactory,

@@ -25,7 +25,7 @@ from stateside.errors import RequestInvalid, SinkAway
 from stateside.journal import Event, Journal
 from stateside.ops.broker import Broker
 from stateside.processes import free_port
-from tests.sizes import sized
+from tests.sizes import examples
 
 DAY_US = 86_400_000_000
 GRACE_US = 3 * DAY_US
@@ -130,7 +130,7 @@ def test_every_period_of_every_customer_adds_up_to_an_even_100(arrivals: list[Ar
     assert periods == {f"c{number}": SMALL.periods + 1 for number in range(SMALL.customers)}
 
 
-@settings(max_examples=sized(8, 50))
+@settings(max_examples=examples(8, 50))
 @given(st.integers(0, 1_000), st.integers(1, 70), st.integers(1, 9), st.integers(1, 4))
 def test_sums_are_even_whatever_the_sizes(seed: int, customers: int, events: int, periods: int) -> None:
     generator = Generator(seed, customers, events, periods, Shares(late=0.2, duplicate=0.2))

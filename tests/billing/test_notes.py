@@ -14,7 +14,7 @@ from stateside.billing.sealing.amounts import Amounts
 from stateside.billing.sealing.documents import DOCUMENTS, invoices, numbered
 from stateside.billing.sealing.notes import BEFORE, LATE, Corrections, corrections
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
-from tests.sizes import sized
+from tests.sizes import examples
 
 JAN = JANUARY.end_us
 FEB = BERLIN.containing(JAN).end_us
@@ -121,7 +121,7 @@ late_events = st.tuples(st.integers(0, 15), lines, st.sampled_from(["basic@1", "
 batches = st.lists(st.lists(late_events, max_size=6), max_size=4)
 
 
-@settings(max_examples=sized(12, 200))
+@settings(max_examples=examples(12, 200))
 @given(sealed, batches, st.sampled_from(get_args(Rounding)), st.sampled_from(["EUR", "JPY", "KWD"]))
 def test_invoice_and_notes_add_up_to_the_amounts_of_all_quantities_rounded_once(
     sealed: dict[Any, int], batches: list[list[Any]], rounding: Rounding, currency: str

@@ -16,9 +16,9 @@ from stateside.checkpoint.steps import Step, Steps
 from stateside.journal import Event, Journal
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, events, rate_one
 from tests.billing.test_book import journal_of, simple_book, write
-from tests.sizes import sized
+from tests.sizes import examples
 
-EXAMPLES = sized(15, 600)
+EXAMPLES = examples(15, 600)
 DAY_US = 24 * HOUR_US
 BASIC = PlanVersion(
     "basic",

@@ -26,7 +26,7 @@ from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.billing.test_sink import DEAD, DEAD_LAST, EXPECTED, dead, told
-from tests.sizes import sized
+from tests.sizes import examples, some
 
 REPORT = Report(10, 20_010, (11, 12), 5)
 
@@ -125,7 +125,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=sized(60, 1_000))
+@settings(max_examples=examples(60, 1_000))
 @given(events, st.data())
 def test_with_any_reports_the_sweep_finds_what_it_finds_without(
     drawn: list[tuple[int, int, str, str, int]], data: st.DataObject
@@ -179,7 +179,7 @@ def _leave_reports(layout: Layout, position: int, stop: int) -> None:
 
 
 @pytest.mark.usefixtures("every_range")
-@pytest.mark.parametrize("step", [2, 4, 5, 6, 7])
+@pytest.mark.parametrize("step", some([2, 4, 5, 6, 7], 5))
 def test_documents_are_the_same_with_reports_whatever_crashes_and_none_is_left(story: Layout, step: int) -> None:
     """Without the clearing in step 6 reports would pile up; a batch that crashes leaves its own, and they are right."""
     query = Query(story)

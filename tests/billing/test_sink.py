@@ -31,7 +31,7 @@ from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
-from tests.sizes import in_full, sized
+from tests.sizes import examples, in_full, sized
 
 STEPS = range(1, 8)
 ROOT = Path(__file__).parents[2]
@@ -107,9 +107,10 @@ def test_closed_rows_late_events_and_bad_events_each_get_to_their_table(story: L
 
 
 IN_TURN = tuple(STEPS)  # a crash at the first step, one at the second in the rerun, and so on
+EACH_TWICE = [IN_TURN, *((step, step) for step in STEPS)]
 
 
-@pytest.mark.parametrize("steps", sized([IN_TURN], [IN_TURN, *((step, step) for step in STEPS)]), ids=str)
+@pytest.mark.parametrize("steps", sized([IN_TURN], EACH_TWICE, fast=[IN_TURN[::3]]), ids=str)
 def test_a_crash_at_any_step_of_any_batch_and_its_rerun_change_nothing(story: Layout, steps: tuple[int, ...]) -> None:
     """The idempotent sink. Without the frontier a crash after step 4 seals twice, or takes late events for duplicates;
     without the position of dead letters a crash after step 5 stores these twice: both were tried.
@@ -161,7 +162,7 @@ def test_a_process_that_is_killed_leaves_whole_documents_or_none(story: Layout, 
     assert told(story) == EXPECTED
 
 
-@pytest.mark.parametrize("length", [1, 4, 100])
+@pytest.mark.parametrize("length", sized([1, 4, 100], [1, 4, 100], fast=[4]))
 def test_a_new_query_neither_doubles_nor_renumbers(billed: Layout, length: int) -> None:
     """With other batches, and so with other watermarks: some that were late are not, and the other way round."""
     shutil.rmtree(billed.view("bill").root)
@@ -262,7 +263,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=sized(5, 150))
+@settings(max_examples=examples(5, 150))
 @given(arrivals, moves, st.sampled_from([1, 3, 50]))
 def test_crashes_rollbacks_and_new_queries_in_any_order_bill_each_event_once(
     arrivals: list[tuple[int, int, str, str, int]], moves: list[tuple[int, int, int, int]], length: int

@@ -24,6 +24,7 @@ from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.processes import Child
 from stateside.serving.reading.views import Floor, ViewReader
+from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 
 from .written_bills import SWISS, WrittenBills, plan, step
@@ -236,6 +237,7 @@ def test_what_names_no_period_is_refused(label: str) -> None:
         Ends.of(label, CYCLES)
 
 
+@not_in_fast("a group of rows is large")
 def test_one_of_many_customers_is_looked_up_in_one_group_of_rows(bills: WrittenBills, layout: Layout) -> None:
     """Else a bill would take as long as reading a period's invoices of everybody."""
     count = 20_000

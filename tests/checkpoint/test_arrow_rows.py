@@ -18,7 +18,7 @@ from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct,
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointInvalid
 from tests.rows import VALUES, WINDOW, encode_row, values_of
-from tests.sizes import sized
+from tests.sizes import examples
 
 types_of_rows = st.lists(st.sampled_from(["string", WINDOW, *sorted(VALUES)]), max_size=5)
 TIMES = {"timestamp", "timestamp_ntz", "date", "interval day to second"}
@@ -56,7 +56,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-@settings(max_examples=sized(60, 400))
+@settings(max_examples=examples(60, 400))
 @given(types_of_rows, st.data())
 def test_a_batch_has_the_values_of_its_rows(types: list[str], data: st.DataObject) -> None:
     rows = [encode_row(types, values) for values in data.draw(st.lists(values_of(types), max_size=6))]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stateside.checkpoint import blocks
 from stateside.checkpoint.blocks import whole_block
 from stateside.errors import CheckpointInvalid
-from tests.sizes import sized
+from tests.sizes import examples
 
 Encode = Callable[..., bytes]
 Record = tuple[bytes, bytes | None]
@@ -42,13 +42,13 @@ def read(content: bytes) -> list[Record]:
     return list(zip(keys, block.values.tolist(), strict=True))
 
 
-@settings(max_examples=sized(60, 400))
+@settings(max_examples=examples(60, 400))
 @given(runs)
 def test_pairs_of_any_sizes_come_out_in_order(encode_delta: Encode, found: list[tuple[int, int, int | None]]) -> None:
     assert read(encode_delta(pairs_of(found))) == pairs_of(found)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50, 250))
 @given(runs, st.integers(1, 500))
 def test_blocks_of_any_size_have_the_same_pairs(
     encode_delta: Encode, found: list[tuple[int, int, int | None]], piece_bytes: int
@@ -85,7 +85,7 @@ def test_an_impossible_size_anywhere_in_a_run_is_told_with_its_byte(
     assert error.value.where == f"file, byte {told}"
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50, 250))
 @given(runs, st.integers(1, 30))
 def test_a_block_has_the_same_pairs_as_its_parts(
     encode_delta: Encode, found: list[tuple[int, int, int | None]], part_rows: int

@@ -13,6 +13,7 @@ from stateside.checkpoint.log import Commit, Plan
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
+from tests.sizes import examples
 
 Put = Callable[[str, bytes], Storage]
 Encode = Callable[..., bytes]
@@ -42,7 +43,7 @@ family_records = st.lists(
 lineages = st.none() | st.just([]) | st.just(LINEAGE)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100, 500))
 @given(records, lineages)
 def test_every_change_comes_out_in_order(
     encode_changelog: Encode, records: list[tuple[bytes, bytes | None]], lineage: list[dict[str, Any]] | None
@@ -51,7 +52,7 @@ def test_every_change_comes_out_in_order(
     assert list(changes) == [Change(key, value) for key, value in records]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100, 500))
 @given(family_records, lineages)
 def test_every_change_of_a_column_family_comes_out_in_order(
     encode_family_changelog: Encode, records: list[FamilyRecord], lineage: list[dict[str, Any]] | None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stateside.checkpoint.compression import decompress
 from stateside.errors import CheckpointInvalid
-from tests.sizes import sized
+from tests.sizes import examples
 
 Compress = Callable[..., bytes]
 HEADER_BYTES = 21
@@ -17,7 +17,7 @@ HEADER_BYTES = 21
 contents = st.binary(max_size=200) | st.binary(min_size=1, max_size=8).map(lambda part: part * 500)
 
 
-@settings(max_examples=sized(50, 300))
+@settings(max_examples=examples(50, 300))
 @given(contents, st.sampled_from([16, 100, 64 * 1024]), st.booleans())
 def test_what_was_packed_is_unpacked_block_by_block(
     compress: Compress, content: bytes, block_bytes: int, stored: bool
@@ -66,13 +66,13 @@ def test_the_error_names_the_damaged_block(compress: Compress) -> None:
     assert damaged.value.where == f"state/0/0/5.changelog, byte {HEADER_BYTES + 10}"
 
 
-@settings(max_examples=sized(50, 300))
+@settings(max_examples=examples(50, 300))
 @given(contents, st.sampled_from([16, 100, 64 * 1024]))
 def test_every_codec_gives_back_what_was_packed(compress_any: Compress, content: bytes, block_bytes: int) -> None:
     assert decompress(compress_any(content, block_bytes), "file") == content
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(contents, st.data())
 def test_a_flipped_bit_ends_in_the_error_for_damage_or_in_bytes_but_never_in_another_error(
     compress_any: Compress, content: bytes, data: st.DataObject
@@ -84,7 +84,7 @@ def test_a_flipped_bit_ends_in_the_error_for_damage_or_in_bytes_but_never_in_ano
         decompress(bytes(packed), "file")
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(contents, st.data())
 def test_a_file_of_any_codec_cut_at_any_byte_gives_at_most_a_beginning(
     compress_any: Compress, content: bytes, data: st.DataObject

@@ -14,7 +14,7 @@ from stateside.checkpoint.delta import Snapshot, newest_delta_chain, newest_snap
 from stateside.checkpoint.log import Commit
 from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.storage import Storage
-from tests.sizes import sized
+from tests.sizes import examples
 
 Put = Callable[[str, bytes], Storage]
 Encode = Callable[..., bytes]
@@ -31,7 +31,7 @@ def read(pieces: Iterable[bytes]) -> list[Record]:
     return [(change.key, change.value) for block in blocks(pieces, "file") for change in block]
 
 
-@settings(max_examples=sized(50, 300))
+@settings(max_examples=examples(50, 300))
 @given(records, st.integers(1, 100))
 def test_every_record_comes_out_in_order_however_the_content_is_cut_into_pieces(
     encode_delta: Encode, records: list[Record], piece_bytes: int
@@ -41,7 +41,7 @@ def test_every_record_comes_out_in_order_however_the_content_is_cut_into_pieces(
     assert read(pieces) == records
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(records, st.data())
 def test_a_content_cut_at_any_byte_is_damaged(encode_delta: Encode, records: list[Record], data: st.DataObject) -> None:
     content = encode_delta(records)
@@ -50,7 +50,7 @@ def test_a_content_cut_at_any_byte_is_damaged(encode_delta: Encode, records: lis
         list(blocks([content[:cut]], "file"))
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(records, st.binary(min_size=1, max_size=9), st.booleans())
 def test_nothing_may_follow_the_end_mark(
     encode_delta: Encode, records: list[Record], more: bytes, in_a_piece_of_its_own: bool
@@ -90,7 +90,7 @@ def test_a_deletion_in_a_snapshot_is_damage(put: Put, compress: Encode, encode_d
         list(Snapshot(storage, 0, 0, 5).rows())
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(records, st.data())
 def test_a_flipped_bit_in_an_lz4_delta_gives_the_right_changes_or_an_error(
     compress: Encode, encode_delta: Encode, records: list[Record], data: st.DataObject
@@ -109,7 +109,7 @@ def test_a_flipped_bit_in_an_lz4_delta_gives_the_right_changes_or_an_error(
             assert [(change.key, change.value) for change in changes] == records
 
 
-@settings(max_examples=sized(40, 200))
+@settings(max_examples=examples(40, 200))
 @given(records, st.data())
 def test_a_delta_of_any_codec_cut_at_any_byte_gives_the_right_changes_or_an_error(
     compress_any: Encode, encode_delta: Encode, records: list[Record], data: st.DataObject

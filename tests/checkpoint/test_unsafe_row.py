@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.errors import CheckpointInvalid
-from tests.sizes import sized
+from tests.sizes import examples
 
 EncodeRow = Callable[..., bytes]
 
@@ -36,7 +36,7 @@ def decoder(types: list[str]) -> RowDecoder:
     return RowDecoder([Column(f"c{index}", type_) for index, type_ in enumerate(types)])
 
 
-@settings(max_examples=sized(60, 300))
+@settings(max_examples=examples(60, 300))
 @given(types, st.data())
 def test_a_row_of_any_types_comes_back_as_it_went_in(
     encode_row: EncodeRow, types: list[str], data: st.DataObject
@@ -47,7 +47,7 @@ def test_a_row_of_any_types_comes_back_as_it_went_in(
     assert list(map(type, decoded)) == list(map(type, values))
 
 
-@settings(max_examples=sized(60, 300))
+@settings(max_examples=examples(60, 300))
 @given(types | st.lists(st.sampled_from(["long", "double", "integer", "boolean"]), max_size=6), st.data())
 def test_many_rows_are_decoded_as_each_of_them_is(encode_row: EncodeRow, types: list[str], data: st.DataObject) -> None:
     values = st.tuples(*(st.none() | VALUES[type_] for type_ in types))

@@ -21,6 +21,7 @@ from stateside.journal.event import (
     TIME_US_MAX,
     VERSION_MAX,
 )
+from tests.sizes import examples
 
 GOOD = Event("e1", "emma", "call", 1_000_000, {"seconds": 61}, ("night",))
 
@@ -43,7 +44,7 @@ events = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40, 200))
 @given(st.lists(events, max_size=3), st.integers(0, TIME_US_MAX))
 def test_events_come_back_as_they_went_in_with_the_time_of_the_append(batch: list[Event], appended_us: int) -> None:
     encoded = encode(batch, appended_us)

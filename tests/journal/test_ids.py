@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import EventRefused
 from stateside.journal import Event, Journal, JournalWriter, ids
+from tests.sizes import examples
 
 TIME_US = 1_700_000_000_000_000
 
@@ -52,7 +53,7 @@ def test_events_that_were_appended_in_other_ways_count_too(tmp_path: Path) -> No
 names = st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=8)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, 300))
 @given(names, st.lists(st.sampled_from(["again", "other", "delete", "short"]), max_size=8))
 def test_each_id_is_stored_once_whoever_appends_and_whatever_becomes_of_the_index(
     tmp_path_factory: pytest.TempPathFactory, appends: list[list[int]], between: list[str]

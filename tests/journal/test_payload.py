@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stateside.errors import ViewInvalid
 from stateside.journal import payload as payload_module
 from stateside.journal.payload import check_fields, payload_columns
+from tests.sizes import examples
 
 SCHEMA = pa.schema([("amount", pa.int64()), ("country", pa.string()), ("share", pa.float64()), ("paid", pa.bool_())])
 NOTHING = dict.fromkeys(SCHEMA.names)
@@ -122,7 +123,7 @@ def test_a_slice_of_payloads_gives_the_rows_of_the_slice() -> None:
 values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3) | st.just([1])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, 300))
 @given(st.lists(st.dictionaries(st.sampled_from(["amount", "paid", "other"]), values, max_size=3), max_size=4))
 def test_many_payloads_give_what_each_gives_alone(payloads: list[dict[str, Any]]) -> None:
     assert columns(*payloads) == [row for payload in payloads for row in columns(payload)]

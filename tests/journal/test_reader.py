@@ -15,12 +15,12 @@ from stateside.errors import JournalCorrupt, PositionInvalid
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.segment import DurableEnd, segment_offsets
 from stateside.positions import Position
-from tests.sizes import sized
+from tests.sizes import examples
 
 MakeEvents = Callable[..., list[Event]]
 
 
-@settings(max_examples=sized(12, 100))
+@settings(max_examples=examples(12, 100))
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     segment_bytes_max=st.sampled_from([1, 2_000, 3_000, 1 << 20]),

@@ -17,6 +17,7 @@ from stateside.journal import Event, Journal, JournalWriter, sequences
 from stateside.journal.columns import encode
 from stateside.journal.segment import DurableEnd
 from stateside.journal.sequences import Sequences, numbered
+from tests.sizes import examples
 
 from .old_format import write_old
 
@@ -57,7 +58,7 @@ appends = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6), max_size
 between = st.lists(st.sampled_from(["again", "other", "delete", "go on"]), max_size=10)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, 300))
 @given(appends, between, st.sampled_from([1, 2, 4, 1_000_000]), st.lists(st.integers(0, 8), max_size=6))
 def test_sequences_have_no_gaps_whoever_appends_and_whatever_becomes_of_the_index(
     tmp_path_factory: pytest.TempPathFactory, appends: list[list[int]], between: list[str], limit: int, old: list[int]

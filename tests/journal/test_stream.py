@@ -18,6 +18,7 @@ from stateside.journal.stream import FileStream, gather
 from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream
+from tests.sizes import examples
 
 
 def event(number: int) -> Event:
@@ -46,7 +47,7 @@ def read(stream: FileStream, start: int, stop: int) -> list[Event]:
     return events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(bounds=st.tuples(st.integers(0, 120), st.integers(0, 120)), group_bytes=st.sampled_from([1, 3_000, 1 << 20]))
 def test_any_range_is_what_the_journal_has(folder: Path, bounds: tuple[int, int], group_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +55,7 @@ def test_any_range_is_what_the_journal_has(folder: Path, bounds: tuple[int, int]
         assert read(FileStream(folder), *sorted(bounds)) == [event(number) for number in range(*sorted(bounds))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(wanted=st.sets(st.integers(0, 119)), group_bytes=st.sampled_from([1, 3_000, 1 << 20]))
 def test_any_offsets_are_gathered_in_order(folder: Path, wanted: set[int], group_bytes: int) -> None:
     offsets = np.array(sorted(wanted), np.int64)

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stateside.errors import JournalLocked, OperatingError
 from stateside.journal import Event, Journal, JournalWriter, sequences
 from stateside.journal.segment import DurableEnd, segment_offsets
-from tests.sizes import sized
+from tests.sizes import examples, sized
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -406,4 +406,4 @@ class Writers(RuleBasedStateMachine):
 
 
 TestWriters = Writers.TestCase
-TestWriters.settings = settings(max_examples=sized(8, 60), stateful_step_count=30, deadline=None)
+TestWriters.settings = settings(max_examples=examples(8, 60), stateful_step_count=30, deadline=None)

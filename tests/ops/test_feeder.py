@@ -12,6 +12,7 @@ from stateside.billing.generator import Generator
 from stateside.errors import RequestInvalid
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
+from stateside.ops.demo import feeder as feeder_module
 from stateside.ops.demo.feeder import Feeder
 
 GENERATOR = Generator(seed=1, customers=20, events_per_period=5, periods=2)
@@ -67,7 +68,10 @@ def test_a_finished_one_that_is_started_again_has_nothing_left(layout: Layout) -
     again.close()
 
 
-def test_time_stands_still_before_a_late_event_until_its_period_is_closed(layout: Layout) -> None:
+def test_time_stands_still_before_a_late_event_until_its_period_is_closed(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder_module, "NUDGE_S", 0.2)
     watermark_us = 0
     feeder = Feeder(GENERATOR, layout, 0.5, lambda: watermark_us)
     try:

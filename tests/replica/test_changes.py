@@ -19,6 +19,7 @@ from stateside.replica.history import Keep
 from stateside.replica.store import ReplicaReader, ReplicaWriter, Snapshot
 from tests.replica.rollup_rows import ALL_KEPT, CODEC, Key, Row, rollups
 from tests.replica.test_history import Changes, Rows, apply, batch, changes, moved
+from tests.sizes import examples
 
 PREFIXES = [b"", b"a", b"ab", b"c", b"x", b"x" * 480, b"z", b"nowhere"]
 
@@ -45,7 +46,7 @@ def differing(before: Rows, after: Rows, prefix: bytes) -> list[Changed]:
     return [Changed(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, 300))
 @given(st.lists(changes, min_size=1, max_size=7), st.sampled_from([1, 60, 3_900]), st.sampled_from(PREFIXES))
 def test_what_changed_between_any_two_batches_is_what_differs(
     batches: list[Changes], chunk_bytes: int, prefix: bytes
@@ -62,7 +63,7 @@ def test_what_changed_between_any_two_batches_is_what_differs(
                 assert of_batch == differing(states[number - 1], states[number], prefix)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30, 150))
 @given(st.lists(changes, min_size=2, max_size=6), st.sampled_from(PREFIXES), st.integers(1, 3))
 def test_rows_and_changes_can_be_read_a_page_at_a_time(batches: list[Changes], prefix: bytes, page: int) -> None:
     extent = Extent(prefix)
@@ -84,7 +85,7 @@ some_rows = st.builds(Row, st.integers(1, 3), numbers, numbers, st.just(1.5), st
 rollup_batches = st.lists(st.dictionaries(keys_of_customers, st.none() | some_rows, max_size=5), min_size=1, max_size=5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30, 150))
 @given(rollup_batches, st.sampled_from([kept for kept in ALL_KEPT if kept]))
 def test_rollups_have_changes_of_their_own(
     batches: list[dict[Key, Row | None]], kept: tuple[tuple[str, ...], ...]

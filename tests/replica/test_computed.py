@@ -27,7 +27,7 @@ from stateside.replica.rollups import Kept, RollupRows
 from stateside.replica.share import Share
 from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.replica.tail import Tail
-from tests.sizes import sized
+from tests.sizes import examples
 
 from . import spark_job
 from .replica_machine import Batch, ReplicaMachine
@@ -150,7 +150,7 @@ class Replica(ReplicaMachine):
         reader.close()
 
 
-Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)
+Replica.TestCase.settings = settings(max_examples=examples(12, 40), stateful_step_count=12, deadline=None)
 TestReplica = Replica.TestCase
 
 

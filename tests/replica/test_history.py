@@ -20,7 +20,7 @@ from stateside.replica.new_replica import NewReplica
 from stateside.replica.ordered import Changes as Undone
 from stateside.replica.rollups import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
-from tests.sizes import sized
+from tests.sizes import examples
 
 Rows = dict[bytes, bytes]
 Changes = list[tuple[bytes, bytes | None]]
@@ -83,7 +83,7 @@ keys = st.sampled_from([b"a", b"ab", b"b", b"c\x00", b"c", b"x" * 470, b"x" * 50
 changes = st.lists(st.tuples(keys, st.none() | st.binary(max_size=40)), max_size=12)
 
 
-@settings(max_examples=sized(20, 100))
+@settings(max_examples=examples(20, 100))
 @given(st.lists(changes, min_size=1, max_size=8), st.sampled_from([1, 60, 3_900]), st.booleans())
 def test_rows_as_of_every_kept_batch_are_what_they_were(batches: list[Changes], chunk: int, reopened: bool) -> None:
     states: list[Rows] = []

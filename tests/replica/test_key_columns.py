@@ -12,11 +12,12 @@ from stateside.checkpoint.arrow_rows import arrow_type, plain
 from stateside.checkpoint.types import parse_type
 from stateside.replica.key_columns import KeyColumns
 from stateside.replica.keys import KeyCodec
+from tests.sizes import examples
 
 from .test_key_encoder import rows_of, types_of_keys
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200, 1000), deadline=None)
 @given(types_of_keys, st.data())
 def test_columns_have_the_values_of_the_keys(types: list[str], data: st.DataObject) -> None:
     codec, parsed = KeyCodec(types), [parse_type(type_) for type_ in types]

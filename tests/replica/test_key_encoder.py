@@ -18,7 +18,7 @@ from stateside.replica import key_encoder
 from stateside.replica.key_encoder import TEXT_BYTES_MAX, KeyEncoder
 from stateside.replica.keys import KeyCodec, keyable
 from tests.rows import VALUES, WINDOW, encode_row, struct_of
-from tests.sizes import sized
+from tests.sizes import examples
 
 ODD_FLOATS = st.sampled_from(
     [0.0, -0.0, float("nan"), float("inf"), float("-inf"), struct.unpack("<d", b"\x01" * 8)[0]]
@@ -27,7 +27,7 @@ LONG_TEXTS = st.integers(TEXT_BYTES_MAX - 2, TEXT_BYTES_MAX + 2).map(lambda size
 MORE = {"float": ODD_FLOATS, "double": ODD_FLOATS, "string": LONG_TEXTS, "binary": LONG_TEXTS.map(str.encode)}
 KEYABLE = sorted(type_ for type_ in VALUES if keyable(parse_type(type_)))
 types_of_keys = st.lists(st.sampled_from(["string", "string", WINDOW, *KEYABLE]), min_size=1, max_size=4)
-often = settings(max_examples=sized(60, 400))
+often = settings(max_examples=examples(60, 400))
 
 
 @pytest.fixture(autouse=True, scope="module")

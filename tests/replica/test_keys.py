@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import KeyInvalid, ViewInvalid
 from stateside.replica.keys import KeyCodec
-from tests.sizes import sized
+from tests.sizes import examples
 
 tricky_text = st.text("\x00\x01\x02ab\xff\u0100\U0001f600", max_size=4)
 tricky_bytes = st.lists(st.sampled_from([0, 1, 2, 97, 254, 255]), max_size=4).map(bytes)
@@ -53,7 +53,7 @@ PERIODS = st.tuples(st.none() | longs, st.none() | longs)
 VALUES[json.dumps(struct(PERIOD))] = PERIODS
 VALUES[json.dumps(struct(PLACE))] = st.tuples(st.none() | tricky_text, st.none() | decimals(20, 3), st.none() | PERIODS)
 types_of_keys = st.lists(st.sampled_from(["string", "binary", *sorted(VALUES)]), min_size=1, max_size=4)
-often = settings(max_examples=sized(60, 400))
+often = settings(max_examples=examples(60, 400))
 
 
 def keys(types: list[str]) -> st.SearchStrategy[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from stateside.replica.lists import Change, Entries
 from stateside.replica.new_replica import NewReplica
 from stateside.replica.rollups import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
-from tests.sizes import sized
+from tests.sizes import examples
 
 NAMES = KeyCodec(["string"])
 WHOLE = KeyCodec(["string", "integer"])
@@ -54,7 +54,7 @@ def stored(folder: Path) -> Model:
 
 
 @given(batches)
-@settings(max_examples=sized(15, 100))
+@settings(max_examples=examples(15, 100))
 def test_after_every_batch_a_list_has_its_entries_in_order(drawn: list[list[tuple[str, Entries]]]) -> None:
     model: Model = {}
     with TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def test_after_every_batch_a_list_has_its_entries_in_order(drawn: list[list[tupl
 
 
 @given(batches)
-@settings(max_examples=sized(15, 100))
+@settings(max_examples=examples(15, 100))
 def test_a_load_in_parts_has_the_same_lists(drawn: list[list[tuple[str, Entries]]]) -> None:
     model: Model = {}
     with TemporaryDirectory() as folder:

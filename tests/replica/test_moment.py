@@ -51,6 +51,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     made.process.communicate()
 
 
+@pytest.mark.e2e
 def test_what_another_process_wrote_is_there_at_the_next_question(tmp_path: Path, writer: Writer) -> None:
     reader = ReplicaReader(tmp_path)
     moment, kept = Moment(reader), 0
@@ -64,6 +65,7 @@ def test_what_another_process_wrote_is_there_at_the_next_question(tmp_path: Path
     reader.close()
 
 
+@pytest.mark.e2e
 def test_after_a_while_it_is_another_one(tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateside.replica.moment.MOMENT_S", 0.0)
     reader = ReplicaReader(tmp_path)

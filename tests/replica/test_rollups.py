@@ -19,7 +19,7 @@ from stateside.replica import rollups as rollups_module
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollups import Kept, RollupRows, Rollups, pack, unpack
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
-from tests.sizes import sized
+from tests.sizes import examples
 
 from .replica_machine import Batch, ReplicaMachine
 from .rollup_rows import ALL_KEPT, CODEC, COLUMNS, KEY, Key, Row, expected, rollups
@@ -107,7 +107,7 @@ class Replica(ReplicaMachine):
         reader.close()
 
 
-Replica.TestCase.settings = settings(max_examples=sized(12, 40), stateful_step_count=12, deadline=None)
+Replica.TestCase.settings = settings(max_examples=examples(12, 40), stateful_step_count=12, deadline=None)
 TestReplica = Replica.TestCase
 
 

@@ -14,7 +14,7 @@ from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
 from stateside.replica.rollups import Rollups
 from stateside.replica.runs import Change, SortedRuns
 from stateside.replica.store import AppliedBatch, ReplicaReader
-from tests.sizes import sized
+from tests.sizes import examples
 
 keys = st.binary(max_size=3)
 parts = st.lists(st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=20), max_size=12)
@@ -40,7 +40,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=sized(40, 300))
+@settings(max_examples=examples(40, 300))
 @given(parts)
 def test_the_rows_that_changes_leave_come_out_in_order(found: list[list[Change]]) -> None:
     left = dict(change for part in found for change in part)

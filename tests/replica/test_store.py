@@ -20,6 +20,7 @@ from stateside.positions import Position
 from stateside.replica import environment
 from stateside.replica.ordered import in_order
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
+from tests.sizes import examples
 
 Changes = list[tuple[bytes, bytes | None]]
 
@@ -104,7 +105,7 @@ long_keys = st.builds(
 changes = st.lists(st.tuples(long_keys, st.none() | st.binary(max_size=5)), max_size=12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25, 125))
 @given(st.lists(changes, min_size=1, max_size=3), st.lists(long_keys, max_size=4))
 def test_keys_of_any_length_are_found_in_order_and_by_any_prefix(batches: list[Changes], others: list[bytes]) -> None:
     model: dict[bytes, bytes] = {}

@@ -33,6 +33,7 @@ from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign, default_folder, open_foreign
 from stateside.serving.reading.told import Told
 from stateside.serving.reading.views import Answer, Floor, ViewReader, Views
+from tests.sizes import examples
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 
 pytestmark = pytest.mark.e2e
@@ -215,7 +216,7 @@ COLUMNS = st.lists(st.tuples(NAMES, st.sampled_from(sorted(VALUES))), max_size=3
 
 
 class TestAnyQuery:
-    @settings(max_examples=20)
+    @settings(max_examples=examples(20, 100))
     @given(st.data())
     def test_its_rows_are_what_its_batches_leave_whatever_its_columns(self, data: st.DataObject) -> None:
         key, value = data.draw(COLUMNS), data.draw(COLUMNS.filter(bool))

@@ -28,7 +28,7 @@ from tests.billing.audit.books import plan
 from tests.billing.audit.test_calendar import CYCLES, TIMES
 from tests.billing.simple_rating import Appends, appends, events
 from tests.billing.test_book import write
-from tests.sizes import sized
+from tests.sizes import examples
 
 
 def test_limits_and_currencies_are_the_same() -> None:
@@ -54,7 +54,7 @@ def test_periods_are_the_same(cycle: Cycle, time_us: int) -> None:
     assert (mine.label, mine.start_us, mine.end_us) == (theirs.label, theirs.start_us, theirs.end_us)
 
 
-@settings(max_examples=sized(10, 300), deadline=None)
+@settings(max_examples=examples(10, 300), deadline=None)
 @given(appends(events))
 def test_every_event_is_judged_alike(frames: Appends) -> None:
     with TemporaryDirectory() as name:

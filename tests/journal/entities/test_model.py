@@ -15,7 +15,7 @@ from stateside.errors import CommandRefused
 from stateside.journal import JournalWriter, Receipt
 from stateside.journal.entities import Entities
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
-from tests.sizes import sized
+from tests.sizes import examples, sized
 
 NAMES = ["a", "b", "c"]
 names = st.sampled_from(NAMES)
@@ -115,4 +115,4 @@ class EntitiesMachine(RuleBasedStateMachine):
 
 
 TestEntities = EntitiesMachine.TestCase
-TestEntities.settings = settings(max_examples=sized(15, 500), stateful_step_count=sized(30, 60), deadline=None)
+TestEntities.settings = settings(max_examples=examples(15, 500), stateful_step_count=sized(30, 60), deadline=None)

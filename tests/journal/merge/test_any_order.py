@@ -24,7 +24,7 @@ from stateside.journal.nodes.slots import slot_of
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import DurableEnd, segment_path
 from tests.journal.nodes.dying import Killed, after_check, at_call, event, kill
-from tests.sizes import sized
+from tests.sizes import examples, sized
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # losses of power are made by hand: no disk is needed
 NODES = st.sampled_from(["a", "b", "c"])
@@ -286,7 +286,7 @@ class Nodes(RuleBasedStateMachine):
 
 TestNodes = Nodes.TestCase
 TestNodes.settings = settings(
-    max_examples=sized(15, 400),
+    max_examples=examples(15, 400),
     stateful_step_count=sized(30, 60),
     deadline=None,
     suppress_health_check=list(HealthCheck),

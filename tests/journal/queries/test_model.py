@@ -19,7 +19,7 @@ from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from stateside.journal.stream import FileStream
 from tests.journal.queries.streams import Model
-from tests.sizes import sized
+from tests.sizes import examples, sized
 
 ENTITIES = ["a", "ab", "b", "ä", "漢" * 200, "漢" * 199 + "x", "zed"]
 TAGS = ["red", "green", "漢" * 200]
@@ -212,5 +212,5 @@ class QueriesMachine(RuleBasedStateMachine):
 
 TestQueries = QueriesMachine.TestCase
 TestQueries.settings = settings(
-    max_examples=sized(40, 200), stateful_step_count=sized(15, 40), deadline=None, print_blob=True
+    max_examples=examples(40, 200), stateful_step_count=sized(15, 40), deadline=None, print_blob=True
 )

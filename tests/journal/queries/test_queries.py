@@ -22,6 +22,7 @@ from stateside.journal.stream import FileStream
 from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream, Model
+from tests.sizes import examples, not_in_fast
 
 
 def event(number: int, entity: str = "", tags: tuple[str, ...] = ("t",)) -> Event:
@@ -135,7 +136,7 @@ def test_the_async_forms_give_the_same(tmp_path: Path) -> None:
         asyncio.run(read())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     entities=st.lists(st.sampled_from([f"c{n}" for n in range(8)]), min_size=1, max_size=60),
     followed=st.integers(0, 60),
@@ -197,6 +198,7 @@ def test_old_events_come_as_their_newest_schema_has_them(tmp_path: Path) -> None
         assert (found.event.payload, found.event.version) == ({"number": 7}, 2)
 
 
+@not_in_fast("memory is measured with many events")
 def test_a_slow_reader_costs_a_bounded_amount_of_memory_and_holds_no_transaction(tmp_path: Path) -> None:
     with opened(tmp_path) as (_, views, queries), JournalWriter(tmp_path / "journal", durability="written") as writer:
         for first in range(0, 60_000, 2_000):

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from stateside.clock import ManualClock
 from stateside.errors import SetupError, TokenInvalid
 from stateside.layout import Layout
+from stateside.serving.access import verifier as verifier_module
 from stateside.serving.access.claims import SKEW_S, Claims
 from stateside.serving.access.holder import OPERATOR, ROLES, Holder, customer
 from stateside.serving.access.issuer import Issuer, signed
 from stateside.serving.access.keys import Key, KeyFile
-from stateside.serving.access.verifier import CACHED_MAX, TOKEN_CHARS_MAX, TokenRefused, Verifier
+from stateside.serving.access.verifier import TOKEN_CHARS_MAX, TokenRefused, Verifier
 
 NOW_US = 1_800_000_000_000_000
 BASE64URL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -305,13 +306,14 @@ def test_a_key_file_that_is_not_whole_lets_nobody_in_and_is_not_shown(
     assert "SECRET" not in str(caught.value)
 
 
-def test_the_cache_is_bounded_and_holds_only_what_was_verified(place: Place) -> None:
+def test_the_cache_is_bounded_and_holds_only_what_was_verified(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_module, "CACHED_MAX", 100)
     claims = Claims.parse(place.claims())
-    for number in range(CACHED_MAX + 5):
+    for number in range(105):
         place.holder(signed(replace(claims, id_=str(number)), place.key()))
         if number < 5:
             place.refuses(f"a.b.{number}")
-    assert len(place.verifier._cached) == CACHED_MAX
+    assert len(place.verifier._cached) == 100
 
 
 def test_secrets_are_in_no_repr(place: Place) -> None:

@@ -15,7 +15,7 @@ from stateside.errors import CursorInvalid, HistoryGone, RequestInvalid
 from stateside.serving.reading import question, scan
 from stateside.serving.reading.floor import AsOf
 from tests.replica.spark_job import Changes, Rows
-from tests.sizes import sized
+from tests.sizes import examples
 
 from .shop import Asked, Shop, shown, values_of
 
@@ -47,7 +47,7 @@ QUESTIONS: list[tuple[Asked, Oracle]] = [
 ]
 
 
-@settings(max_examples=sized(25, 300))
+@settings(max_examples=examples(25, 300))
 @given(BATCHES, st.sampled_from(QUESTIONS), st.integers(1, 5), st.integers(1, 6))
 def test_pages_put_together_are_all_rows_of_the_first_one_s_batch_while_batches_are_applied(
     batches: list[Changes], asked_and_oracle: tuple[Asked, Oracle], limit: int, looked_at_max: int

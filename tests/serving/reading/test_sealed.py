@@ -22,7 +22,7 @@ from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scan import page
 from tests.replica.spark_job import Changes
 from tests.rows import VALUES, WINDOW, array_of, map_of
-from tests.sizes import sized
+from tests.sizes import examples
 
 from .closing_shop import CUSTOMERS, ClosingShop
 from .shop import Asked, Shop, values_of
@@ -60,7 +60,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=sized(6, 100))
+@settings(max_examples=examples(6, 100))
 @given(BATCHES)
 def test_whatever_is_closed_when_every_row_is_there_once_as_of_every_batch(batches: list[tuple[Changes, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

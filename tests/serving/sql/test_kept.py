@@ -73,7 +73,7 @@ rows = st.dictionaries(
 )
 
 
-@settings(max_examples=sized(3, 50), deadline=None)
+@settings(max_examples=sized(3, 50, fast=2), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_statements_between_batches_have_the_rows_of_the_newest_one(batches: list[Changes]) -> None:
     with TemporaryDirectory() as folder:

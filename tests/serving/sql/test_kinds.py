@@ -24,7 +24,7 @@ from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.views import Views
 from tests.checkpoint.conftest import _encode_row
 from tests.serving.test_foreign import COLUMNS, VALUES
-from tests.sizes import sized
+from tests.sizes import examples
 from tests.written import WINDOW, Written, WrittenOperator, window
 
 from .asking import Asker, shop
@@ -93,7 +93,7 @@ def test_groups_are_read_row_by_row(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=sized(10, 100), deadline=None)
+@settings(max_examples=examples(10, 100), deadline=None)
 @given(st.data())
 def test_any_query_s_rows_are_those_of_other_answers(data: st.DataObject) -> None:
     key, value = data.draw(COLUMNS), data.draw(COLUMNS.filter(bool))

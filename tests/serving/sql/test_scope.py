@@ -14,7 +14,7 @@ from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
 from stateside.serving.sql import kept as limits
 from tests.replica.spark_job import Changes
-from tests.sizes import sized
+from tests.sizes import sized, some
 
 from .asking import Asker, shop
 from .test_nasty import LOOKS_AROUND
@@ -46,7 +46,7 @@ rows = st.dictionaries(
 )
 
 
-@settings(max_examples=sized(4, 40), deadline=None)
+@settings(max_examples=sized(4, 40, fast=2), deadline=None)
 @given(state=rows, holder=st.sampled_from([BEN, GERMAN, BOTH]), kept=st.booleans())
 def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holder, kept: bool) -> None:
     """The same statements, by an operator, over a view that has only the rows of the scope."""
@@ -69,7 +69,7 @@ def _in_scope(holder: Holder, key: tuple[str, str]) -> bool:
     )
 
 
-@pytest.mark.parametrize("text", LOOKS_AROUND)
+@pytest.mark.parametrize("text", some(LOOKS_AROUND, 5))
 def test_no_nasty_statement_reaches_another_customer(asker: Asker, text: str) -> None:
     with pytest.raises(StatesideError) as refused:
         asker.content(text, holder=BEN, timeout_ms=5_000)

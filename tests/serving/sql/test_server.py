@@ -32,6 +32,8 @@ from tests.sizes import sized
 
 from .asking import shop
 
+pytestmark = pytest.mark.e2e
+
 ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) WHERE hash(range) = 1"
 
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from stateside.layout import Layout
 from tests.serving.cluster import Cluster
 from tests.serving.conftest import serving
-from tests.sizes import sized
+from tests.sizes import examples
 
 from .application import make_application
 
@@ -55,7 +55,7 @@ def test_no_question_is_answered_with_an_error_of_the_server_s_own(url: str) -> 
 
 
 def ask(operation: Any, url: str) -> None:
-    @settings(max_examples=sized(8, 200), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(8, 200), deadline=None, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy())
     def asked(case: Any) -> None:
         if "wait_ms" in (case.query or {}):
