@@ -5,8 +5,8 @@
     events = spark.read.format("stateside-journal").option("path", …).option("start", "0:100").load()
 
 Columns: the event's own (`offset`, `id`, `entity`, `type`, `time`, `appended`, `tags`, `payload`), those that the
-option `columns` names, then the payload's fields that the option `fields` names with their types. `stream_reader` has the life
-of a stream, `batch_reader` the reading of a range, `pushed` which conditions of a query spare reading.
+option `columns` names, then the payload's fields that the option `fields` names with their types. `stream_reader` has
+the life of a stream, `batch_reader` the reading of a range, `pushed` which conditions of a query spare reading.
 """
 
 from __future__ import annotations
