@@ -14,7 +14,7 @@ from stateside.journal import Event, Journal, JournalWriter, summaries
 from stateside.journal.columns import decode
 from stateside.journal.conditions import ANY, Conditions, Span
 from stateside.journal.segment import journal_id, segment_path
-from stateside.journal.selecting import Piece, pieces, selected, shares, split
+from stateside.journal.selecting import Stretch, selected, shares, split, stretches
 from stateside.journal.upkeep import Place, drop, verify
 from tests.sizes import sized
 
@@ -65,7 +65,7 @@ def test_segments_that_the_summaries_rule_out_are_not_opened(months: Journal, co
         content[-1] ^= 1
         path.write_bytes(content)
     assert ids(months, conditions) == expected
-    assert pieces(months, 0, 500, conditions) == [Piece(200, 300), Piece(400, 500)]
+    assert stretches(months, 0, 500, conditions) == [Stretch(200, 300), Stretch(400, 500)]
     with pytest.raises(JournalCorrupt, match="checksum"):
         ids(months, ANY)
 
@@ -151,7 +151,7 @@ def test_more_tags_than_a_summary_takes_rule_nothing_out(tmp_path: Path, monkeyp
     journal = fill(tmp_path, [[event(i, tags=(f"tag-{i}",)) for i in range(60)], [event(99)]])
     conditions = Conditions(tags=frozenset(["tag-77"]))
     assert ids(journal, conditions) == ids(journal, conditions) == []
-    assert pieces(journal, 0, 61, conditions) == [Piece(0, 60), Piece(60, 61)]
+    assert stretches(journal, 0, 61, conditions) == [Stretch(0, 60), Stretch(60, 61)]
 
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -211,11 +211,11 @@ def test_a_partition_with_little_to_read_is_not_starved_by_a_small_limit() -> No
 @pytest.mark.parametrize(
     ("found", "events", "parts"),
     [
-        ([Piece(0, 100)], 30, [(0, 25), (25, 50), (50, 75), (75, 100)]),
-        ([Piece(0, 10), Piece(10, 20), Piece(40, 50)], 25, [(0, 20), (40, 50)]),
-        ([Piece(0, 100, unsummed=True), Piece(100, 120)], 30, [(0, 100), (100, 120)]),
+        ([Stretch(0, 100)], 30, [(0, 25), (25, 50), (50, 75), (75, 100)]),
+        ([Stretch(0, 10), Stretch(10, 20), Stretch(40, 50)], 25, [(0, 20), (40, 50)]),
+        ([Stretch(0, 100, unsummed=True), Stretch(100, 120)], 30, [(0, 100), (100, 120)]),
         ([], 30, []),
     ],
 )
-def test_pieces_are_split_and_joined_to_tasks(found: list[Piece], events: int, parts: list[tuple[int, int]]) -> None:
+def test_pieces_are_split_and_joined_to_tasks(found: list[Stretch], events: int, parts: list[tuple[int, int]]) -> None:
     assert [(part.start, part.stop) for part in split(found, events)] == parts

@@ -1,6 +1,6 @@
 """Selecting: reading only those events of a journal that meet conditions, and of whole segments without any, nothing.
 
-A range of offsets falls into *pieces*, a segment each. A finished segment whose summary rules it out is no piece: it is
+A range of offsets falls into *stretches*, a segment each. A finished segment whose summary rules it out is none: it is
 not opened. One that has no summary yet is read, and if all of it is read here its summary is made on the way.
 """
 
@@ -21,7 +21,7 @@ from stateside.journal.summaries import Collector
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """Events with start <= offset < stop. `unsummed`: it is a whole finished segment that has no summary yet."""
 
     start: int
@@ -32,7 +32,7 @@ class Piece:
         return self.stop - self.start
 
 
-def pieces(journal: Journal, start: int, stop: int, conditions: Conditions) -> list[Piece]:
+def stretches(journal: Journal, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
     """Where in this range wanted events may be, in order. EventsGone if the range begins before the journal does."""
     end = journal.check(start, stop)
     if start == stop:
@@ -41,7 +41,7 @@ def pieces(journal: Journal, start: int, stop: int, conditions: Conditions) -> l
     if not firsts or start < firsts[0]:
         raise base.missing(journal.directory, start)
     if not conditions:
-        return [Piece(start, stop)]
+        return [Stretch(start, stop)]
     journal_id = segment.journal_id(journal.directory)
     assert journal_id is not None, "there are segments"
     found = []
@@ -54,7 +54,7 @@ def pieces(journal: Journal, start: int, stop: int, conditions: Conditions) -> l
         summary = summaries.load(path, journal_id, behind - first) if finished else None
         if summary is None or not conditions.rule_out(summary):
             unsummed = finished and summary is None and (low, high) == (first, behind)
-            found.append(Piece(low, high, unsummed))
+            found.append(Stretch(low, high, unsummed))
     return found
 
 
@@ -62,19 +62,19 @@ def selected(
     journal: Journal, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """As `Journal.batches`, but batches that have no wanted event may be left out; the others are whole."""
-    for piece in pieces(journal, start, stop, conditions):
-        batches = journal.batches(piece.start, piece.stop, mark)
-        yield from _summed(journal, piece, batches) if piece.unsummed else batches
+    for stretch in stretches(journal, start, stop, conditions):
+        batches = journal.batches(stretch.start, stretch.stop, mark)
+        yield from _summed(journal, stretch, batches) if stretch.unsummed else batches
 
 
-def split(found: Sequence[Piece], events: int) -> list[Piece]:
-    """The pieces, in parts of about so many events, each a range without a gap. Segments without summary stay whole."""
-    units = [unit for piece in found for unit in _cut(piece, events)]
-    parts: list[Piece] = []
+def split(found: Sequence[Stretch], events: int) -> list[Stretch]:
+    """The stretches, in parts of about so many events without a gap. Segments that have no summary stay whole."""
+    units = [unit for stretch in found for unit in _cut(stretch, events)]
+    parts: list[Stretch] = []
     for unit in units:
         last = parts[-1] if parts else None
         if last is not None and last.stop == unit.start and len(last) + len(unit) <= events:
-            parts[-1] = Piece(last.start, unit.stop)
+            parts[-1] = Stretch(last.start, unit.stop)
         else:
             parts.append(unit)
     return parts
@@ -99,19 +99,19 @@ def shares(waiting: Mapping[str, int], events: int) -> dict[str, int]:
 
 
 def _summed(
-    journal: Journal, piece: Piece, batches: Iterator[tuple[int, pa.RecordBatch]]
+    journal: Journal, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The same batches; the segment has a summary then."""
     collector = Collector()
     for first, batch in batches:
         collector.take(batch)
         yield first, batch
-    path, journal_id = segment.segment_path(journal.directory, piece.start), segment.journal_id(journal.directory)
+    path, journal_id = segment.segment_path(journal.directory, stretch.start), segment.journal_id(journal.directory)
     if journal_id is not None:
         summaries.keep(path, journal_id, collector.summary())
 
 
-def _cut(piece: Piece, events: int) -> list[Piece]:
-    count = 1 if piece.unsummed else -(-len(piece) // events)
-    edges = [piece.start + len(piece) * part // count for part in range(count + 1)]
-    return [Piece(a, b, piece.unsummed) for a, b in pairwise(edges)]
+def _cut(stretch: Stretch, events: int) -> list[Stretch]:
+    count = 1 if stretch.unsummed else -(-len(stretch) // events)
+    edges = [stretch.start + len(stretch) * part // count for part in range(count + 1)]
+    return [Stretch(a, b, stretch.unsummed) for a, b in pairwise(edges)]

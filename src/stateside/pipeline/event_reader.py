@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from stateside.errors import EventsGone, PositionAhead, PositionInvalid
 from stateside.journal.conditions import Conditions
 from stateside.journal.segment import PARTITION, DurableEnd
-from stateside.journal.selecting import pieces, selected, split
+from stateside.journal.selecting import selected, split, stretches
 from stateside.journal.stored import StoredStream
 from stateside.pipeline.event_rows import EventRows, chosen_columns
 from stateside.positions import Position
@@ -72,7 +72,7 @@ class EventReader:
         """These ranges in tasks of about so many events, without what is ruled out."""
         found: list[OffsetRange] = []
         for name, (start, stop) in ranges.items():
-            parts = split(pieces(stored.journals[name], start, stop, self._ruling()), max(1, events))
+            parts = split(stretches(stored.journals[name], start, stop, self._ruling()), max(1, events))
             found.extend(OffsetRange(part.start, part.stop, mark(name, part.start), name) for part in parts)
         return found
 

@@ -1,8 +1,8 @@
 """Receipts of nodes: for a reader who waits for its own event where many write.
 
-A batch's position says how far it has each node's log, up to the first event there that is not in it. So behind an event
-that waits to be merged nothing is said to be covered, though it may be. Where a stamp does not cover a receipt for a
-while, the place of its events in the merged stream is looked up instead: aside, as that reads a segment or more.
+A batch's position says how far it has each node's log, up to the first event there that is not in it. So behind an
+event that waits to be merged nothing is said to be covered, though it may be. Where a stamp does not cover a receipt
+for a while, the place of its events in the merged stream is looked up instead: aside, as that reads a segment or more.
 """
 
 from __future__ import annotations
