@@ -63,7 +63,10 @@ class EventRows:
     def of(self, partition: str, first: int, batch: pa.RecordBatch, wanted: pa.Array | None) -> list[pa.RecordBatch]:
         """The batch, which begins at this offset of a partition, as Spark wants it; types to the letter."""
         offsets = pa.array(np.arange(first, first + batch.num_rows))
-        if wanted is not None:
+        count = batch.num_rows if wanted is None else wanted.true_count
+        if not count:
+            return []
+        if count < batch.num_rows:
             offsets, batch = offsets.filter(wanted), batch.filter(wanted)
         columns = [
             offsets,
