@@ -343,8 +343,13 @@ def test_a_query_does_not_go_on_in_another_merged_stream(nodes: tuple[Path, dict
 
 
 def test_a_folder_with_a_log_of_its_own_and_nodes_is_refused(nodes: tuple[Path, dict[str, Position]]) -> None:
+    """Nobody makes one by accident: a writer does not begin a log beside nodes."""
     folder, _ = nodes
-    fill(folder)
+    with pytest.raises(SettingInvalid, match="written by its nodes"):
+        fill(folder)
+    fill(folder / "other")
+    for path in [*(folder / "other").glob("*.segment"), folder / "other" / "end"]:
+        path.rename(folder / path.name)
     with pytest.raises(SettingInvalid, match="a log of its own, and nodes"):
         batch(folder)
 
