@@ -28,6 +28,7 @@ from stateside.journal.queries import Queries
 from stateside.journal.stream import begin
 
 WAIT_S_MAX = 10.0  # for a stream that is behind the writer's own log, as a merged one may be
+GONE_S_MAX = 1.0  # for events that are in no stream, where some were dropped: it may only be behind
 PAUSE_S = 0.005
 
 log = logging.getLogger(__name__)
@@ -45,14 +46,15 @@ class Replay(Generic[State, Command]):
     def image(self, entity: str, at_hand: Image[State] | None, sequence: int) -> Image[State]:
         """The entity as of its event with this sequence, which is its last one.
 
-        NotFreshEnough if the stream does not come so far in time.
+        NotFreshEnough if the stream does not come so far in time, EventsGone if it has lost what is missing.
         """
-        deadline_s = time.monotonic() + WAIT_S_MAX
+        trimmed = bool(begin(self._queries.stream).parts)
+        deadline_s = time.monotonic() + (GONE_S_MAX if trimmed else WAIT_S_MAX)
         image, reached = self._begin(entity, at_hand, sequence), sequence == 0
         while not reached:
             image, reached = self._advanced(entity, image, sequence)
             if not reached:
-                _wait(entity, image.sequence, sequence, deadline_s)
+                _wait(entity, image.sequence, sequence, deadline_s, trimmed=trimmed)
         return image
 
     def folded(self, image: Image[State], events: Iterable[Event]) -> Image[State]:
@@ -142,18 +144,25 @@ def _untimed(event: Event) -> Event:
 
 def _is_next(entity: str, reached: int, head: Event | None, sequence: int) -> bool:
     """Whether what the stream still has of the entity begins just behind what is reached; EventsGone if later."""
-    following = sequence + 1 if head is None else head.sequence or 0
-    if following > reached + 1:
-        raise EventsGone(
-            f"Of {entity!r} the events with sequences {reached + 1} to {following - 1} are gone, and no snapshot that "
-            "can be used has them",
-            next_step="Bring their segments back from a copy, or a snapshot of the same version of the fold; retention "
-            "is for entities whose snapshots are kept",
-        )
-    return following == reached + 1
+    if head is None:
+        return reached == sequence
+    assert head.sequence is not None, "queries number all events"
+    if head.sequence > reached + 1:
+        raise _gone(entity, reached + 1, head.sequence - 1)
+    return head.sequence == reached + 1
 
 
-def _wait(entity: str, reached: int, sequence: int, deadline_s: float) -> None:
+def _gone(entity: str, first: int, last: int) -> EventsGone:
+    return EventsGone(
+        f"Of {entity!r} the events with sequences {first} to {last} are gone, and no usable snapshot has them",
+        next_step="Bring their segments back from a copy, or a snapshot of the same version of the fold; retention "
+        "is for entities whose snapshots are kept",
+    )
+
+
+def _wait(entity: str, reached: int, sequence: int, deadline_s: float, *, trimmed: bool) -> None:
+    if time.monotonic() >= deadline_s and trimmed:
+        raise _gone(entity, reached + 1, sequence)
     if time.monotonic() >= deadline_s:
         raise NotFreshEnough(
             f"The stream has {entity!r} up to sequence {reached} only, its writer up to {sequence}",
