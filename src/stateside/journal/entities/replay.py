@@ -4,7 +4,8 @@ The events come from the queries: from the views as far as these have come, then
 sequence, the writer says, in whose turn that is exact; so who appended just now reads that too.
 
 What a replay begins with must be borne out by the log: the event that it was made up to is read again, and has the same
-id. If not (the log was cut, or is another one) it begins with the first event.
+id. If not (the log was cut, or is another one) it begins with the first event. Where retention has dropped that event,
+what was made up to it counts if it reaches up to the first one that is left; else EventsGone.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Generic
 
 import orjson
 
-from stateside.errors import JournalCorrupt, NotFreshEnough
+from stateside.errors import EventsGone, JournalCorrupt, NotFreshEnough
 from stateside.journal.entities.entity import Command, Entity, State
 from stateside.journal.entities.images import Image
 from stateside.journal.entities.snapshots import PLAIN, Kept, Snapshots, Whose
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries
+from stateside.journal.stream import begin
 
 WAIT_S_MAX = 10.0  # for a stream that is behind the writer's own log, as a merged one may be
+GONE_S_MAX = 1.0  # for events that are in no stream, where some were dropped: it may only be behind
 PAUSE_S = 0.005
 
 log = logging.getLogger(__name__)
@@ -42,14 +46,15 @@ class Replay(Generic[State, Command]):
     def image(self, entity: str, at_hand: Image[State] | None, sequence: int) -> Image[State]:
         """The entity as of its event with this sequence, which is its last one.
 
-        NotFreshEnough if the stream does not come so far in time.
+        NotFreshEnough if the stream does not come so far in time, EventsGone if it has lost what is missing.
         """
-        deadline_s = time.monotonic() + WAIT_S_MAX
+        trimmed = bool(begin(self._queries.stream).parts)
+        deadline_s = time.monotonic() + (GONE_S_MAX if trimmed else WAIT_S_MAX)
         image, reached = self._begin(entity, at_hand, sequence), sequence == 0
         while not reached:
             image, reached = self._advanced(entity, image, sequence)
             if not reached:
-                _wait(entity, image.sequence, sequence, deadline_s)
+                _wait(entity, image.sequence, sequence, deadline_s, trimmed=trimmed)
         return image
 
     def folded(self, image: Image[State], events: Iterable[Event]) -> Image[State]:
@@ -67,8 +72,9 @@ class Replay(Generic[State, Command]):
         return replace(image, state=state, sequence=sequence, last_id=last_id)
 
     def events(self, entity: str, first: int, last: int) -> list[Event]:
-        """The entity's events with these sequences, both included."""
-        return [found.event for found in self._queries.entity(entity, first, last).current()]
+        """The entity's events with these sequences, both included, that are still there."""
+        query = self._queries.entity(entity, first, last)
+        return [found.event for found in query.current(begin(self._queries.stream))]
 
     def kept(self, entity: str, image: Image[State]) -> Image[State]:
         """The image, of which there is a snapshot now if it is time for one."""
@@ -90,17 +96,23 @@ class Replay(Generic[State, Command]):
         return image
 
     def _advanced(self, entity: str, image: Image[State], sequence: int) -> tuple[Image[State], bool]:
-        """The image after the events that the stream has up to this sequence, and whether these are all."""
-        first = max(1, image.sequence)
-        found = (_untimed(each.event) for each in self._queries.entity(entity, first, sequence).current())
-        if image.sequence:
-            last = next(found, None)
-            if last is None:
-                return image, False
-            if last.id != image.last_id:
-                log.warning("what was kept of %r is not borne out by the journal: it is replayed", entity)
-                return self._advanced(entity, Image(self._kind.initial()), sequence)
-        image = self.folded(image, found)
+        """The image after the events that the stream has up to this sequence, and whether these are all.
+
+        EventsGone if retention has dropped events that are not in the image.
+        """
+        begin_at = begin(self._queries.stream)
+        events = self._queries.entity(entity, max(1, image.sequence), sequence).current(begin_at)
+        found = (_untimed(each.event) for each in events)
+        head = next(found, None)
+        if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and what it was made up to is gone
+            image = image if head is None else self.folded(image, chain([head], found))
+            return image, image.sequence >= sequence
+        if head is None:
+            return image, False
+        if image.sequence and head.id != image.last_id:
+            log.warning("what was kept of %r is not borne out by the journal: it is replayed", entity)
+            return self._advanced(entity, Image(self._kind.initial()), sequence)
+        image = self.folded(image, found if image.sequence else chain([head], found))
         return image, image.sequence >= sequence
 
     def _snapshot(self, entity: str) -> Image[State] | None:
@@ -130,7 +142,27 @@ def _untimed(event: Event) -> Event:
     return event
 
 
-def _wait(entity: str, reached: int, sequence: int, deadline_s: float) -> None:
+def _is_next(entity: str, reached: int, head: Event | None, sequence: int) -> bool:
+    """Whether what the stream still has of the entity begins just behind what is reached; EventsGone if later."""
+    if head is None:
+        return reached == sequence
+    assert head.sequence is not None, "queries number all events"
+    if head.sequence > reached + 1:
+        raise _gone(entity, reached + 1, head.sequence - 1)
+    return head.sequence == reached + 1
+
+
+def _gone(entity: str, first: int, last: int) -> EventsGone:
+    return EventsGone(
+        f"Of {entity!r} the events with sequences {first} to {last} are gone, and no usable snapshot has them",
+        next_step="Bring their segments back from a copy, or a snapshot of the same version of the fold; retention "
+        "is for entities whose snapshots are kept",
+    )
+
+
+def _wait(entity: str, reached: int, sequence: int, deadline_s: float, *, trimmed: bool) -> None:
+    if time.monotonic() >= deadline_s and trimmed:
+        raise _gone(entity, reached + 1, sequence)
     if time.monotonic() >= deadline_s:
         raise NotFreshEnough(
             f"The stream has {entity!r} up to sequence {reached} only, its writer up to {sequence}",

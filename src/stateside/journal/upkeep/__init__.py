@@ -2,8 +2,8 @@
 
 `place` is where a journal and what belongs to it lie, `statistics` tells how large it is, `selection` which events are
 meant, `exporting` writes them out. `verification` reads all of it and changes nothing: `log_check` has the events'
-order, `index_check` the indexes of ids and sequences, `view_check` the views of queries. `retention` drops segments
-that nobody needs any more, `readers` knows who does.
+order, `index_check` the indexes of ids and sequences, `view_check` the views of queries, `summary_check` the summaries
+of segments. `retention` drops segments that nobody needs any more, `readers` knows who does.
 """
 
 from stateside.journal.upkeep.exporting import Exported, export, export_to
