@@ -29,12 +29,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An event of a journal, as far as a repeated append must know it."""
+    """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log."""
 
     offset: int
     id: str
     entity: str
     sequence: int
+    log: str = PARTITION
 
 
 def check_entity(entity: str, events: Sequence[Event]) -> None:
@@ -71,9 +72,8 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
     others = [event.id for event in events if event.id not in there]
     if others:
         raise _refused(f"Of its events {_shown(sorted(there))} are stored already, and {_shown(others)} are not")
-    sequences = [found.sequence for found in stored]
-    position = Position.of({PARTITION: max(found.offset for found in stored) + 1})
-    return Receipt(position, min(sequences), max(sequences), repeated=True)
+    first, last = (choose(stored, key=lambda found: found.sequence) for choose in (min, max))
+    return Receipt(Position.of({last.log: last.offset + 1}), first.sequence, last.sequence, repeated=True)
 
 
 def _refused(what: str) -> EventRefused:

@@ -101,7 +101,7 @@ def test_the_same_events_again_get_their_first_receipt_from_any_owner_and_any_no
         node.release([slot_of("emma")])
         with NodeWriter(tmp_path, "b") as other:
             assert other.append_to("emma", events) == receipt
-            with pytest.raises(EventRefused, match="'9' is not"):
+            with pytest.raises(EventRefused, match="'9' are not"):
                 other.append_to("emma", [event("2"), event("9")])
     assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
 

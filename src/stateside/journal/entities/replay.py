@@ -1,7 +1,8 @@
 """Replay: an entity's state out of what is at hand (an image, else a snapshot) and the events behind that.
 
-The events come from the queries: from the views as far as these have come, then from the stream itself. Up to which
-sequence, the writer says, in whose turn that is exact; so who appended just now reads that too.
+The events come from the queries: from the views as far as these have come, then from the stream itself; and where the
+stream is made of several writers' logs and behind them, from the tail of these. Up to which sequence, the writer says,
+in whose turn that is exact; so who appended just now reads that too.
 
 What a replay begins with must be borne out by the log: the event that it was made up to is read again, and has the same
 id. If not (the log was cut, or is another one) it begins with the first event.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -23,8 +24,9 @@ from stateside.journal.entities.images import Image
 from stateside.journal.entities.snapshots import PLAIN, Kept, Snapshots, Whose
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries
+from stateside.journal.stream import Tailed
 
-WAIT_S_MAX = 10.0  # for a stream that is behind the writer's own log, as a merged one may be
+WAIT_S_MAX = 10.0  # for a stream that is behind what the writer knows
 PAUSE_S = 0.005
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class Replay(Generic[State, Command]):
 
     def events(self, entity: str, first: int, last: int) -> list[Event]:
         """The entity's events with these sequences, both included."""
-        return [found.event for found in self._queries.entity(entity, first, last).current()]
+        return list(self._events(entity, first, last))
 
     def kept(self, entity: str, image: Image[State]) -> Image[State]:
         """The image, of which there is a snapshot now if it is time for one."""
@@ -92,7 +94,7 @@ class Replay(Generic[State, Command]):
     def _advanced(self, entity: str, image: Image[State], sequence: int) -> tuple[Image[State], bool]:
         """The image after the events that the stream has up to this sequence, and whether these are all."""
         first = max(1, image.sequence)
-        found = (_untimed(each.event) for each in self._queries.entity(entity, first, sequence).current())
+        found = map(_untimed, self._events(entity, first, sequence))
         if image.sequence:
             last = next(found, None)
             if last is None:
@@ -102,6 +104,15 @@ class Replay(Generic[State, Command]):
                 return self._advanced(entity, Image(self._kind.initial()), sequence)
         image = self.folded(image, found)
         return image, image.sequence >= sequence
+
+    def _events(self, entity: str, first: int, last: int) -> Iterator[Event]:
+        """The events that the stream has, and behind them those of the tail of the logs that it is made of."""
+        for found in self._queries.entity(entity, first, last).current():
+            yield found.event
+            first = (found.event.sequence or 0) + 1
+        stream = self._queries.stream
+        if first <= last and isinstance(stream, Tailed):
+            yield from map(self._queries.upcast, stream.tail(entity, first, last))
 
     def _snapshot(self, entity: str) -> Image[State] | None:
         kept = self._snapshots.load(self._whose(entity)) if self._snapshots else None

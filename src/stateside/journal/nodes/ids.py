@@ -2,10 +2,11 @@
 
 An index as `lasts` draws it, but with
 
-    "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset behind it, name of the log
+    "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset behind it,
+                                               blake2b of the entity, 16 bytes, name of the log
 
-which is the first of them where several events have one id. An event takes about 130 bytes there. It is made when it is
-asked for the first time, and follows the logs when it is asked: whoever compares no ids pays for none.
+which is the first of them where several events have one id. An event takes about 150 bytes there. So whether an append
+is a repetition can be told even when its events were trimmed from the log.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
-from stateside.journal.nodes.lasts import Lasts, Logs, keeping, key_of
+from stateside.journal.base import Base
+from stateside.journal.index import hash_of, keeping
+from stateside.journal.nodes.lasts import IDS, Lasts, Logs, key_of
 
 LATER_EVENTS_MAX = 20_000
-_PLACE = struct.Struct(">QQ")
+_PLACE = struct.Struct(">QQ16s")
+_COLUMNS = ["id", "entity", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an event stands: its sequence, its log, and the offset just behind it there."""
+    """Where an event stands: its sequence, its entity's hash, its log, and the offset just behind it there."""
 
     sequence: int
+    entity: bytes
     log: str
     behind: int
 
@@ -45,7 +50,7 @@ class NodeIds(Lasts):
         """Take this batch in when the index is asked next, without reading it from the log if that is soon."""
         if self._later_events + batch.num_rows > LATER_EVENTS_MAX:
             self._later, self._later_events = [], 0  # `follow` reads them
-        self._later.append((name, first, batch.select(["id", "sequence"])))  # not the payloads
+        self._later.append((name, first, batch.select(_COLUMNS)))  # not the payloads
         self._later_events += batch.num_rows
 
     def catch_up(self) -> None:
@@ -57,14 +62,18 @@ class NodeIds(Lasts):
 
     def places(self, ids: Sequence[str]) -> list[Place | None]:
         """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""
-        with keeping(self._directory), self._environment.begin() as transaction:
-            found = [self._value(transaction, key_of(b"i", id_)) for id_ in ids]
+        with keeping("ids", self._directory), self._environment.begin() as transaction:
+            found = [self._value(transaction, key_of(IDS, id_)) for id_ in ids]
         return [None if value is None else _place(value) for value in found]
 
     def _entries(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        ids, sequences = (batch.column(column).to_pylist() for column in ("id", "sequence"))
-        for behind, (id_, sequence) in enumerate(zip(ids, sequences, strict=True), first + 1):
-            yield key_of(b"i", id_), _PLACE.pack(sequence, behind) + name.encode()
+        ids, entities, sequences = (batch.column(column).to_pylist() for column in _COLUMNS)
+        hashes = {entity: hash_of(entity) for entity in entities}
+        for behind, (id_, entity, sequence) in enumerate(zip(ids, entities, sequences, strict=True), first + 1):
+            yield key_of(IDS, id_), _PLACE.pack(sequence, behind, hashes[entity]) + name.encode()
+
+    def _base_entries(self, known: Base) -> Iterator[tuple[bytes, bytes]]:
+        return iter(())  # ids of trimmed events are known only as far as they are on disk
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
         return min(one, other)
@@ -83,5 +92,5 @@ def copy_index(old: Path, new: Path) -> None:
 
 
 def _place(value: bytes) -> Place:
-    sequence, behind = _PLACE.unpack(value[: _PLACE.size])
-    return Place(sequence, value[_PLACE.size :].decode(), behind)
+    sequence, behind, entity = _PLACE.unpack(value[: _PLACE.size])
+    return Place(sequence, entity, value[_PLACE.size :].decode(), behind)

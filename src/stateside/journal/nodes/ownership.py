@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateside.errors import JournalLocked
+from stateside.errors import JournalLocked, SettingInvalid
 from stateside.journal.nodes.epoch import Owner
 from stateside.journal.nodes.log import epochs, is_sealed, seal
 from stateside.storage import sync_directory, try_lock
 
 _LOOK_S = 0.02
 _NOTE_BYTES = 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 @contextmanager
@@ -58,6 +60,25 @@ def seal_earlier(node: Path, epoch: int) -> None:
     for earlier in epochs(node):
         if earlier < epoch and not is_sealed(node / str(earlier)):
             seal(node / str(earlier))
+
+
+@contextmanager
+def giving_back(lock: int) -> Iterator[None]:
+    """Own the node no longer if this fails."""
+    try:
+        yield
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def check_name(name: str) -> None:
+    """SettingInvalid for what is no name of a node."""
+    if not _NAME.fullmatch(name):
+        raise SettingInvalid(
+            f"{name!r} is no name of a node",
+            next_step="Use 1 to 63 letters, digits, '_' and '-', with a letter or a digit first",
+        )
 
 
 def _lock(node: Path, epoch: int) -> int:
