@@ -87,14 +87,19 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 @as_json_flag
 def stat(folder: Path, as_json: bool) -> None:
     """Tell how large the journal is, where it ends, and how far what is made of it has come."""
-    from stateside.journal.upkeep import statistics
+    from stateside.journal.upkeep import node_statistics, statistics
 
-    found = statistics(place_of(folder)).as_dict()
+    place = place_of(folder)
+    found = node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
     if as_json:
         show_json(found)
         return
     for name, value in found.items():
-        click.echo(f"{name.replace('_', ' '):18} {readable(name, value)}")
+        if isinstance(value, tuple):
+            for row in value:
+                click.echo(f"  {', '.join(f'{key} {readable(key, each)}' for key, each in row.items())}")
+        else:
+            click.echo(f"{name.replace('_', ' '):18} {readable(name, value)}")
 
 
 @journal.command()
@@ -199,10 +204,9 @@ def views(folder: Path, rebuild: bool, as_json: bool) -> None:
     Queries are right without them, and much faster with them. Ctrl-C loses nothing: the next call goes on.
     """
     from stateside.journal.queries import Views
-    from stateside.journal.stream import FileStream
 
     place = place_of(folder)
-    with Views(FileStream(place.directory), place.views) as followed, bar("following the journal") as watch:
+    with Views(place.stream(), place.views) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(lambda progress: watch(progress.events, progress.total))
     click.echo(json_line({"position": str(position)}) if as_json else str(position))
@@ -228,9 +232,7 @@ def _selection(start: Position | None, type_: str | None, **others: Any) -> Sele
 
 def _from_begin(place: Place, selection: Selection, asked: Position | None) -> Selection:
     """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
-    from stateside.journal import Journal
-
-    begin = Journal(place.directory).begin()
+    begin = place.stream().begin()
     if asked is not None or not begin.events():
         return selection
     click.echo(f"The events before {begin} are gone; it begins there.", err=True)

@@ -29,11 +29,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log."""
+    """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log.
+
+    `entity` is None if it is another one than that of the append, and its name went with a trimmed log.
+    """
 
     offset: int
     id: str
-    entity: str
+    entity: str | None
     sequence: int
     log: str = PARTITION
 
@@ -67,7 +70,8 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
     """
     for found in stored:
         if found.entity != entity:
-            raise _refused(f"The id {found.id!r} is that of an event of {found.entity!r}, which is stored already")
+            whose = "another entity" if found.entity is None else repr(found.entity)
+            raise _refused(f"The id {found.id!r} is that of an event of {whose}, which is stored already")
     there = {found.id for found in stored}
     others = [event.id for event in events if event.id not in there]
     if others:

@@ -22,11 +22,13 @@ from itertools import chain, count
 from pathlib import Path
 from uuid import UUID
 
-from stateside.errors import JournalAway, JournalCorrupt
+from stateside.errors import JournalAway, JournalCorrupt, SettingInvalid
 from stateside.journal import segment
 from stateside.journal.columns import SCHEMA
 from stateside.journal.segment import DurableEnd, Frame, Segment
 from stateside.storage import write_atomically
+
+NODES = "nodes"  # where the logs of nodes lie, if there are any
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +47,22 @@ def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[
         )
     marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
     if not offsets:
+        _refuse_nodes(directory)
         _refuse_loss(directory, DurableEnd(0, 0, 0), marked)
         return newborn, DurableEnd(0, 0, segment.create(directory, 0, SCHEMA, newborn).stat().st_size)
     journal_id, end = _recover_last(directory, offsets, marked)
     _refuse_loss(directory, end, marked)
     return journal_id, end
+
+
+def _refuse_nodes(directory: Path) -> None:
+    """SettingInvalid if nodes write the journal here: a log beside theirs would be in no stream."""
+    if (directory / NODES).is_dir():
+        raise SettingInvalid(
+            "Nodes write this journal, each its own log",
+            where=str(directory),
+            next_step="Append as one of them: `stateside append --node NAME`, or NodeWriter(folder, NAME)",
+        )
 
 
 def _recover_last(directory: Path, offsets: list[int], marked: DurableEnd) -> tuple[UUID, DurableEnd]:

@@ -124,9 +124,9 @@ class FileStream:
     segment that is cut or deleted meanwhile, is noticed with the next read.
     """
 
-    def __init__(self, directory: Path, shown: Shown = conformed) -> None:
-        """`shown`: how a stored batch is shown to readers; in the journal's schema if nothing else is said."""
-        self.journal, self._shown = Journal(directory), shown
+    def __init__(self, directory: Path, shown: Shown = conformed, partition: str = PARTITION) -> None:
+        """`shown`: how a stored batch is shown to readers; `partition`: what the log is called in positions."""
+        self.journal, self._shown, self._partition = Journal(directory), shown, partition
         self._open: OrderedDict[int, Frames] = OrderedDict()
         self._opening = threading.Lock()
 
@@ -140,15 +140,15 @@ class FileStream:
 
     def end(self) -> Position:
         """The journal's end."""
-        return self.journal.end()
+        return Position.of({self._partition: self.journal.durable_end().offset})
 
     def begin(self) -> Position:
         """The journal's begin."""
-        return self.journal.begin()
+        return Position.of({self._partition: self.journal.begin()[PARTITION]})
 
     def partitions(self) -> Sequence[str]:
         """The one that there is."""
-        return (PARTITION,)
+        return (self._partition,)
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """As `Stream` says. The events of many small appends come as one batch."""

@@ -36,18 +36,22 @@ def test_own_writes_are_read_while_no_merger_runs(tmp_path: Path) -> None:
 
 
 def test_an_entity_that_moved_goes_on_where_it_was_with_an_image_that_is_older(tmp_path: Path) -> None:
-    with NodeWriter(tmp_path, "a") as one, NodeWriter(tmp_path, "b") as other:
-        with accounts(tmp_path, one) as here, accounts(tmp_path, other) as there:
-            for expected, (mine, its) in enumerate([(here, one), (there, other), (here, one)], 1):
-                done = mine.ask("emma", Pay(5), command_id=f"c{expected}")
-                assert (done.state.cents, done.sequence) == (5 * expected, expected)
-                its.release([slot_of("emma")])
-            again = there.ask("emma", Pay(5), command_id="c1")
-            assert (again.receipt.repeated, again.state.cents, [event.id for event in again.events]) == (
-                True,
-                15,
-                ["c1.1"],
-            )
+    with (
+        NodeWriter(tmp_path, "a") as one,
+        NodeWriter(tmp_path, "b") as other,
+        accounts(tmp_path, one) as here,
+        accounts(tmp_path, other) as there,
+    ):
+        for expected, (mine, its) in enumerate([(here, one), (there, other), (here, one)], 1):
+            done = mine.ask("emma", Pay(5), command_id=f"c{expected}")
+            assert (done.state.cents, done.sequence) == (5 * expected, expected)
+            its.release([slot_of("emma")])
+        again = there.ask("emma", Pay(5), command_id="c1")
+        assert (again.receipt.repeated, again.state.cents, [event.id for event in again.events]) == (
+            True,
+            15,
+            ["c1.1"],
+        )
 
 
 def test_what_no_log_and_no_stream_has_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

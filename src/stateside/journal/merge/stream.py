@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ from stateside.journal.columns import decode
 from stateside.journal.event import Event
 from stateside.journal.frames import Offsets
 from stateside.journal.merge.columns import Sources, without_sources
+from stateside.journal.merge.gaps import Gap, Gaps
 from stateside.journal.merge.partition import MERGED, Born, MergedPartition
 from stateside.journal.merge.receipts import Wanted
 from stateside.journal.merge.tail import tail
-from stateside.journal.merge.waiting import Gap
 from stateside.journal.segment import PARTITION
 from stateside.journal.stream import FileStream, moved
 from stateside.positions import Position
@@ -57,11 +56,11 @@ class MergedStream:
 
         The events of many small frames come as one batch.
         """
-        yield from self._opened(partition).batches(PARTITION, start, stop)
+        yield from self._opened(partition).batches(partition, start, stop)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """The events at these offsets, which ascend: some of them at a time. Reads the frames that have them alone."""
-        yield from self._opened(partition).gather(PARTITION, offsets)
+        yield from self._opened(partition).gather(partition, offsets)
 
     def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         """The events of a partition from one offset up to another (its end by default), in order."""
@@ -107,12 +106,12 @@ class MergedStream:
         return found
 
     def gaps(self) -> list[Gap]:
-        """The entities that wait for a missing event, as the merger told last."""
-        try:
-            told = json.loads((self._merged / "gaps.json").read_bytes())
-        except (FileNotFoundError, ValueError):  # it is not synced: after a loss of power there may be nothing in it
-            return []
-        return [Gap(**gap) for gap in told["gaps"]]
+        """The entities that wait for a missing event, for the longest first, as the merger told last."""
+        return list(self.stalled().shown)
+
+    def stalled(self) -> Gaps:
+        """The same, the first thousand of them, and how many there are."""
+        return Gaps.read(self._merged)
 
     def _wanted(self, receipt: Position) -> Wanted | None:
         born = Born.read(self._merged)
@@ -127,7 +126,7 @@ class MergedStream:
                 where=str(self._merged),
                 next_step="The reader's position belongs to another stream",
             )
-        files = self._files.setdefault(partition, FileStream(self._merged / partition, without_sources))
+        files = self._files.setdefault(partition, FileStream(self._merged / partition, without_sources, partition))
         if files.id() not in (None, str(born.journal_id(partition))):
             raise JournalCorrupt(
                 f"What lies there is not partition {partition} of this stream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +12,9 @@ from stateside.errors import EventsGone
 from stateside.journal.index import hash_of
 from stateside.journal.nodes.ids import NodeIds, Place
 from stateside.journal.nodes.lasts import Logs
-from stateside.journal.receipt import Stored
 from stateside.journal.reader import Journal
+from stateside.journal.receipt import Stored
 from stateside.positions import Position
-
-_ANOTHER = "another entity"  # whose name is gone with a trimmed log
 
 
 class KnownIds:
@@ -60,13 +59,12 @@ class KnownIds:
         whose = entity if place.entity == hash_of(entity) else self._entity_at(place)
         return Stored(place.behind - 1, id_, whose, place.sequence, place.log)
 
-    def _entity_at(self, place: Place) -> str:
-        try:
+    def _entity_at(self, place: Place) -> str | None:
+        """Whose event stands there; None if it was trimmed."""
+        with suppress(EventsGone):
             for _, batch in self._logs()[place.log].batches(place.behind - 1, place.behind):
                 return str(batch.column("entity")[0].as_py())
-        except EventsGone:
-            pass
-        return _ANOTHER
+        return None
 
 
 def unstored(ids: Sequence[str], since: Position, logs: Mapping[str, Journal]) -> set[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from stateside.errors import JournalLocked, SettingInvalid
 from stateside.journal.nodes.epoch import Owner
 from stateside.journal.nodes.log import epochs, is_sealed, seal
+from stateside.journal.segment import segment_offsets
 from stateside.storage import sync_directory, try_lock
 
 _LOOK_S = 0.02
@@ -36,6 +37,16 @@ def opening(node: Path, wait_s_max: float) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def check_folder(folder: Path) -> None:
+    """SettingInvalid for the folder of a journal that has one log for all writers: nodes' logs are another journal."""
+    if segment_offsets(folder):
+        raise SettingInvalid(
+            "This journal has one log, which its writers share by turns",
+            where=str(folder),
+            next_step="Append with JournalWriter, or give the nodes a folder of their own",
+        )
 
 
 def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:

@@ -23,7 +23,7 @@ from stateside.journal.nodes.ids import copy_index
 from stateside.journal.nodes.known import KnownIds, unstored
 from stateside.journal.nodes.lasts import Lasts
 from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, log_name, node_logs
-from stateside.journal.nodes.ownership import become_owner, check_name, giving_back, opening, seal_earlier
+from stateside.journal.nodes.ownership import become_owner, check_folder, check_name, giving_back, opening, seal_earlier
 from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
 from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
@@ -83,6 +83,7 @@ class NodeWriter:
         wait_s_max: float = WAIT_S_MAX,
     ) -> None:
         check_name(name)
+        check_folder(folder)
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         self._clock = clock or SystemClock()
         self._appending = threading.Lock()

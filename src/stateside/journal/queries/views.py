@@ -16,9 +16,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexing import Indexing, Part
+from stateside.journal.queries.progress import Progress, Watch, nobody
 from stateside.journal.queries.snapshot import Snapshot
 from stateside.journal.stream import Stream, begin, gather
 from stateside.positions import Position
@@ -42,26 +42,6 @@ WAIT_S = 0.5
 log = logging.getLogger(__name__)
 
 _COLUMNS = ["id", "entity", "type", "time", "tags", "sequence"]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the views are: so many of the stream's events are in them, of so many."""
-
-    events: int
-    total: int
-
-    @property
-    def done(self) -> float:
-        """The share of the work done, from 0 to 1."""
-        return self.events / self.total if self.total else 1.0
-
-
-Watch = Callable[[Progress], None]
-
-
-def nobody(progress: Progress) -> None:
-    """Watches nothing."""
 
 
 class Views:
@@ -80,7 +60,7 @@ class Views:
         """Up to where the views have all events."""
         try:
             with self.snapshot() as snapshot:
-                return Position.start() if snapshot is None else _position(snapshot.state)
+                return Position.start() if snapshot is None else snapshot.state.position()
         except Damaged:
             return Position.start()
 
@@ -171,7 +151,7 @@ class Views:
 
     def _belongs(self, state: State) -> bool:
         """Whether views in this state are of this stream, as far as can be told at once."""
-        return state.stream in (None, self.stream.id()) and self.stream.end().covers(_position(state))
+        return state.stream in (None, self.stream.id()) and self.stream.end().covers(state.position())
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -299,7 +279,3 @@ def _portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
-def _position(state: State) -> Position:
-    return Position.of(dict(zip(state.partitions, state.offsets, strict=True)))
