@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -20,8 +21,9 @@ from stateside.journal.merge import MergedStream, Merger, partition
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.nodes.log import node_logs
 from stateside.journal.queries import Queries, Views
+from stateside.journal.queries.format import pack_block, unpack_block
 from stateside.journal.segment import segment_offsets
-from stateside.journal.upkeep import Place, Reader, drop_all, register, trim
+from stateside.journal.upkeep import Place, Reader, drop_all, register, trim, verify
 from stateside.layout import Layout
 from stateside.positions import Position
 
@@ -327,3 +329,62 @@ class TestRetentionOfTheStream:
         (long / "merged" / "x").rename(long / "merged" / "1")
         with pytest.raises(JournalCorrupt, match="is not partition 0 of this stream"):
             list(stream.batches("0", 0, 1))
+
+
+class TestVerify:
+    def test_a_journal_that_nodes_moved_entities_between_is_right(self, tmp_path: Path, journal: Path) -> None:
+        fill(journal, 5, "b")
+        fill(journal, 5, first=10)
+        assert run("views", "--dir", str(tmp_path)).exit_code == 0
+        fill(journal, 1, "b", first=5)
+        merge(journal)
+        verdict = verify(Place.of(journal))
+        assert verdict.ok, verdict.lines()
+        assert verdict.compared == ["views", "nodes' logs"]
+        assert (verdict.entities, verdict.events) == (4, 2 * 84)
+        trim(journal)
+        drop_all(Place.of(journal), MergedStream(journal).end(), [])
+        verdict = verify(Place.of(journal))
+        assert verdict.ok, verdict.lines()
+
+    def test_an_event_that_the_stream_lacks_or_has_from_elsewhere_is_found(self, tmp_path: Path, journal: Path) -> None:
+        """The last frames of the stream are cut off, with the mark: then it says itself that it is done with less."""
+        (tmp_path / "copy").mkdir()
+        shutil.copytree(journal / "merged" / "0", tmp_path / "copy" / "0")
+        fill(journal, 5, "b")
+        merge(journal)
+        shutil.rmtree(journal / "merged" / "0")
+        shutil.copytree(tmp_path / "copy" / "0", journal / "merged" / "0")
+        verdict = verify(Place.of(journal))
+        assert not verdict.ok
+        assert "merge" in verdict.findings.counts
+
+    @pytest.mark.parametrize("where", ["merged/0", "merged/1", "nodes/a/1"])
+    def test_damage_anywhere_is_told_with_its_place(self, tmp_path: Path, journal: Path, where: str) -> None:
+        path = sorted((journal / where).glob("*.segment"))[0]
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        result = run("verify", "--dir", str(tmp_path))
+        assert (result.exit_code, str(path) in result.stdout) == (1, True)
+        assert ("The log a.1" if "nodes" in where else f"Partition {where[-1]} of the stream") in result.stdout
+
+    def test_views_that_know_something_else_are_found_in_each_partition(self, tmp_path: Path, journal: Path) -> None:
+        stream = MergedStream(journal)
+        with Views(stream, journal / "views") as views:
+            views.follow()
+        generation = next((journal / "views").glob("*/data.mdb")).parent
+        for number, name in enumerate(["0", "1"]):
+            with lmdb.open(str(generation), max_dbs=5, map_size=1 << 24) as environment:
+                blocks = environment.open_db(b"blocks")
+                with environment.begin(write=True) as transaction:
+                    cursor = transaction.cursor(blocks)
+                    for key, value in cursor:
+                        block = unpack_block(key, value)
+                        if block.partition == number and len(block.offsets) > 2:
+                            offsets = block.offsets.copy()
+                            offsets[1] = offsets[0]
+                            transaction.put(key, pack_block(key, block.before, number, offsets.tolist()), db=blocks)
+                            break
+            verdict = verify(Place.of(journal))
+            told = [finding.what for finding in verdict.findings.shown if finding.kind == "views"]
+            assert any(what.startswith(f"Partition {name} of the stream") for what in told), verdict.lines()
