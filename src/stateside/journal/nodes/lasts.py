@@ -25,6 +25,7 @@ import pyarrow as pa
 from stateside.errors import EventsGone
 from stateside.journal import base
 from stateside.journal.base import Base
+from stateside.journal.environment import open_environment
 from stateside.journal.index import MAP_BYTES_START, hash_of, keeping
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
@@ -154,7 +155,7 @@ class Lasts:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = lmdb.open(str(self._directory), map_size=map_bytes, metasync=False)
+        self._environment = open_environment(self._directory, map_size=map_bytes, metasync=False)
         self._covers: dict[str, int] = {name: offset for name, _, offset in self._stored()}
 
     def _stored(self) -> list[tuple[str, UUID, int]]:
