@@ -17,10 +17,10 @@ from stateside.cli.applications import append
 from stateside.cli.bars import bar
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.tables import readable, show_json
-from stateside.errors import PositionInvalid, RequestInvalid
+from stateside.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal.queries import Found
+    from stateside.journal.queries import Found, Queries
     from stateside.journal.upkeep import Place, Selection
     from stateside.journal.upkeep.exporting import Format
     from stateside.positions import Position
@@ -116,6 +116,8 @@ def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditi
     place = place_of(folder)
     selection = _from_begin(place, _selection(**conditions), conditions["start"])
     with place.queries() as queries:
+        if selection.entity is not None and not follow:
+            _check_known(queries, selection.entity, folder)
         found = selection.live(queries) if follow else selection.found(queries)
         for one in islice(found, limit):
             _show_event(one, as_json)
@@ -237,6 +239,16 @@ def _from_begin(place: Place, selection: Selection, asked: Position | None) -> S
         return selection
     click.echo(f"The events before {begin} are gone; it begins there.", err=True)
     return replace(selection, start=begin)
+
+
+def _check_known(queries: Queries, entity: str, folder: Path) -> None:
+    """EntityUnknown for a name that no event has: else a slip of the pen would look like an entity without events."""
+    if queries.last_sequence(entity) == 0:
+        raise EntityUnknown(
+            f"This journal has no event of an entity {entity!r:.220}",
+            where=str(folder),
+            next_step="`stateside journal ids --prefix …` lists those that it has",
+        )
 
 
 def _format(out: Path) -> Format:
