@@ -203,13 +203,19 @@ class TestTrimming:
         shutil.rmtree(journal / "merged" / "index")
         merge(journal)
 
-    def test_a_repeated_append_is_known_as_long_as_the_index_of_ids_is_there(self, journal: Path) -> None:
+    @pytest.mark.parametrize("index", ["written before", "not written", "deleted"])
+    def test_a_repeated_append_is_known_whatever_becomes_of_the_index_of_ids(self, journal: Path, index: str) -> None:
         with NodeWriter(journal, "a") as node:
             receipt = node.append_to("emma", [events(range(1))[0]])
-            node._known._ids.write()
+            assert node._known._ids is not None
+            if index == "written before":
+                node._known._ids.write()
         trim(journal)
+        if index == "deleted":
+            shutil.rmtree(journal / "nodes" / "a" / "1" / "places")
         with NodeWriter(journal, "a") as node:
             assert node.append_to("emma", [events(range(1))[0]]) == receipt
+            assert node.receipt_of("ben", "a-ben-3").first_sequence == 4
             with pytest.raises(EventRefused, match="is that of an event of another entity"):
                 node.append_to("emma", [Event("a-ben-0", "emma", "call", 0, {})])
 

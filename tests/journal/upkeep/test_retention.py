@@ -106,6 +106,16 @@ class TestADrop:
         assert segment_offsets(place.directory) == [newest]
 
 
+class TestIdsOfDroppedEvents:
+    def test_they_are_still_compared_although_no_writer_had_them_on_disk(self, place: Place) -> None:
+        with JournalWriter(place.directory) as writer:
+            assert writer.append_once(events(3)) == [0, 1, 2]
+        drop(place, 30, [])
+        with JournalWriter(place.directory) as writer:
+            assert writer.append_once(events(3)) == [0, 1, 2]
+            assert writer.end["0"] == COUNT
+
+
 class TestBesideWriters:
     def test_they_go_on_while_segments_are_dropped(self, place: Place) -> None:
         """Two of them for the same entities: each reads what the other one stored, from where segments are going."""

@@ -6,7 +6,8 @@ An index as `lasts` draws it, but with
                                                blake2b of the entity, 16 bytes, name of the log
 
 which is the first of them where several events have one id. An event takes about 150 bytes there. So whether an append
-is a repetition can be told even when its events were trimmed from the log.
+is a repetition can be told even when its events were trimmed from the log. If they were before this index had them,
+they are found in the merged stream.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
-from stateside.journal.base import Base
+from stateside.journal import base
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.nodes.lasts import IDS, Lasts, Logs, key_of
+from stateside.journal.nodes.trimmed import trimmed
+from stateside.journal.reader import Journal
 
 LATER_EVENTS_MAX = 20_000
 _PLACE = struct.Struct(">QQ16s")
@@ -41,8 +44,10 @@ class Place:
 class NodeIds(Lasts):
     """The ids of the events in all logs. What the owner appends itself it remembers for a while (`note_later`)."""
 
-    def __init__(self, directory: Path, logs: Logs) -> None:
+    def __init__(self, directory: Path, logs: Logs, folder: Path) -> None:
+        """`folder`: where the nodes and the merged stream lie."""
         super().__init__(directory, logs)
+        self._folder = folder
         self._later: list[tuple[str, int, pa.RecordBatch]] = []
         self._later_events = 0
 
@@ -67,16 +72,25 @@ class NodeIds(Lasts):
         return [None if value is None else _place(value) for value in found]
 
     def _entries(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        ids, entities, sequences = (batch.column(column).to_pylist() for column in _COLUMNS)
-        hashes = {entity: hash_of(entity) for entity in entities}
-        for behind, (id_, entity, sequence) in enumerate(zip(ids, entities, sequences, strict=True), first + 1):
-            yield key_of(IDS, id_), _PLACE.pack(sequence, behind, hashes[entity]) + name.encode()
+        return _entries_at(name, range(first, first + batch.num_rows), batch)
 
-    def _base_entries(self, known: Base) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())  # ids of trimmed events are known only as far as they are on disk
+    def _take_base(self, name: str, log: Journal) -> None:
+        start, stop = self.covers(name), base.offset(log.directory)
+        if start < stop:
+            for offsets, batch in trimmed(self._folder, name, start, stop):
+                self._add(_entries_at(name, offsets, batch))
+            self._covers[name] = stop
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
         return min(one, other)
+
+
+def _entries_at(name: str, offsets: Sequence[int], batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+    """What events at these offsets of a log add to the index."""
+    ids, entities, sequences = (batch.column(column).to_pylist() for column in _COLUMNS)
+    hashes = {entity: hash_of(entity) for entity in entities}
+    for offset, id_, entity, sequence in zip(offsets, ids, entities, sequences, strict=True):
+        yield key_of(IDS, id_), _PLACE.pack(sequence, offset + 1, hashes[entity]) + name.encode()
 
 
 def copy_index(old: Path, new: Path) -> None:

@@ -20,9 +20,9 @@ from stateside.positions import Position
 class KnownIds:
     """The index of ids of a node, made when it is asked for the first time: whoever compares no ids pays for none."""
 
-    def __init__(self, directory: Path, log: str, logs: Logs) -> None:
-        """`log` is the owner's own one, `logs` names all that there are."""
-        self._directory, self._log, self._logs = directory, log, logs
+    def __init__(self, directory: Path, log: str, logs: Logs, folder: Path) -> None:
+        """`log` is the owner's own one, `logs` names all that there are, `folder` has them and the merged stream."""
+        self._directory, self._log, self._logs, self._folder = directory, log, logs, folder
         self._ids: NodeIds | None = None
         self._followed = False
 
@@ -38,7 +38,7 @@ class KnownIds:
     def places(self, ids: Sequence[str], end: int) -> list[Place | None]:
         """Where the events with these ids stand; None where there is none. The owner's log ends at `end`."""
         if self._ids is None:
-            self._ids = NodeIds(self._directory, self._logs)
+            self._ids = NodeIds(self._directory, self._logs, self._folder)
         self._ids.catch_up()
         if not self._followed or self._ids.covers(self._log) != end:
             self._ids.follow()

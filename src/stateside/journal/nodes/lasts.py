@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from stateside.errors import EventsGone
 from stateside.journal import base
-from stateside.journal.base import Base
 from stateside.journal.environment import open_environment
 from stateside.journal.index import MAP_BYTES_START, hash_of, keeping
 from stateside.journal.reader import Journal
@@ -84,18 +83,17 @@ class Lasts:
     def note(self, name: str, first: int, batch: pa.RecordBatch) -> None:
         """Take in a batch that stands in a log from this offset on, just behind what is covered."""
         assert first == self.covers(name), f"{name} is covered up to {self.covers(name)}, not {first}"
-        for key, value in self._entries(name, first, batch):
-            self._unwritten[key] = self._counts(key, value, self._unwritten.get(key, value))
+        self._add(self._entries(name, first, batch))
         self._covers[name] = first + batch.num_rows
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
     def _take_base(self, name: str, log: Journal) -> None:
+        """Of a log that was trimmed, what it has no more and is not covered yet."""
         if self.covers(name) >= base.offset(log.directory):
             return
         known = base.read(log.directory)
-        for key, value in self._base_entries(known):
-            self._unwritten[key] = self._counts(key, value, self._unwritten.get(key, value))
+        self._add((key_of(ENTITIES, entity), _NUMBER.pack(sequence)) for entity, sequence in known.lasts.items())
         self._covers[name] = known.offset
 
     def _read(self, name: str, log: Journal) -> None:
@@ -121,10 +119,9 @@ class Lasts:
         for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # of an entity its last one
             yield key_of(ENTITIES, entity), _NUMBER.pack(sequence)
 
-    def _base_entries(self, known: Base) -> Iterator[tuple[bytes, bytes]]:
-        """What a log's base adds to the index."""
-        for entity, sequence in known.lasts.items():
-            yield key_of(ENTITIES, entity), _NUMBER.pack(sequence)
+    def _add(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        for key, value in entries:
+            self._unwritten[key] = self._counts(key, value, self._unwritten.get(key, value))
 
     def _value(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
         unwritten, found = self._unwritten.get(key), transaction.get(key)

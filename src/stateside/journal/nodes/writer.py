@@ -103,7 +103,7 @@ class NodeWriter:
                 self._copy_last_epoch_s(name)
             self._index = Lasts(directory / "index", self._all_logs)
             self._index.follow()
-            self._known = KnownIds(directory / "places", self.log, self._all_logs)
+            self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
 
     @property
     def end(self) -> Position:

@@ -7,7 +7,8 @@ goes on:
 2. What goes is every segment that lies wholly before the position, but never the newest one, nor what a reader has not
    passed: then EventsNeeded names it. The first segment that stays must be one whose events have their own sequences.
 3. With an archive: each segment becomes a Parquet file there, named after its offsets; durable, and its rows counted.
-4. The writers' turn: none of them reads what goes, or counts from what was there before.
+4. The writers' turn: none of them reads what goes, or counts from what was there before. The index of ids, if there is
+   one, takes in what it has not yet.
 5. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
 6. The segments are deleted, the oldest first.
 
@@ -31,6 +32,7 @@ import pyarrow.parquet as pq
 from stateside.errors import EventsNeeded, JournalCorrupt, RequestInvalid
 from stateside.journal import base, frame_index, segment
 from stateside.journal.base import Base
+from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
 from stateside.journal.turns import Turns, lock_alone
 from stateside.journal.upkeep.exporting import export
@@ -71,6 +73,7 @@ def drop(
         archived = () if archive is None else tuple(_archived(place, archive, ranges, watch))
         found = _base(place, cut)
         with _turn(place):
+            _keep_ids(place)
             _lay_base(place, found)
             _delete(place, ranges)
         return Dropped(len(ranges), cut - begin, cut, archived)
@@ -174,6 +177,12 @@ def _base(place: Place, cut: int) -> Base:
         else:
             lasts.update((entity, lasts.get(entity, 0) + count) for entity, count in Counter(entities).items())
     return Base(cut, lasts)
+
+
+def _keep_ids(place: Place) -> None:
+    journal = Journal(place.directory)
+    if place.ids.exists():
+        Ids(journal).keep(journal.durable_end())
 
 
 def _lay_base(place: Place, found: Base) -> None:

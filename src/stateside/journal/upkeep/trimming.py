@@ -3,7 +3,7 @@
 The merger is a log's reader: what it says is done lies in the stream for good, and its last frames say so durably. The
 newest segment of a log stays, and so does what a reader needs that registered itself with the log's own folder. Of what
 is gone the log's base keeps every entity's last sequence, so that nodes go on giving sequences without gaps, even if
-their indexes are made anew. The ids of trimmed events are known as long as a node's index of ids (`places/`) is not.
+their indexes are made anew. The ids of trimmed events they find in the stream (`nodes.trimmed`).
 """
 
 from __future__ import annotations
