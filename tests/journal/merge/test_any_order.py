@@ -1,4 +1,4 @@
-"""Any order of appends, moves, takeovers, merges, trims, deaths, torn writes: all that is acknowledged is there once."""
+"""Any order of appends, moves, takeovers, merges, trims, deaths, torn writes: what is acknowledged is there once."""
 
 import os
 import shutil

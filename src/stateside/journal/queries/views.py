@@ -17,13 +17,13 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import SetupError, ViewsBusy
+from stateside.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
@@ -53,6 +53,7 @@ class Views:
     def __init__(self, stream: Stream, folder: Path) -> None:
         self.stream, self.folder = stream, folder
         self._generation: Generation | None = None
+        self._borne_out: tuple[Path, Position] | None = None  # which views, and up to where
         self._opening = threading.RLock()
         self._following = threading.Lock()
 
@@ -77,7 +78,7 @@ class Views:
         try:
             with generation.reading() as transaction:
                 snapshot = Snapshot(transaction, generation.databases)
-                yield snapshot if self._belongs(snapshot.state) else None
+                yield snapshot if self._may_be_read(generation, snapshot.state) else None
         except Damaged as damage:
             if self._generation is generation:  # else they were closed or replaced under who reads
                 generation.condemn(str(damage))
@@ -109,8 +110,8 @@ class Views:
         while not stop.is_set():
             try:
                 with self._lock():
-                    self._prepare()
                     while not stop.is_set():
+                        self._prepare()
                         self._follow(watch, stop)
                         self._pause(stop)
             except ViewsBusy:
@@ -152,6 +153,22 @@ class Views:
     def _belongs(self, state: State) -> bool:
         """Whether views in this state are of this stream, as far as can be told at once."""
         return state.stream in (None, self.stream.id()) and self.stream.end().covers(state.position())
+
+    def _may_be_read(self, generation: Generation, state: State) -> bool:
+        """Whether the stream bears the views out: looked up once for each position that they reach.
+
+        So views of a journal that was put back from a copy, and went on, are not read, even if nobody follows it. An
+        event that cannot be read is told to who reads it.
+        """
+        if not self._belongs(state):
+            return False
+        known = generation.path, state.position()
+        if known != self._borne_out:
+            with suppress(JournalCorrupt):
+                if not self._is_borne_out(state):
+                    return False
+            self._borne_out = known
+        return True
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
