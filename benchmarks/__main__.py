@@ -22,6 +22,7 @@ from benchmarks import (
     lookups,
     queries,
     replica,
+    source,
     sql,
     visible,
 )
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "lookups": lookups.run,
     "queries": queries.run,
     "replica": replica.run,
+    "source": source.run,
     "sql": sql.run,
     "visible": visible.run,
 }

@@ -4,6 +4,8 @@ FOLDER/
   journal/                    the embedded journal: segments, end mark, lock, and what crashes tore (.torn-)
   journal/views/              the views of queries of the journal; they may be deleted, and are then made anew
   journal/base                what is known of events that retention has dropped; never to be deleted
+  journal/summaries/          what finished segments hold; they may be deleted, and are then made anew
+  journal/nodes/, merged/     instead of segments, where nodes write: their logs, and the stream that is made of these
   journal/readers/NAME.json   up to where a reader that registered itself has read
   journal/nodes/NAME/EPOCH/   where several nodes write: the log of each owner of each node, a journal of its own
   journal/slots/              which node writes which entities

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from stateside.errors import OperatingError
 from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.stored import StoredStream
 from stateside.layout import Layout
 from stateside.pipeline.app import App
 from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
@@ -93,7 +94,7 @@ def run_to(
     Crash markers among the events take effect. PipelineFailed if a view fails.
     """
     session.dataSource.register(CrashingSource)
-    stop_at = position or Journal(layout.journal).end()
+    stop_at = position or StoredStream.at(layout.journal).end()
     settings = RunSettings(events_per_batch_max=events_per_batch, stop_at=stop_at, restarts_max=0, hold_s_max=0)
     with Runner(app, layout, settings, session=session) as runner:
         runner.run_to_end()

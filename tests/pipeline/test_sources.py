@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
 from stateside import sources
-from stateside.errors import ViewInvalid
-from stateside.journal import Event
+from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.journal import Event, JournalWriter
+from stateside.journal.upkeep import Place, drop
 from stateside.layout import Layout
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.sources import Source
@@ -100,6 +103,36 @@ def test_any_streaming_dataframe_can_be_a_source(spark: SparkSession, layout: La
     found = answer(layout, "parity")
     assert {row["odd"] for row in found.rows} == {0, 1}
     assert sum(row["times"] for row in found.rows) == 10 * (found.stamp.batch + 1)
+
+
+@pytest.mark.spark
+def test_a_view_may_ask_for_more_columns_and_goes_on_with_its_state(spark: SparkSession, layout: Layout) -> None:
+    """Neither its plan nor its checkpoint knows of a column that it does not use."""
+    append(layout, EVENTS)
+    run_to(counting(), layout, spark)
+    append(layout, [Event("6", "emma", "order", 0, {"amount": 32}, metadata={"trace": "4bf9"})])
+    run_to(counting(sources.journal(columns=["sequence", "version", "metadata", "data"])), layout, spark)
+    assert rows(layout, "total", "emma")[0]["total"] == 63
+
+
+@pytest.mark.spark
+def test_a_new_view_of_a_trimmed_journal_begins_at_what_is_left_only_if_told_so(
+    spark: SparkSession, layout: Layout
+) -> None:
+    with JournalWriter(layout.journal, segment_bytes_max=1) as writer:
+        for event in EVENTS:
+            writer.append([event])
+    drop(Place(layout.journal), 3, [])
+    with pytest.raises(PipelineFailed, match=r"0:0 to 0:2 are gone.*start = 0:3, or 'begin'"):
+        run_to(counting(), layout, spark)
+    shutil.rmtree(layout.view("total").root)
+    run_to(counting(sources.journal(start="begin")), layout, spark)
+    assert rows(layout, "total", "emma")[0]["total"] == 24
+
+
+def test_a_source_is_declared_as_it_always_was_so_that_no_plan_changes() -> None:
+    assert repr(sources.journal(["a"])) == "JournalEvents(types=('a',), tags=())"
+    assert repr(sources.journal(columns=["sequence"], start="begin")) == repr(sources.journal())
 
 
 def test_files_of_a_format_that_cannot_be_read_are_refused() -> None:

@@ -2,6 +2,7 @@
 
     source         its offset                                position
     the journal    {"journal": "6f7e…", "0": 7}              0:7
+    merged logs    {"journal": …, "0": 7, "1": 9, "a.2": 4}  0:7,1:9,a.2:4        (partitions; then logs of nodes)
     Kafka          {"calls": {"0": 12, "1": 9}}              calls-0:12,calls-1:9
     files          {"logOffset": 3}                          files:4              (so many batches of files)
     rate, socket   5                                         offset:5             (rate: so many seconds)

@@ -79,14 +79,7 @@ class Journal:
 
         `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it spares the way there.
         """
-        end = self.durable_end()
-        if not 0 <= start <= stop <= end.offset:
-            raise PositionInvalid(
-                f"Offsets {start} to {stop} do not lie in this journal, which ends at {end.offset}",
-                where=str(self.directory),
-                next_step="The reader's position belongs to another journal, or this one was replaced or cut. "
-                "After a loss of power, let a writer open it first",
-            )
+        end = self.check(start, stop)
         segments = self._segments(start, stop)
         journal_id = segment.journal_id(self.directory) if segments else None
         for first_offset in segments:
@@ -104,6 +97,18 @@ class Journal:
                 opened.close()
         if start < stop:
             raise self._missing(start)
+
+    def check(self, start: int, stop: int) -> DurableEnd:
+        """PositionInvalid if these are no offsets before the end, which is returned."""
+        end = self.durable_end()
+        if not 0 <= start <= stop <= end.offset:
+            raise PositionInvalid(
+                f"Offsets {start} to {stop} do not lie in this journal, which ends at {end.offset}",
+                where=str(self.directory),
+                next_step="The reader's position belongs to another journal, or this one was replaced or cut. "
+                "After a loss of power, let a writer open it first",
+            )
+        return end
 
     def _segments(self, start: int, stop: int) -> list[int]:
         """The first offsets of the segments that hold this range."""

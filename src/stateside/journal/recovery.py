@@ -29,6 +29,7 @@ from stateside.journal.segment import DurableEnd, Frame, Segment
 from stateside.storage import write_atomically
 
 NODES = "nodes"  # where the logs of nodes lie, if there are any
+_OF_NODES = (NODES, "merged")
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,13 @@ def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[
 
 
 def _refuse_nodes(directory: Path) -> None:
-    """SettingInvalid if nodes write the journal here: a log beside theirs would be in no stream."""
-    if (directory / NODES).is_dir():
+    """SettingInvalid where nodes write: a log of the folder's own would not be in their stream."""
+    if any((directory / name).is_dir() for name in _OF_NODES):
         raise SettingInvalid(
-            "Nodes write this journal, each its own log",
+            "The events of this folder are written by its nodes",
             where=str(directory),
-            next_step="Append as one of them: `stateside append --node NAME`, or NodeWriter(folder, NAME)",
+            next_step="Nothing was stored. Append as one of them, at the node that has the entity: "
+            "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
         )
 
 

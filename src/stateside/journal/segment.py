@@ -97,6 +97,13 @@ class Segment:
         Each one is checked; JournalCorrupt at the first bad one. Frames before `start` are stepped over by their
         headers; a mark in this segment, at or before `start`, spares even that.
         """
+        for frame in self.heads(start, stop_byte, mark):
+            if frame.next_offset > start:
+                self._check(frame)
+                yield frame
+
+    def heads(self, start: int = 0, stop_byte: int | None = None, mark: DurableEnd | None = None) -> Iterator[Frame]:
+        """As `frames`, by their headers alone, and with those before `start`: from the segment's begin, or the mark."""
         stop_byte = self.size if stop_byte is None else stop_byte
         at_byte, expected = self.frames_begin, self.first_offset
         if mark and mark.segment_offset == self.first_offset < mark.offset <= start:
@@ -105,9 +112,7 @@ class Segment:
             frame = self._frame(at_byte, stop_byte)
             if frame.first_offset != expected:
                 raise self._corrupt(at_byte, f"a frame begins at offset {frame.first_offset}, {expected} was expected")
-            if frame.next_offset > start:
-                self._check(frame)
-                yield frame
+            yield frame
             at_byte, expected = frame.end_byte, frame.next_offset
 
     def batch(self, frame: Frame) -> pa.RecordBatch:

@@ -11,7 +11,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from stateside.errors import OperatingError
-from stateside.pipeline.source import JournalSource, JournalStreamReader
+from stateside.journal.conditions import ANY, Conditions
+from stateside.pipeline.source import JournalSource
+from stateside.pipeline.stream_reader import JournalStreamReader
 
 CRASH_TYPE = "stateside.testing.crash"
 
@@ -32,8 +34,12 @@ class CrashingReader(JournalStreamReader):
         wanted = super()._wanted(batch)
         return None if wanted is None else pc.or_(wanted, pc.equal(batch.column("type"), CRASH_TYPE))
 
+    def _ruling(self) -> Conditions:
+        """A marker may be in any segment."""
+        return ANY
+
     def _crash_once(self, marker: str) -> None:
-        remembered = self._journal.directory / f"{marker}.crashed"
+        remembered = self._folder / f"{marker}.crashed"
         if not remembered.exists():
             remembered.touch()
             raise OperatingError(f"A test crashes here, at the marker {marker!r}")

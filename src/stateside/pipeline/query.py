@@ -17,7 +17,7 @@ from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.variable_catalogue import check_state
 from stateside.errors import OperatingError, PipelineFailed, SinkRefused, StatesideError, ViewBroken, ViewInvalid
-from stateside.journal import Journal
+from stateside.journal.stored import StoredStream
 from stateside.layout import Layout
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
@@ -136,7 +136,7 @@ class ViewQuery:
         Spark's own `processAllAvailable` would not return from a view with timers of the clock: batches without data
         follow each other there for ever. It is used for sources whose end only Spark knows.
         """
-        end = Journal(self._layout.journal).end()
+        end = StoredStream.at(self._layout.journal).end()
         stop_at = self._settings.stop_at
         target = stop_at if stop_at is not None and end.covers(stop_at) else end
         while not self._has_processed(target):

@@ -27,14 +27,14 @@ from py4j.protocol import Py4JError
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.clock import Clock, SystemClock
 from stateside.errors import StatesideError, ViewInvalid
-from stateside.journal import Journal
+from stateside.journal.stored import acknowledged_end
 from stateside.layout import Layout
 from stateside.pipeline import lease
 from stateside.pipeline.app import App
+from stateside.pipeline.event_rows import ENVELOPE_NAMES
 from stateside.pipeline.query import ViewQuery
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.source import ENVELOPE_NAMES
 from stateside.pipeline.sources import with_jars
 from stateside.storage import write_atomically
 
@@ -70,7 +70,6 @@ class Runner:
         self._settings = settings or RunSettings.of(("in the application", app.settings))
         self._given_session = session
         self._on_beat = on_beat
-        self._journal = Journal(layout.journal)
         self._clock: Clock = SystemClock()
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
@@ -156,7 +155,7 @@ class Runner:
         finished: list[dict[str, Any]] = []
         with suppress(*((Py4JError, OSError) if stopped else ())):  # the JVM may be gone: then the last word is enough
             finished = query.observe(time_us)
-        heartbeat = query.heartbeat(time_us, self._journal.end())
+        heartbeat = query.heartbeat(time_us, acknowledged_end(self._layout.journal))
         if stopped and heartbeat.state != "failed":
             heartbeat = replace(heartbeat, state="stopped", why=None)
         write_atomically(self._layout.view(query.view.name).heartbeat, heartbeat.as_json(), durable=False)

@@ -39,6 +39,8 @@ _DEFAULTS = {
     f"{_STATE}.checkpointFormatVersion": "2",
     # A stop in the middle of a batch waits no longer for a sink that does not return; by default it would for ever.
     "spark.sql.streaming.stopTimeout": "2s",
+    # The journal's batch reads take conditions of queries (`pushed`).
+    "spark.sql.python.filterPushdown.enabled": "true",
     # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

@@ -57,6 +57,8 @@ class JournalEvents:
 
     types: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    columns: tuple[str, ...] = field(default=(), repr=False, kw_only=True)  # none of them changes what is read
+    start: str | None = field(default=None, repr=False, kw_only=True)  # of a new query
 
     needs_jars: ClassVar[tuple[str, ...]] = ()
 
@@ -74,6 +76,8 @@ class JournalEvents:
             "pauseFile": reading.pause_file,
             "types": json.dumps(self.types) if self.types else None,
             "tags": json.dumps(self.tags) if self.tags else None,
+            "columns": ", ".join(self.columns),
+            "start": self.start,
         }
         return {name: str(value) for name, value in options.items() if value not in (None, "")}
 
@@ -184,9 +188,15 @@ class Stream:
         return self.make(session)
 
 
-def journal(types: Sequence[str] = (), tags: Sequence[str] = ()) -> Source:
-    """The application's journal: all its events, or those of these types, or with any of these tags."""
-    return JournalEvents(tuple(types), tuple(tags))
+def journal(
+    types: Sequence[str] = (), tags: Sequence[str] = (), *, columns: Sequence[str] = (), start: str | None = None
+) -> Source:
+    """The application's journal: all its events, or those of these types, or with any of these tags.
+
+    `columns`: which of `partition`, `sequence`, `version`, `metadata`, `data`, `extra` the events have as well.
+    `start`: where a new query begins, a position, or `begin`: at the first event that retention has left.
+    """
+    return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start)
 
 
 def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] | None = None) -> Source:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import StatesideError, TooManyRequests
+from stateside.errors import RequestInvalid, StatesideError, TooManyRequests
 from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.stored import is_merged
 from stateside.layout import Layout
 from stateside.storage import Storage
 
@@ -126,6 +127,11 @@ class Appender:
 
     def _open(self) -> JournalWriter:
         """A writer of the journal that belongs here; JournalAway if that is not there."""
+        if is_merged(self._layout.journal):
+            raise RequestInvalid(
+                "The events of this folder are written by its nodes",
+                next_step="Append them with a NodeWriter, at the node that has their entity (docs/nodes.md)",
+            )
         writer = JournalWriter(self._layout.journal, known=self._journal_id or _read_by_views(self._layout))
         self._journal_id = writer.journal_id
         return writer

@@ -2,7 +2,8 @@
 
     view            the view that was asked
     batch           the Spark batch that the replica stood at, all of it and nothing else
-    position        up to where in the journal that batch has read: covers(receipt) tells whether your event is in it
+    position        up to where in the journal that batch has read: covers(receipt) tells whether your event is in it.
+                    Where nodes write, it has the merged stream's partitions and, beside them, the nodes' logs
     watermark       event time up to which periods are closed
     committed       when Spark committed the batch
     age_ms          for how long the answer may be out of date: the time since it was last known that nothing newer

@@ -18,8 +18,10 @@ from pyspark.sql.types import StructType
 from stateside.billing.model import VIEW
 from stateside.billing.pipeline.rater import Rater
 from stateside.layout import Layout
-from stateside.pipeline.source import JournalSource, JournalStreamReader, OffsetRange
+from stateside.pipeline.event_reader import OffsetRange
+from stateside.pipeline.source import JournalSource
 from stateside.pipeline.sources import JournalEvents, Reading
+from stateside.pipeline.stream_reader import JournalStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

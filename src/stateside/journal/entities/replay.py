@@ -5,7 +5,8 @@ stream is made of several writers' logs and behind them, from the tail of these.
 in whose turn that is exact; so who appended just now reads that too.
 
 What a replay begins with must be borne out by the log: the event that it was made up to is read again, and has the same
-id. If not (the log was cut, or is another one) it begins with the first event.
+id. If not (the log was cut, or is another one) it begins with the first event. Where retention has dropped that event,
+what was made up to it counts if it reaches up to the first one that is left; else EventsGone.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Generic
 
 import orjson
 
-from stateside.errors import JournalCorrupt, NotFreshEnough
+from stateside.errors import EventsGone, JournalCorrupt, NotFreshEnough
 from stateside.journal.entities.entity import Command, Entity, State
 from stateside.journal.entities.images import Image
 from stateside.journal.entities.snapshots import PLAIN, Kept, Snapshots, Whose
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries
-from stateside.journal.stream import Tailed
+from stateside.journal.stream import Tailed, begin
 
 WAIT_S_MAX = 10.0  # for a stream that is behind what the writer knows
 PAUSE_S = 0.005
@@ -69,7 +71,7 @@ class Replay(Generic[State, Command]):
         return replace(image, state=state, sequence=sequence, last_id=last_id)
 
     def events(self, entity: str, first: int, last: int) -> list[Event]:
-        """The entity's events with these sequences, both included."""
+        """The entity's events with these sequences, both included, that are still there."""
         return list(self._events(entity, first, last))
 
     def kept(self, entity: str, image: Image[State]) -> Image[State]:
@@ -92,25 +94,30 @@ class Replay(Generic[State, Command]):
         return image
 
     def _advanced(self, entity: str, image: Image[State], sequence: int) -> tuple[Image[State], bool]:
-        """The image after the events that the stream has up to this sequence, and whether these are all."""
-        first = max(1, image.sequence)
-        found = map(_untimed, self._events(entity, first, sequence))
-        if image.sequence:
-            last = next(found, None)
-            if last is None:
-                return image, False
-            if last.id != image.last_id:
-                log.warning("what was kept of %r is not borne out by the journal: it is replayed", entity)
-                return self._advanced(entity, Image(self._kind.initial()), sequence)
-        image = self.folded(image, found)
+        """The image after the events that the stream has up to this sequence, and whether these are all.
+
+        EventsGone if retention has dropped events that are not in the image.
+        """
+        begin_at = begin(self._queries.stream)
+        found = map(_untimed, self._events(entity, max(1, image.sequence), sequence))
+        head = next(found, None)
+        if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and what it was made up to is gone
+            image = image if head is None else self.folded(image, chain([head], found))
+            return image, image.sequence >= sequence
+        if head is None:
+            return image, False
+        if image.sequence and head.id != image.last_id:
+            log.warning("what was kept of %r is not borne out by the journal: it is replayed", entity)
+            return self._advanced(entity, Image(self._kind.initial()), sequence)
+        image = self.folded(image, found if image.sequence else chain([head], found))
         return image, image.sequence >= sequence
 
     def _events(self, entity: str, first: int, last: int) -> Iterator[Event]:
         """The events that the stream has, and behind them those of the tail of the logs that it is made of."""
-        for found in self._queries.entity(entity, first, last).current():
+        stream = self._queries.stream
+        for found in self._queries.entity(entity, first, last).current(begin(stream)):
             yield found.event
             first = (found.event.sequence or 0) + 1
-        stream = self._queries.stream
         if first <= last and isinstance(stream, Tailed):
             yield from map(self._queries.upcast, stream.tail(entity, first, last))
 
@@ -139,6 +146,19 @@ def _untimed(event: Event) -> Event:
     """The event without its append time. It was made for this replay, so nobody sees it change: a copy takes 4 µs."""
     object.__setattr__(event, "appended_us", None)
     return event
+
+
+def _is_next(entity: str, reached: int, head: Event | None, sequence: int) -> bool:
+    """Whether what the stream still has of the entity begins just behind what is reached; EventsGone if later."""
+    following = sequence + 1 if head is None else head.sequence or 0
+    if following > reached + 1:
+        raise EventsGone(
+            f"Of {entity!r} the events with sequences {reached + 1} to {following - 1} are gone, and no snapshot that "
+            "can be used has them",
+            next_step="Bring their segments back from a copy, or a snapshot of the same version of the fold; retention "
+            "is for entities whose snapshots are kept",
+        )
+    return following == reached + 1
 
 
 def _wait(entity: str, reached: int, sequence: int, deadline_s: float) -> None:

@@ -77,7 +77,7 @@ class MergedStream:
         PositionInvalid if there is no such log, PositionAhead if it does not go so far. Where the node's log has been
         trimmed it is this stream's end now: they are before that, and nothing tells any more where.
         """
-        wanted = self._wanted(receipt)
+        wanted = self.wanted(receipt)
         return None if wanted is None else wanted.position()
 
     def covers(self, receipt: Position) -> bool:
@@ -89,7 +89,7 @@ class MergedStream:
         deadline, wanted = time.monotonic() + timeout_s, None
         while True:
             end = self.end()
-            wanted = wanted or self._wanted(receipt)
+            wanted = wanted or self.wanted(receipt)
             found = None if wanted is None else wanted.position()
             if found is not None or not self.wait(end, max(0.0, deadline - time.monotonic())):
                 return found
@@ -113,7 +113,8 @@ class MergedStream:
         """The same, the first thousand of them, and how many there are."""
         return Gaps.read(self._merged)
 
-    def _wanted(self, receipt: Position) -> Wanted | None:
+    def wanted(self, receipt: Position) -> Wanted | None:
+        """As `position_of`, to be asked again and again; None before the first merger."""
         born = Born.read(self._merged)
         return None if born is None else Wanted(self._folder, born, receipt, self.end)
 

@@ -16,7 +16,7 @@ from stateside.journal.queries.questions import LOOK_EVENTS, EntityEvents, Quest
 from stateside.journal.queries.snapshot import Places
 from stateside.journal.queries.views import Views
 from stateside.journal.queries.walker import Walker
-from stateside.journal.stream import Stream, gather
+from stateside.journal.stream import Stream, begin, gather
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
@@ -129,12 +129,13 @@ class EntityWalk(Walk):
         return not self._wanted
 
     def last_sequence(self, end: Position) -> int:
-        """The sequence of the entity's last event before this end; 0 if it has none."""
+        """The sequence of the entity's last event before this end; 0 if none is there, or known to the views."""
         last = 0
         for partition in self._stream.partitions():
             covered, known = self._known(partition)
             last = max(last, known)
-            for _, batch in self._stream.batches(partition, min(covered, end[partition]), end[partition]):
+            start = max(min(covered, end[partition]), begin(self._stream)[partition])
+            for _, batch in self._stream.batches(partition, start, end[partition]):
                 for given in batch.filter(pa.array(self._question.matches(batch)))["sequence"].to_pylist():
                     last = numbered(given, last) or last
         return last
@@ -149,7 +150,8 @@ class EntityWalk(Walk):
             pass
         if partition not in self._numbered or self._numbered[partition][0] != at:
             covered, last = self._known(partition)
-            self._numbered[partition] = (covered, last) if covered <= at else (0, 0)
+            first = begin(self._stream)[partition]  # behind it every event has its own sequence
+            self._numbered[partition] = (max(covered, first), last) if covered <= at else (first, 0)
         return range(at, stop)
 
     def _known(self, partition: str) -> tuple[int, int]:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateside.errors import EventsNeeded, JournalCorrupt, RequestInvalid
-from stateside.journal import base, frame_index, segment
+from stateside.journal import base, frame_index, segment, summaries
 from stateside.journal.base import Base
 from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
@@ -198,6 +198,7 @@ def _delete(place: Place, ranges: Sequence[tuple[int, int]]) -> None:
         path = segment.segment_path(place.directory, first)
         path.unlink()
         frame_index.forget(path)
+        summaries.forget(path)
         sync_directory(place.directory)
 
 

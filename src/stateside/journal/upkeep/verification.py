@@ -3,8 +3,9 @@
 1. The indexes of ids and sequences, and the views, are taken as they are at one moment; and then the end mark.
 2. Every segment up to the end: its header, that it follows the one before, and every frame with its checksum.
 3. Every event: that its entity's sequences go on by one (`log_check`).
-4. Indexes and views against the events up to where they have come (`index_check`, `view_check`). Where the log itself
-   is damaged they are not compared: what they know may be more than what can be read.
+4. Indexes and views against the events up to where they have come (`index_check`, `view_check`), and the summaries of
+   segments (`summary_check`). Where the log itself is damaged indexes and views are not compared: what they know may be
+   more than what can be read.
 
 Of a journal that nodes write this is done for every partition of the merged stream, and then for every log of a node
 (`node_verification`).
@@ -29,6 +30,7 @@ from stateside.journal.upkeep import index_check, view_check
 from stateside.journal.upkeep.findings import Findings
 from stateside.journal.upkeep.log_check import LogCheck
 from stateside.journal.upkeep.place import Place
+from stateside.journal.upkeep.summary_check import SummaryCheck
 from stateside.journal.upkeep.verdict import Verdict
 
 Watch = Callable[[int, int], None]
@@ -128,11 +130,14 @@ class Verification:
         """The offset up to which its events could be read."""
         reached = first_offset
         self._verdict.segments += 1
+        summary = SummaryCheck(segment.segment_path(self._place.directory, first_offset), self._findings)
         try:
             for first, batch in self._batches(first_offset, end, journal_id):
                 self._take(first, batch)
+                summary.take(batch)
                 reached = first + batch.num_rows
                 self._watch(reached - self._begin, end.offset - self._begin)
+            summary.finish(journal_id, reached - first_offset)
         except JournalCorrupt as damage:
             self._tell(damage)
         return reached

@@ -161,7 +161,7 @@ class Watch:
         deadline_s = time.monotonic() + floor.wait_ms / 1_000
         while True:
             left_ms = max(0, int(1_000 * (deadline_s - time.monotonic())))
-            await self._feed.reader.stamp(Floor(floor.min_position, floor.max_age_ms, left_ms))
+            await self._feed.reader.stamp(replace(floor, wait_ms=left_ms))
             page = await asyncio.to_thread(self._pages.rows)
             if floor.missing(page.stamp) is None:
                 return page

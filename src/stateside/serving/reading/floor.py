@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateside.positions import Position
+from stateside.serving.reading.receipts import Sought
 from stateside.serving.stamp import Stamp
 
 WAIT_MS_DEFAULT = 5_000
@@ -19,14 +20,18 @@ class Floor:
     min_position: Position | None = None
     max_age_ms: int | None = None
     wait_ms: int = WAIT_MS_DEFAULT
+    sought: Sought | None = field(default=None, compare=False, repr=False)  # of a `min_position` of nodes
 
     def missing(self, stamp: Stamp) -> str | None:
         """What the stamp lacks, if anything."""
-        if self.min_position and not stamp.position.covers(self.min_position):
+        if self.min_position and not self._covers(stamp.position, self.min_position):
             return f"it stands at position {stamp.position}, {self.min_position} was asked for"
         if self.max_age_ms is not None and stamp.age_ms > self.max_age_ms:
             return f"it is {stamp.age_ms} ms old, {self.max_age_ms} ms were asked for at most"
         return None
+
+    def _covers(self, position: Position, wanted: Position) -> bool:
+        return position.covers(wanted) or (self.sought is not None and self.sought.covered_by(position))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from stateside.replica.store import ReplicaReader
 from stateside.serving.health.merging import MergeCondition, merge_condition
 from stateside.serving.reading.floor import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor
 from stateside.serving.reading.reader import POLL_S, Answer, SumAnswer, ViewReader
+from stateside.serving.reading.receipts import Sought, sought
 from stateside.serving.reading.told import Told
 from stateside.storage import Storage
 
@@ -61,22 +62,28 @@ class Views:
         """What is waited for, or wrong, with the checkpoint of a job that is not ours."""
         return Told.load(self._layout).note
 
-    def check_position(self, position: Position) -> None:
-        """PositionAhead if the folder's journal ends before this position: no append to it has returned that.
+    def sought(self, position: Position) -> Sought | None:
+        """What helps to find out whether this position is covered, where nodes write the journal.
 
-        So a receipt of another journal is told at once, if it lies there. Nothing is said where the journal is not
-        here, or cannot be read; nor of other partitions than its own, which are another source's.
+        PositionAhead if the folder's journal ends before this position: no append to it has returned that. So a receipt
+        of another journal is told at once, if it lies there. Nothing is said where the journal is not here, or cannot
+        be read; nor of other partitions than its own, which are another source's.
         """
         try:
             end = DurableEnd.read(self._layout.journal)
+            if end is None:
+                return sought(self._layout.journal, position)
+        except PositionAhead:
+            raise
         except (OSError, StatesideError):
-            return
-        if end is not None and position[PARTITION] > end.offset:
+            return None
+        if position[PARTITION] > end.offset:
             raise PositionAhead(
                 f"The journal ends at {PARTITION}:{end.offset}, and {str(position)[:80]!r} was asked for: that is no"
                 " receipt of this journal, or not of what is left of it",
                 next_step="Give the receipt that appending here returned, or ask without min_position",
             )
+        return None
 
     def get(self, name: str) -> ViewReader:
         """The reader of a view, by the catalogue that it has now.

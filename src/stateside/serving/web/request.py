@@ -44,10 +44,12 @@ class Request:
     def floor(self) -> Floor:
         """The floor that the parameters ask for; PositionAhead if it is known that it cannot be reached."""
         wait_ms = self.number("wait_ms", WAIT_MS_MAX)
+        position = self._position()
         return Floor(
-            min_position=self._position(),
+            min_position=position,
             max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
+            sought=None if position is None else self.views.sought(position),
         )
 
     def number(self, name: str, largest: int) -> int | None:
@@ -64,11 +66,7 @@ class Request:
 
     def _position(self) -> Position | None:
         text = self.parameters.get("min_position")
-        if text is None:
-            return None
-        position = Position.parse(text)
-        self.views.check_position(position)
-        return position
+        return None if text is None else Position.parse(text)
 
     def document(self) -> dict[str, Any]:
         """The body, which must be a JSON object; RequestInvalid if it is none."""
