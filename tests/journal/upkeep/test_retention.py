@@ -184,6 +184,19 @@ class TestReadersOfWhatIsGone:
                 assert f"0:{begin}" in str(error.value)
                 assert "from a copy" in str(error.value)
 
+    def test_views_that_never_had_the_events_do_not_make_a_query_leave_them_out(self, place: Place) -> None:
+        begin = drop(place, 30, []).begin
+        stream = FileStream(place.directory)
+        with Views(stream, place.views) as views:
+            views.follow()
+            queries = Queries(stream, views)
+            for query in (queries.all(), queries.tagged("tag"), queries.entity("early-0"), queries.between(0, COUNT)):
+                for start in (None, Position.of({"0": begin - 1})):
+                    with pytest.raises(EventsGone, match=f"Start at 0:{begin}"):
+                        list(query.current(start))
+                    with pytest.raises(EventsGone, match=f"Start at 0:{begin}"):
+                        next(query.live(start))
+
     def test_a_segment_that_nobody_dropped_is_still_a_loss(self, place: Place) -> None:
         begin = drop(place, 30, []).begin
         segment_path(place.directory, begin).unlink()

@@ -14,9 +14,9 @@ from stateside.journal.frames import Shown
 from stateside.journal.merge import MergedStream
 from stateside.journal.merge.columns import without_sources
 from stateside.journal.merge.partition import MERGED
-from stateside.journal.nodes.log import NODES
 from stateside.journal.queries import Queries, Views
 from stateside.journal.segment import PARTITION
+from stateside.journal.stored import is_merged
 from stateside.journal.stream import FileStream
 
 
@@ -51,8 +51,11 @@ class Place:
 
     @property
     def has_nodes(self) -> bool:
-        """Whether nodes write this journal: then the merged stream is what is read."""
-        return (self.directory / NODES).is_dir()
+        """Whether nodes write this journal: then the merged stream is what is read.
+
+        SettingInvalid if there is a log of the folder's own as well.
+        """
+        return is_merged(self.directory)
 
     def stream(self) -> FileStream | MergedStream:
         """All events."""
