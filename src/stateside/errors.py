@@ -5,6 +5,7 @@
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
     │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the one expected
     │   ├── CommandRefused          command-refused         409    an entity in its state does not do what it is asked
+    │   ├── EntityUnknown           entity-unknown          404    an entity that no event of the journal is about
     │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
     │   ├── PositionAhead           position-ahead          409    a position behind the end of the journal
     │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
@@ -149,6 +150,13 @@ class CommandRefused(InputError):
 
     code = "command-refused"
     status = 409
+
+
+class EntityUnknown(InputError):
+    """An entity that no event of the journal is about."""
+
+    code = "entity-unknown"
+    status = 404
 
 
 class PositionInvalid(InputError):

@@ -7,6 +7,9 @@ FOLDER/
   journal/summaries/          what finished segments hold; they may be deleted, and are then made anew
   journal/nodes/, merged/     instead of segments, where nodes write: their logs, and the stream that is made of these
   journal/readers/NAME.json   up to where a reader that registered itself has read
+  journal/nodes/NAME/EPOCH/   where several nodes write: the log of each owner of each node, a journal of its own
+  journal/slots/              which node writes which entities
+  journal/merged/PARTITION/   the stream that a merger makes of the nodes' logs; never to be deleted
   driver.lock                 held by the one Spark driver that may run here
   keys.json                   what tokens are signed with; without it a server needs none, and listens on loopback only
   issued.json                 the register of the tokens that were issued, and of those that are revoked

@@ -18,7 +18,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 STOP_S_MAX = 20.0
@@ -100,6 +101,19 @@ def _become(parent_pid: int, command: list[str]) -> None:
     except OSError as error:
         print(f"Error: {command[0]} cannot be run: {error.strerror}.", file=sys.stderr)
         sys.exit(EXIT_NO_COMMAND)
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """The signals that came. No Event: a second signal while the first one sets it would wait for its lock for ever."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        yield came
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

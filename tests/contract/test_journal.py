@@ -5,11 +5,12 @@ readers, reading from any position, nothing that is not durable, an id by which 
 of each entity, without gaps, by which an append may be made conditional.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from typing import Any, Protocol
 import pytest
 
 from stateside.clock import Clock, ManualClock
-from stateside.errors import EventRefused, PositionInvalid, SequenceConflict
+from stateside.errors import EventRefused, JournalLocked, PositionInvalid, SequenceConflict
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Receipt
+from stateside.journal.merge import MergedStream, Merger
+from stateside.journal.nodes import NodeWriter
 from stateside.positions import Position
 
 
@@ -28,7 +31,7 @@ class Writer(Protocol):
     @property
     def end(self) -> Position: ...
     def append(self, events: Sequence[Event]) -> Position: ...
-    def append_once(self, events: Sequence[Event]) -> list[int]: ...
+    def append_once(self, events: Sequence[Event]) -> Sequence[int | Position]: ...
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position: ...
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt: ...
     def receipt_of(self, entity: str, id_: str) -> Receipt | None: ...
@@ -294,3 +297,48 @@ _IN_MEMORY: defaultdict[Path, MemoryJournal] = defaultdict(MemoryJournal)
 class TestJournalInMemory(JournalContract):
     writer = staticmethod(lambda folder, clock: _IN_MEMORY[folder].writer(clock))
     reader = staticmethod(lambda folder: _IN_MEMORY[folder])
+
+
+@contextmanager
+def _node(folder: Path, clock: Clock) -> Iterator[NodeWriter]:
+    """The owner of node a; who comes second waits until it may be it."""
+    while True:
+        try:
+            writer = NodeWriter(folder, "a", clock=clock)
+            break
+        except JournalLocked:
+            time.sleep(0.01)
+    with writer:
+        yield writer
+
+
+class _Merged:
+    """The merged stream of the one node, with positions as the node gives them: offsets are the same in both."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def id(self) -> str | None:
+        return self._merged().id()
+
+    def end(self) -> Position:
+        return Position.of({"a.1": self._merged().end()["0"]})
+
+    def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
+        first = 0 if start is None else start["a.1"]
+        return self._merged().events("0", first, None if stop is None else stop["a.1"])
+
+    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
+        there = {event.id for event in self.events(since)}
+        return [event for event in events if event.id not in there]
+
+    def _merged(self) -> MergedStream:
+        if (self._folder / "nodes").exists():
+            with Merger(self._folder) as merger:
+                merger.merge()
+        return MergedStream(self._folder)
+
+
+class TestANodesJournal(JournalContract):
+    writer = staticmethod(_node)
+    reader = staticmethod(_Merged)

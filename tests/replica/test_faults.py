@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.reader import ReplicaReader, Snapshot
 from stateside.replica.rollups import RollupRows
 from stateside.replica.tail import Tail
+from tests.disks import fill, mounted
 from tests.sizes import sized
 from tests.waiting import wait_until
 
@@ -185,27 +185,14 @@ def test_a_damaged_log_of_a_batch_is_told_by_name(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "small", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted(tmp_path / "small disk") as disk:
+        yield disk
 
 
 def job_with_its_replica_on(disk: Path, tmp_path: Path) -> Job:
     job = Job(Layout(tmp_path / "application").view("spending"))
     job.view.replica.symlink_to(disk, target_is_directory=True)
     return job
-
-
-def fill(disk: Path) -> Path:
-    """To the last block."""
-    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4_096))
-    return disk / "ballast"
 
 
 def test_a_beat_for_which_there_is_no_room_is_an_error_and_kills_nobody(small_disk: Path) -> None:

@@ -11,7 +11,8 @@ from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
 from stateside.cli.journal import journal
-from stateside.cli.retention import archive, drop, readers
+from stateside.cli.merging import merge
+from stateside.cli.retention import archive, drop, readers, trim
 from stateside.cli.serving import serve
 from stateside.cli.tokens import token
 
@@ -38,5 +39,5 @@ for command in (
     watch,
 ):
     main.add_command(command)
-for command in (archive, drop, readers):
+for command in (archive, drop, merge, readers, trim):
     journal.add_command(command)

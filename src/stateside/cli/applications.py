@@ -115,10 +115,14 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 
 @click.command()
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder; made if there is none.")
+@click.option("--node", metavar="NAME", help="Append as this node, to its own log (docs/nodes.md).")
+@click.option("--take-over", is_flag=True, help="Of a node whose owner is paused or away: fence it.")
 @click.option("--dead-letters", type=FILE, help="Go on at lines that are no events, and add them here with the reason.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt and the counts as a JSON object.")
 @click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
-def append(folder: Path, dead_letters: Path | None, as_json: bool, lines: Any) -> None:
+def append(
+    folder: Path, node: str | None, take_over: bool, dead_letters: Path | None, as_json: bool, lines: Any
+) -> None:
     """Append events to an application's journal: JSON lines from FILE, or from standard input.
 
     \b
@@ -133,11 +137,15 @@ def append(folder: Path, dead_letters: Path | None, as_json: bool, lines: Any) -
     """
     from stateside.journal import JournalWriter
     from stateside.journal.lines import Intake
+    from stateside.journal.nodes import NodeWriter
     from stateside.layout import Layout
 
     if lines.isatty():
         click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
-    with JournalWriter(Layout(folder).journal) as writer:
+    if take_over and node is None:
+        raise SettingInvalid("There is nothing to take over", next_step="Give --node NAME as well")
+    journal = Layout(folder).journal
+    with JournalWriter(journal) if node is None else NodeWriter(journal, node, take_over=take_over) as writer:
         intake = Intake(writer, dead_letters)
         try:
             intake.take(lines)

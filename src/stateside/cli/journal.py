@@ -17,10 +17,10 @@ from stateside.cli.applications import append
 from stateside.cli.bars import bar
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.tables import readable, show_json
-from stateside.errors import PositionInvalid, RequestInvalid
+from stateside.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal.queries import Found
+    from stateside.journal.queries import Found, Queries
     from stateside.journal.upkeep import Place, Selection
     from stateside.journal.upkeep.exporting import Format
     from stateside.positions import Position
@@ -87,14 +87,19 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 @as_json_flag
 def stat(folder: Path, as_json: bool) -> None:
     """Tell how large the journal is, where it ends, and how far what is made of it has come."""
-    from stateside.journal.upkeep import statistics
+    from stateside.journal.upkeep import node_statistics, statistics
 
-    found = statistics(place_of(folder)).as_dict()
+    place = place_of(folder)
+    found = node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
     if as_json:
         show_json(found)
         return
     for name, value in found.items():
-        click.echo(f"{name.replace('_', ' '):18} {readable(name, value)}")
+        if isinstance(value, tuple):
+            for row in value:
+                click.echo(f"  {', '.join(f'{key} {readable(key, each)}' for key, each in row.items())}")
+        else:
+            click.echo(f"{name.replace('_', ' '):18} {readable(name, value)}")
 
 
 @journal.command()
@@ -111,6 +116,8 @@ def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditi
     place = place_of(folder)
     selection = _from_begin(place, _selection(**conditions), conditions["start"])
     with place.queries() as queries:
+        if selection.entity is not None and not follow:
+            _check_known(queries, selection.entity, folder)
         found = selection.live(queries) if follow else selection.found(queries)
         for one in islice(found, limit):
             _show_event(one, as_json)
@@ -199,10 +206,9 @@ def views(folder: Path, rebuild: bool, as_json: bool) -> None:
     Queries are right without them, and much faster with them. Ctrl-C loses nothing: the next call goes on.
     """
     from stateside.journal.queries import Views
-    from stateside.journal.stream import FileStream
 
     place = place_of(folder)
-    with Views(FileStream(place.directory), place.views) as followed, bar("following the journal") as watch:
+    with Views(place.stream(), place.views) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(lambda progress: watch(progress.events, progress.total))
     click.echo(json_line({"position": str(position)}) if as_json else str(position))
@@ -228,13 +234,21 @@ def _selection(start: Position | None, type_: str | None, **others: Any) -> Sele
 
 def _from_begin(place: Place, selection: Selection, asked: Position | None) -> Selection:
     """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
-    from stateside.journal import Journal
-
-    begin = Journal(place.directory).begin()
+    begin = place.stream().begin()
     if asked is not None or not begin.events():
         return selection
     click.echo(f"The events before {begin} are gone; it begins there.", err=True)
     return replace(selection, start=begin)
+
+
+def _check_known(queries: Queries, entity: str, folder: Path) -> None:
+    """EntityUnknown for a name that no event has: else a slip of the pen would look like an entity without events."""
+    if queries.last_sequence(entity) == 0:
+        raise EntityUnknown(
+            f"This journal has no event of an entity {entity!r:.220}",
+            where=str(folder),
+            next_step="`stateside journal ids --prefix …` lists those that it has",
+        )
 
 
 def _format(out: Path) -> Format:

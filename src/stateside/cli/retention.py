@@ -1,10 +1,10 @@
-"""`stateside journal readers | archive | drop`: who needs a journal's events, and away with what nobody does."""
+"""`stateside journal readers | archive | drop | trim`: who needs a journal's events, and away with what nobody does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from stateside.cli.journal import as_json_flag, journal_folder, json_line, parse
 from stateside.errors import RequestInvalid
 
 if TYPE_CHECKING:
+    from stateside.journal.upkeep import Dropped
     from stateside.positions import Position
 
 
@@ -72,25 +73,54 @@ def drop(folder: Path, before: Position | None, keep_days: float | None, as_json
     _drop(folder, before, keep_days, None, as_json)
 
 
+@click.command()
+@journal_folder
+@click.option("--keep-days", type=click.FloatRange(0), default=0.0, help="Keep what is younger all the same.")
+@as_json_flag
+def trim(folder: Path, keep_days: float, as_json: bool) -> None:
+    """Drop from the nodes' logs what the merged stream has: the events stay, once.
+
+    Never the newest segment of a log goes. See docs/nodes.md.
+    """
+    from stateside.journal.upkeep import trim as run_trim
+    from stateside.layout import Layout
+
+    told = _told(run_trim(Layout(folder).journal, _days_ago_us(keep_days) if keep_days else None))
+    if as_json:
+        click.echo(json_line(told))
+    else:
+        click.echo(f"{told['segments']:,} segments with {told['events']:,} events dropped from the nodes' logs")
+
+
 def _drop(
     folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path | None, as_json: bool
 ) -> None:
-    from stateside.clock import SystemClock
-    from stateside.journal.segment import PARTITION
-    from stateside.journal.upkeep import drop as run_drop
-    from stateside.journal.upkeep import offset_before
+    from stateside.journal.upkeep import drop_all, position_before
     from stateside.layout import Layout
     from stateside.ops.journal_readers import known_readers
 
     if (before is None) == (keep_days is None):
         raise RequestInvalid("It is not said what is to go", next_step="Give one of --before and --keep-days")
-    place, offset = place_of(folder), 0 if before is None else before[PARTITION]
-    if keep_days is not None:
-        offset = offset_before(place, SystemClock().now_us() - int(keep_days * 86_400_000_000))
+    place = place_of(folder)
+    position = before or position_before(place, _days_ago_us(keep_days or 0))
     with bar("archiving segments") as watch:
-        done = run_drop(place, offset, known_readers(Layout(folder)), archive_folder, watch)
-    told = {"segments": done.segments, "events": done.events, "begin": f"{PARTITION}:{done.begin}"}
+        done = drop_all(place, position, known_readers(Layout(folder)), archive_folder, watch)
+    told = _told(done) | {"archived": [str(path) for dropped in done.values() for path in dropped.archived]}
     if as_json:
-        click.echo(json_line(told | {"archived": [str(path) for path in done.archived]}))
+        click.echo(json_line(told))
     else:
-        click.echo(f"{done.segments:,} segments with {done.events:,} events dropped; it begins at {told['begin']} now")
+        counts = f"{told['segments']:,} segments with {told['events']:,} events dropped"
+        click.echo(f"{counts}; it begins at {told['begin']} now")
+
+
+def _told(done: Mapping[str, Dropped]) -> dict[str, Any]:
+    """What went, all together, and where what is left begins."""
+    begin = ",".join(f"{name}:{dropped.begin}" for name, dropped in done.items())
+    segments, events = (sum(getattr(dropped, name) for dropped in done.values()) for name in ("segments", "events"))
+    return {"segments": segments, "events": events, "begin": begin}
+
+
+def _days_ago_us(days: float) -> int:
+    from stateside.clock import SystemClock
+
+    return SystemClock().now_us() - int(days * 86_400_000_000)

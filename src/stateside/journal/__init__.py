@@ -9,15 +9,17 @@
 
 `event` has the event and what is refused, `columns` events as record batches, `segment` the file format, `appending`
 what an append does, `writer` how it becomes durable, `turns` how several writers go about it, `recovery` what becomes
-of a crash, `reader` the reads, `queries` what events can be asked for, `entities` states and commands, `upcasting`
-events of older schemas, `lines` events as JSON lines, `memory` a journal for tests.
+of a crash, `reader` the reads, `stream` what others follow, `queries` what events can be asked for, `entities` states
+and commands, `nodes` writers with a log each, `merge` one stream of these, `upkeep` how a journal is looked after,
+`upcasting` events of older schemas, `lines` events as JSON lines, `memory` a journal for tests.
 """
 
 from stateside.journal.event import Event
 from stateside.journal.memory import MemoryJournal
 from stateside.journal.reader import Journal
 from stateside.journal.receipt import Receipt
+from stateside.journal.stream import FileStream, Stream
 from stateside.journal.upcasting import Upcasters
 from stateside.journal.writer import JournalWriter
 
-__all__ = ["Event", "Journal", "JournalWriter", "MemoryJournal", "Receipt", "Upcasters"]
+__all__ = ["Event", "FileStream", "Journal", "JournalWriter", "MemoryJournal", "Receipt", "Stream", "Upcasters"]

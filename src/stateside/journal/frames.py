@@ -13,11 +13,10 @@ import threading
 import weakref
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +32,18 @@ JOINED_BYTES_MAX = 4 << 10  # of frames that are smaller than that, on the avera
 _WINDOW_BYTES = 16 << 10
 
 Offsets = npt.NDArray[np.int64]
+Shown = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class Frames:
     """A segment, opened for reading at any offset. Any number of threads may read."""
 
-    def __init__(self, path: Path, journal_id: UUID | None = None) -> None:
-        """JournalCorrupt if its header is damaged, or it is a segment of another journal than the one named."""
-        opened = Segment(path, journal_id)
+    def __init__(self, path: Path, shown: Shown = conformed) -> None:
+        """JournalCorrupt if its header is damaged. `shown`: how a stored batch is shown to readers."""
+        opened = Segment(path)
         opened.close()
         self.path, self.journal_id = path, opened.journal_id
-        self._schema = opened.schema
+        self._schema, self._shown = opened.schema, shown
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         self._file = _file(os.fstat(self._handle))
@@ -156,13 +156,13 @@ class Frames:
     def _batch(self, bodies: list[memoryview]) -> pa.RecordBatch:
         """The frames' events as one batch. Many are read by Arrow as a stream, which is faster, or joined if small."""
         if len(bodies) == 1:
-            return conformed(pa.ipc.read_record_batch(pa.py_buffer(bodies[0]), self._schema))
+            return self._shown(pa.ipc.read_record_batch(pa.py_buffer(bodies[0]), self._schema))
         if sum(map(len, bodies)) < JOINED_BYTES_MAX * len(bodies):
             with suppress(Unusual):
-                return conformed(joined(bodies, self._schema))
+                return self._shown(joined(bodies, self._schema))
         stream = pa.py_buffer(b"".join([self._schema.serialize().to_pybytes(), *bodies]))
         table = pa.ipc.open_stream(stream).read_all().combine_chunks()
-        return conformed(table.to_batches()[0])
+        return self._shown(table.to_batches()[0])
 
 
 def _read(handle: int, at_byte: int, size: int) -> bytes:

@@ -46,6 +46,13 @@ class Ids:
             self._recent.get(hash_) if offset is None else offset for hash_, offset in zip(hashes, found, strict=True)
         ]
 
+    def keep(self, end: DurableEnd) -> None:
+        """Have on disk the ids of all events before `end`: some of them are about to be dropped."""
+        with keeping("ids", self._directory), self._index(end) as index:
+            self._cover(index, end)
+            index.write(self._recent.items(), self._read, overwrite=False)
+            self._recent, self._written = {}, index.covers
+
     def forget_beyond(self, end: DurableEnd) -> None:
         """Have the index deleted if it knows more than the journal, which lost something with the machine's power."""
         if self._directory.exists():

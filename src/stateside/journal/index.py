@@ -19,6 +19,7 @@ from pathlib import Path
 import lmdb
 
 from stateside.errors import JournalAway
+from stateside.journal.environment import open_environment
 from stateside.journal.reader import Journal
 
 MAP_BYTES_START = 64 << 20
@@ -69,7 +70,7 @@ class Index:
         self._directory.mkdir(exist_ok=True)  # not where the journal itself is away
         path = self._directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = lmdb.open(str(self._directory), max_dbs=2, map_size=map_bytes, metasync=False)
+        self._environment = open_environment(self._directory, max_dbs=2, map_size=map_bytes, metasync=False)
         self._numbers, self._meta = (self._environment.open_db(name) for name in (self._name, b"meta"))
 
     def __enter__(self) -> Index:

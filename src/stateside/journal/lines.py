@@ -34,6 +34,7 @@ from uuid import uuid4
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused
 from stateside.journal.event import Event, fault
+from stateside.journal.nodes import NodeWriter
 from stateside.journal.writer import JournalWriter
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
@@ -72,7 +73,9 @@ class Intake:
     letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
     """
 
-    def __init__(self, writer: JournalWriter, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, writer: JournalWriter | NodeWriter, dead_letters: Path | None = None, clock: Clock | None = None
+    ) -> None:
         self._writer = writer
         self._dead_letters = dead_letters
         self._clock = clock or SystemClock()

@@ -43,8 +43,12 @@ class Journal:
         return Position.of({PARTITION: self.durable_end().offset})
 
     def begin(self) -> Position:
-        """The position of the first event that is there: the start, until retention drops some."""
-        return Position.of({PARTITION: next(iter(segment.segment_offsets(self.directory)), 0)})
+        """The position of the first event that is there: the start, until retention drops some.
+
+        It says what was decided: a first segment that is missing without that is a loss, and reading from here tells.
+        """
+        first = next(iter(segment.segment_offsets(self.directory)), 0)
+        return Position.of({PARTITION: min(first, base.offset(self.directory)) if first else 0})
 
     def durable_end(self) -> DurableEnd:
         """The end with its place in the files: later reads that start there find their frame at once."""

@@ -29,12 +29,16 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An event of a journal, as far as a repeated append must know it."""
+    """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log.
+
+    `entity` is None if it is another one than that of the append, and its name went with a trimmed log.
+    """
 
     offset: int
     id: str
-    entity: str
+    entity: str | None
     sequence: int
+    log: str = PARTITION
 
 
 def check_entity(entity: str, events: Sequence[Event]) -> None:
@@ -66,14 +70,14 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
     """
     for found in stored:
         if found.entity != entity:
-            raise _refused(f"The id {found.id!r} is that of an event of {found.entity!r}, which is stored already")
+            whose = "another entity" if found.entity is None else repr(found.entity)
+            raise _refused(f"The id {found.id!r} is that of an event of {whose}, which is stored already")
     there = {found.id for found in stored}
     others = [event.id for event in events if event.id not in there]
     if others:
         raise _refused(f"Of its events {_shown(sorted(there))} are stored already, and {_shown(others)} are not")
-    sequences = [found.sequence for found in stored]
-    position = Position.of({PARTITION: max(found.offset for found in stored) + 1})
-    return Receipt(position, min(sequences), max(sequences), repeated=True)
+    first, last = (choose(stored, key=lambda found: found.sequence) for choose in (min, max))
+    return Receipt(Position.of({last.log: last.offset + 1}), first.sequence, last.sequence, repeated=True)
 
 
 def _refused(what: str) -> EventRefused:

@@ -28,7 +28,8 @@ from stateside.journal.columns import SCHEMA
 from stateside.journal.segment import DurableEnd, Frame, Segment
 from stateside.storage import write_atomically
 
-_OF_NODES = ("nodes", "merged")  # folders of `nodes` and `merge`, which know this module
+NODES = "nodes"  # where the logs of nodes lie, if there are any
+_OF_NODES = (NODES, "merged")
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ def _refuse_nodes(directory: Path) -> None:
         raise SettingInvalid(
             "The events of this folder are written by its nodes",
             where=str(directory),
-            next_step="Nothing was stored. Append with a NodeWriter, at the node that has the entity (docs/nodes.md)",
+            next_step="Nothing was stored. Append as one of them, at the node that has the entity: "
+            "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
         )
 
 

@@ -42,6 +42,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from stateside.errors import EventRefused, JournalCorrupt
+from stateside.journal.end_mark import END_NAME as END_NAME
+from stateside.journal.end_mark import DurableEnd as DurableEnd
 from stateside.storage import write_atomically
 
 PARTITION = "0"  # a journal on files has one
@@ -56,9 +58,6 @@ _HEADER_CHECKED_BYTES = _HEADER.size - 4  # all but the checksum itself
 _FRAME = struct.Struct("<4sIIQI")
 _FRAME_MAGIC = b"FRAM"
 _FRAME_CHECKED_BYTES = _FRAME.size - 4
-_END = struct.Struct("<8sQQQI")
-_END_MAGIC = b"STATEEND"
-END_NAME = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,53 +190,6 @@ class Segment:
 
     def _corrupt(self, at_byte: int, reason: str) -> JournalCorrupt:
         return corrupt(self.path, at_byte, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class DurableEnd:
-    """How far a journal is durable: the next offset, and the byte in its last segment where the next frame goes.
-
-    It stands in the file `end`, which is written in place after each `fdatasync` of a segment. What it promises:
-
-    - Every event before it is durable, always.
-    - Every acknowledged event lies before it, as long as the machine keeps its power. Processes may be killed.
-    - After a loss of power it may come back as it was earlier, yet never as it was before the last segment got its
-      first frame: it is synced when the journal is opened, when a segment begins, and when the journal is closed. A
-      sync for each append would double what an append costs.
-
-    So what is missing before the mark was acknowledged, but what is damaged behind it need not be unacknowledged.
-    `recovery` says how the two are told apart. Until a writer has opened the journal, readers stop at the earlier mark.
-    """
-
-    offset: int
-    segment_offset: int
-    segment_bytes: int
-
-    def pack(self) -> bytes:
-        """The file's content: magic, the three numbers, crc32 of all before."""
-        content = _END.pack(_END_MAGIC, self.offset, self.segment_offset, self.segment_bytes, 0)[:-4]
-        return content + struct.pack("<I", zlib.crc32(content))
-
-    @classmethod
-    def read(cls, directory: Path) -> DurableEnd | None:
-        """The mark in this folder; None where there is none yet."""
-        path = directory / END_NAME
-        for _ in range(_END_READ_TRIES):  # the writer may be half-way through its 36 bytes
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                return None
-            if len(content) == _END.size and zlib.crc32(content[:-4]) == struct.unpack("<I", content[-4:])[0]:
-                _, offset, segment_offset, segment_bytes, _ = _END.unpack(content)
-                return cls(offset, segment_offset, segment_bytes)
-        raise JournalCorrupt(
-            "The journal's end mark is damaged",
-            where=str(path),
-            next_step="Delete this file: the journal then opens at its last whole frame",
-        )
-
-
-_END_READ_TRIES = 100
 
 
 def create(directory: Path, first_offset: int, schema: pa.Schema, journal_id: UUID) -> Path:

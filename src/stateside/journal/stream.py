@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from stateside.errors import PositionInvalid, StatesideError
 from stateside.journal import base, segment
-from stateside.journal.frames import Frames, Offsets
+from stateside.journal.columns import conformed
+from stateside.journal.event import Event
+from stateside.journal.frames import Frames, Offsets, Shown
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.positions import Position
@@ -70,6 +72,17 @@ class Trimmed(Protocol):
         """The position of the first events that are there."""
 
 
+@runtime_checkable
+class Tailed(Protocol):
+    """A stream that is made of logs, and may be behind them."""
+
+    def tail(self, entity: str, first: int, last: int) -> list[Event]:
+        """Of an entity's events from one sequence to another, both included, those of the logs, from the first one on.
+
+        As far as they follow each other; none if the first one is not there: then the stream has it by now.
+        """
+
+
 def begin(stream: Stream) -> Position:
     """The position of the first events of any stream that are there."""
     return stream.begin() if isinstance(stream, Trimmed) else Position.start()
@@ -92,6 +105,18 @@ def _from_range(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tu
             yield offsets[low:high], batch.take(pa.array(offsets[low:high] - first))
 
 
+def moved(end: Callable[[], Position], position: Position, timeout_s: float) -> bool:
+    """Look at a stream's end, at first often, until it is beyond the position, so long at most; whether it is."""
+    deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
+    while position.covers(end()):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    return True
+
+
 class FileStream:
     """A journal on files as a stream: its log is the one partition.
 
@@ -99,8 +124,9 @@ class FileStream:
     segment that is cut or deleted meanwhile, is noticed with the next read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.journal = Journal(directory)
+    def __init__(self, directory: Path, shown: Shown = conformed, partition: str = PARTITION) -> None:
+        """`shown`: how a stored batch is shown to readers; `partition`: what the log is called in positions."""
+        self.journal, self._shown, self._partition = Journal(directory), shown, partition
         self._open: OrderedDict[int, Frames] = OrderedDict()
         self._opening = threading.Lock()
 
@@ -114,15 +140,15 @@ class FileStream:
 
     def end(self) -> Position:
         """The journal's end."""
-        return self.journal.end()
+        return Position.of({self._partition: self.journal.durable_end().offset})
 
     def begin(self) -> Position:
         """The journal's begin."""
-        return self.journal.begin()
+        return Position.of({self._partition: self.journal.begin()[PARTITION]})
 
     def partitions(self) -> Sequence[str]:
         """The one that there is."""
-        return (PARTITION,)
+        return (self._partition,)
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """As `Stream` says. The events of many small appends come as one batch."""
@@ -139,15 +165,8 @@ class FileStream:
                 yield from frames.gather(wanted)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """As `Stream` says. Looks at the end mark, at first often: to be told of changes would take looking as well."""
-        deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
-        while position.covers(self.end()):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        return True
+        """As `Stream` says. Looks at the end mark: to be told of changes would take looking as well."""
+        return moved(self.end, position, timeout_s)
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Frames, int, int]]:
         """The segments that hold this range, each with its part of it."""
@@ -187,7 +206,7 @@ class FileStream:
         found = self._open.pop(first_offset, None)
         if found is None or not found.is_in_place():
             try:
-                found = Frames(segment.segment_path(self.journal.directory, first_offset))
+                found = Frames(segment.segment_path(self.journal.directory, first_offset), self._shown)
             except FileNotFoundError:
                 raise self._missing(first_offset) from None
         self._open[first_offset] = found

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stateside.errors import JournalLocked
+from stateside.storage import try_lock
 
 WAIT_S_MAX = 30.0
 _PAUSE_S_MAX = 0.001  # about as long as an append takes, and drawn at random, so that nobody is always too late
@@ -92,6 +93,14 @@ class Turns:
             where=str(self._path.parent),
             next_step="Nothing was stored. Let that process go on if it is paused, or end it, then append again",
         )
+
+
+def lock_alone(path: Path, what: str, next_step: str) -> int:
+    """A lock for as long as its handle is open; JournalLocked if another process has it."""
+    handle = try_lock(path)
+    if handle is None:
+        raise JournalLocked(what, where=str(path.parent), next_step=next_step)
+    return handle
 
 
 def _try_lock(handle: int) -> bool:

@@ -28,6 +28,7 @@ from stateside.journal.segment import PARTITION as PARTITION
 from stateside.journal.segment import DurableEnd
 from stateside.journal.sequences import Sequences
 from stateside.journal.turns import WAIT_S_MAX, Turns
+from stateside.journal.writing import write_again, write_all
 from stateside.storage import write_atomically
 
 Durability = Literal["synced", "written"]
@@ -203,7 +204,7 @@ class JournalWriter(Appending):
         self._id, self._end = recover(self._directory, uuid4(), self.journal_id)
         self.journal_id = self._id
         self._open_segment(self._end)
-        _write_again(self._file, marked, self._end)
+        write_again(self._file, marked, self._end)
         os.fdatasync(self._file)
         self._open_mark()
         self._publish()
@@ -213,7 +214,7 @@ class JournalWriter(Appending):
         """Steps 4 and 5. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
         size = sum(len(part) for part in parts)
         try:
-            _write_all(self._file, parts, self._end.segment_bytes)
+            write_all(self._file, parts, self._end.segment_bytes)
         except OSError:
             os.ftruncate(self._file, self._end.segment_bytes)
             raise
@@ -292,22 +293,3 @@ def _writing(directory: Path) -> Iterator[None]:
 def _close(handle: int) -> None:
     if handle != _CLOSED:
         os.close(handle)
-
-
-def _write_again(handle: int, marked: DurableEnd, end: DurableEnd) -> None:
-    """Write what lies between mark and end once more, as it is, so that the sync that follows means something.
-
-    A crash left it written but not synced, or its sync failed: then the system takes it for stored, and would not
-    write it again by itself.
-    """
-    at_byte = marked.segment_bytes if marked.segment_offset == end.segment_offset else 0
-    if at_byte < end.segment_bytes:
-        _write_all(handle, [os.pread(handle, end.segment_bytes - at_byte, at_byte)], at_byte)
-
-
-def _write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:
-    for part in parts:
-        view = memoryview(part)
-        while view:
-            written = os.pwrite(handle, view, at_byte)
-            view, at_byte = view[written:], at_byte + written

@@ -8,7 +8,6 @@ into a file or pipe  a line whenever a view changes its state
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from stateside.layout import Layout
 from stateside.pipeline.app import App
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
+from stateside.processes import signals
 
 _COLOURS = {"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"}
 _REFRESHES_PER_S = 4
@@ -40,8 +40,8 @@ class Teller(Protocol):
 
 def run_application(app: App, folder: Path, settings: RunSettings, teller: Teller) -> None:
     """Run it until SIGINT or SIGTERM; PipelineFailed if a view fails for good."""
-    with _signals() as signals, Runner(app, Layout(folder), settings, on_beat=teller.tell) as runner:
-        runner.wait(lambda: bool(signals))
+    with signals() as came, Runner(app, Layout(folder), settings, on_beat=teller.tell) as runner:
+        runner.wait(lambda: bool(came))
 
 
 def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> RunSettings:
@@ -140,16 +140,3 @@ def summary(progress: dict[str, Any]) -> dict[str, Any]:
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "state_rows": sum(operator.get("numRowsTotal", 0) for operator in progress.get("stateOperators", [])),
     }
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals that came. No Event: a second signal while the first one sets it would wait for its lock for ever."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
-    try:
-        yield came
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Any order of appends, moves, takeovers, merges, deaths and torn writes: every acknowledged event is there once."""
+"""Any order of appends, moves, takeovers, merges, trims, deaths, torn writes: what is acknowledged is there once."""
 
 import os
 import shutil
@@ -20,9 +20,11 @@ from stateside.journal import JournalWriter
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.nodes.epoch import Fence
+from stateside.journal.nodes.log import node_logs
 from stateside.journal.nodes.slots import slot_of
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import DurableEnd, segment_path
+from stateside.journal.upkeep import Place, trim, verify
 from tests.journal.nodes.dying import Killed, after_check, at_call, event, kill
 from tests.sizes import examples, sized
 
@@ -89,13 +91,13 @@ class Nodes(RuleBasedStateMachine):
     @rule(name=NODES)
     def open(self, name: str) -> None:
         if name not in self.nodes:
-            self.nodes[name] = NodeWriter(self.folder, name, segment_bytes_max=4_000)
+            self.nodes[name] = NodeWriter(self.folder, name, segment_bytes_max=1_500)
 
     @rule(name=NODES)
     def take_over(self, name: str) -> None:
         if name in self.nodes:
             self.fenced.append(self.nodes.pop(name))
-        self.nodes[name] = NodeWriter(self.folder, name, take_over=True, segment_bytes_max=4_000)
+        self.nodes[name] = NodeWriter(self.folder, name, take_over=True, segment_bytes_max=1_500)
 
     @rule(name=NODES)
     def close(self, name: str) -> None:
@@ -203,6 +205,21 @@ class Nodes(RuleBasedStateMachine):
         if deleted:
             shutil.rmtree(self.folder / "merged" / "index", ignore_errors=True)
 
+    # Upkeep
+
+    @rule()
+    def trim(self) -> None:
+        if MergedStream(self.folder).id() is not None:
+            trim(self.folder)
+
+    @rule(name=NODES, index=st.sampled_from(["index", "places"]))
+    def delete_an_index(self, name: str, index: str) -> None:
+        """Of a node that nobody has open: it is made anew, whatever was trimmed meanwhile."""
+        if name not in self.nodes:
+            for path in (self.folder / "nodes" / name).glob(f"*/{index}"):
+                if not any(node.name == name for node in self.fenced):
+                    shutil.rmtree(path)
+
     # What must hold
 
     @invariant()
@@ -251,8 +268,13 @@ class Nodes(RuleBasedStateMachine):
         for receipt, id_ in self.receipts:
             position = stream.position_of(receipt.position)
             assert position is not None
-            ((partition, behind),) = position.parts
-            assert self.seen[partition][behind - 1] == id_
+            ((log, offset),) = receipt.position.parts
+            if offset <= node_logs(self.folder)[log].begin()["0"]:
+                assert position == stream.end()
+            else:
+                ((partition, behind),) = position.parts
+                assert self.seen[partition][behind - 1] == id_
+        assert verify(Place.of(self.folder)).ok
 
     def _new_ids(self, count: int) -> list[str]:
         ids = [f"{number}" for number in range(self.number, self.number + count)]

@@ -11,6 +11,7 @@ from stateside.clock import ManualClock
 from stateside.errors import JournalAway, JournalCorrupt, JournalLocked, PositionInvalid, SettingInvalid, StatesideError
 from stateside.journal.merge import Gap, MergedStream, Merger
 from stateside.journal.merge import merger as merger_module
+from stateside.journal.merge.partition import MergedPartition
 from stateside.journal.nodes import NodeWriter
 from tests.journal.nodes.dying import Killed, at_call, die, event
 
@@ -258,7 +259,7 @@ def test_many_events_become_frames_of_a_bounded_size(tmp_path: Path, monkeypatch
         for number in range(12):
             node.append([event(f"{number}-{row}", f"entity-{row}") for row in range(4)])
         assert merger.merge() == 48
-    frames = [batch.num_rows for _, batch in MergedStream(tmp_path).batches("0", 0, 48)]
+    frames = [batch.num_rows for _, batch in MergedPartition(tmp_path / "merged" / "0").batches(0, 48)]
     assert frames == [12] * 4
 
 

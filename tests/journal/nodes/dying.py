@@ -54,8 +54,7 @@ def after_check(call: int, action: Callable[[], None]) -> Iterator[None]:
 def kill(node: NodeWriter) -> None:
     """What the operating system does for a process that was killed: its locks and files are given back."""
     node._index.close()
-    if node._ids is not None:
-        node._ids.close()
+    node._known.close()
     node._log._close_all()
     os.close(node._lock)
 

@@ -101,7 +101,7 @@ def test_the_same_events_again_get_their_first_receipt_from_any_owner_and_any_no
         node.release([slot_of("emma")])
         with NodeWriter(tmp_path, "b") as other:
             assert other.append_to("emma", events) == receipt
-            with pytest.raises(EventRefused, match="'9' is not"):
+            with pytest.raises(EventRefused, match="'9' are not"):
                 other.append_to("emma", [event("2"), event("9")])
     assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
 
@@ -446,3 +446,71 @@ def test_an_id_of_another_entity_s_event_is_refused_and_not_taken_for_a_repetiti
         with pytest.raises(EventRefused, match="'1' is that of an event of 'ben'"):
             node.append_to("emma", [event("1", "emma")])
         assert node.last_sequence("emma") == 0
+
+
+def test_a_node_that_gets_an_entity_knows_the_ids_that_others_stored_meanwhile(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as one, NodeWriter(tmp_path, "b") as other:
+        other.append_to("ben", [event("ben", "ben")])
+        other.append_to("ben", [event("ben", "ben")])  # by now it has an index of all ids
+        receipt = one.append_to("emma", [event("1")])
+        one.release(one.slots)
+        assert other.append_to("emma", [event("1")]) == receipt
+        assert other.append_to("emma", [event("2")]).first_sequence == 2
+
+
+LATER_OWNER = """
+import sys
+from pathlib import Path
+from stateside.journal import Event
+from stateside.journal.nodes import NodeWriter
+with NodeWriter(Path(sys.argv[1]), "a") as node:
+    print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
+"""
+
+
+def test_of_two_owners_of_one_epoch_the_later_one_counts(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    """The lock is on a file that somebody deleted: both have one."""
+    first = NodeWriter(tmp_path, "a")
+    first.append_to("emma", [event("1")])
+    (tmp_path / "nodes" / "a" / "1" / "owner").unlink()
+    assert run_python(LATER_OWNER, tmp_path) == "a.1:2\n"
+    with pytest.raises(JournalFenced):
+        first.append_to("emma", [event("3")])
+    kill(first)
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2)]
+
+
+def test_a_fenced_owner_makes_no_end_mark_where_one_is_missing(tmp_path: Path) -> None:
+    node = NodeWriter(tmp_path, "a")
+    node.append_to("emma", [event("1")])
+    mark = tmp_path / "nodes" / "a" / "1" / "end"
+    mark.unlink()
+    Owner.of(2).write(tmp_path / "nodes" / "a")
+    node._log._settled = False
+    with pytest.raises(JournalFenced), node._log.turn():
+        pass
+    assert not mark.exists()
+    kill(node)
+
+
+def test_what_a_producer_has_no_receipt_for_is_looked_for_behind_its_last_one_in_all_epochs(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        last = node.append([event("1")])
+        node.append([event("2")])
+    with NodeWriter(tmp_path, "a", take_over=True) as node:
+        assert node.append_unstored([event("2"), event("3")], since=last) == Position.of({"a.2": 1})
+        assert node.append_unstored([event("1"), event("2"), event("3")], since=Position.start()) == node.end
+        assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
+        since = node.append([event("4")])
+        node.append_unstored([event("2"), event("3"), event("4")], since=since)  # they stand before it: once more
+    assert [id_ for id_, _ in all_ids(tmp_path)] == ["1", "2", "3", "4", "2", "3", "4"]
+
+
+def test_an_append_of_what_is_stored_once_gives_each_event_s_own_receipt(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as one, NodeWriter(tmp_path, "b") as other:
+        one.append_to("emma", [event("1")])
+        one.release(one.slots)
+        told = other.append_once([event("2"), event("1"), event("3"), event("2")])
+        assert [str(receipt) for receipt in told] == ["b.1:1", "a.1:1", "b.1:2", "b.1:1"]
+        assert other.append_once([event("3"), event("1")]) == [told[2], told[1]]
+    assert sorted(all_ids(tmp_path)) == [("1", 1), ("2", 2), ("3", 3)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.journal import Event, JournalWriter, frames
-from stateside.journal.queries import Queries, Views, indexing, questions, views, walk
+from stateside.journal.queries import Progress, Queries, Views, indexing, questions, views, walk
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from stateside.journal.stream import FileStream
@@ -99,7 +99,7 @@ class QueriesMachine(RuleBasedStateMachine):
 
     @rule()
     def rebuild(self) -> None:
-        seen: list[views.Progress] = []
+        seen: list[Progress] = []
         assert self.views.rebuild(seen.append) == self.stream.end()
         assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
         assert not seen or seen[-1].done == 1

@@ -151,6 +151,25 @@ def test_views_of_another_life_of_the_same_journal_are_made_anew(tmp_path: Path)
         assert tagged(views) == [1, 4, 7, *range(100, 130, 3)]
 
 
+@pytest.mark.parametrize("following", [False, True])
+def test_what_another_life_of_the_journal_has_where_the_views_know_of_nothing_is_not_left_out(
+    tmp_path: Path, following: bool
+) -> None:
+    """The journal was put back from a copy, and went on beyond where the views were."""
+    append(tmp_path, range(10))
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")
+    append(tmp_path, range(12, 42, 3))  # none with the tag that is asked for
+    with opened(tmp_path) as views:
+        views.follow()
+    shutil.rmtree(tmp_path / "journal")
+    shutil.copytree(tmp_path / "copy", tmp_path / "journal")
+    append(tmp_path, range(100, 130))
+    with opened(tmp_path) as views:
+        if following:
+            views.follow()
+        assert tagged(views) == [1, 4, 7, *range(100, 130, 3)]
+
+
 @pytest.mark.parametrize("content", [b"", b"no environment", b"\0" * 40_000])
 def test_a_file_that_is_no_environment_is_replaced(tmp_path: Path, content: bytes) -> None:
     append(tmp_path, range(10))

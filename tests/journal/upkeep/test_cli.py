@@ -167,6 +167,7 @@ class TestErrors:
         [
             (["read", "--from", "0:99"], "lies behind the end"),
             (["read", "--from", "x"], "'x' is no position"),
+            (["read", "--entity", "nobody"], "no event of an entity 'nobody'"),
             (["read", "--since", "yesterday"], "no time with a time zone"),
             (["read", "--since", "2026-01-31"], "no time with a time zone"),
             (["export", "--out", "x.csv"], "tells no format"),

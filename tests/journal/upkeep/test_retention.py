@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.queries import Queries, Views
 from stateside.journal.segment import segment_offsets, segment_path
 from stateside.journal.stream import FileStream
+from stateside.journal.turns import Turns
 from stateside.journal.upkeep import Place, Reader, drop, offset_before, register, retention, unregister, verify
 from stateside.layout import Layout
 from stateside.ops.journal_readers import known_readers
@@ -104,14 +106,27 @@ class TestADrop:
         assert segment_offsets(place.directory) == [newest]
 
 
+class TestIdsOfDroppedEvents:
+    def test_they_are_still_compared_although_no_writer_had_them_on_disk(self, place: Place) -> None:
+        with JournalWriter(place.directory) as writer:
+            assert writer.append_once(events(3)) == [0, 1, 2]
+        drop(place, 30, [])
+        with JournalWriter(place.directory) as writer:
+            assert writer.append_once(events(3)) == [0, 1, 2]
+            assert writer.end["0"] == COUNT
+
+
 class TestBesideWriters:
     def test_they_go_on_while_segments_are_dropped(self, place: Place) -> None:
-        """Two of them, so that each reads what the other one stored, from where segments are going."""
+        """Two of them for the same entities: each reads what the other one stored, from where segments are going."""
+        sequences: dict[str, list[int]] = defaultdict(list)
 
         def append(name: str) -> None:
             with JournalWriter(place.directory, segment_bytes_max=3_500) as writer:
                 for number in range(100):
-                    writer.append_once([Event(f"{name}{number}", f"{name}-{number % 3}", "call", 0, {})])
+                    entity = f"shared-{number % 3}"
+                    receipt = writer.append_to(entity, [Event(f"{name}{number}", entity, "call", 0, {})])
+                    sequences[entity].append(receipt.last_sequence)
 
         with ThreadPoolExecutor(2) as pool:
             writing = [pool.submit(append, name) for name in ("a", "b")]
@@ -121,9 +136,36 @@ class TestBesideWriters:
             for done in writing:
                 done.result()
         assert dropped > 10
+        assert {entity: sorted(found) for entity, found in sequences.items()} == {
+            f"shared-{number}": list(range(1, 2 * len(range(number, 100, 3)) + 1)) for number in range(3)
+        }
         verdict = verify(place)
         assert verdict.ok, verdict.lines()
         assert verdict.end == COUNT + 200
+
+    def test_nothing_goes_while_one_of_them_has_its_turn(self, place: Place) -> None:
+        """It may be counting from what is there, or be about to read it."""
+        turns, offsets = Turns(place.directory / "lock"), segment_offsets(place.directory)
+        with ThreadPoolExecutor(1) as pool:
+            with turns.take():
+                dropping = pool.submit(drop, place, 30, [])
+                with pytest.raises(TimeoutError):
+                    dropping.result(timeout=0.3)
+                assert segment_offsets(place.directory) == offsets
+                assert not (place.directory / "base").exists()
+            assert dropping.result(timeout=10).segments > 1
+        turns.close()
+
+    def test_one_that_is_behind_counts_on_from_the_base(self, place: Place) -> None:
+        """What it has not read yet is gone: its own last read ended in a segment that was dropped."""
+        with JournalWriter(place.directory) as behind, JournalWriter(place.directory, segment_bytes_max=1) as ahead:
+            behind.append_to("shared", [Event("s1", "shared", "call", 0, {})])
+            for number in range(2, 6):
+                ahead.append_to("shared", [Event(f"s{number}", "shared", "call", 0, {})])
+            drop(place, COUNT + 4, [])
+            assert Journal(place.directory).begin()["0"] > COUNT + 1
+            assert behind.append_to("shared", [Event("s6", "shared", "call", 0, {})]).last_sequence == 6
+        assert verify(place).ok
 
 
 class TestReadersOfWhatIsGone:
@@ -141,6 +183,19 @@ class TestReadersOfWhatIsGone:
                     read()
                 assert f"0:{begin}" in str(error.value)
                 assert "from a copy" in str(error.value)
+
+    def test_views_that_never_had_the_events_do_not_make_a_query_leave_them_out(self, place: Place) -> None:
+        begin = drop(place, 30, []).begin
+        stream = FileStream(place.directory)
+        with Views(stream, place.views) as views:
+            views.follow()
+            queries = Queries(stream, views)
+            for query in (queries.all(), queries.tagged("tag"), queries.entity("early-0"), queries.between(0, COUNT)):
+                for start in (None, Position.of({"0": begin - 1})):
+                    with pytest.raises(EventsGone, match=f"Start at 0:{begin}"):
+                        list(query.current(start))
+                    with pytest.raises(EventsGone, match=f"Start at 0:{begin}"):
+                        next(query.live(start))
 
     def test_a_segment_that_nobody_dropped_is_still_a_loss(self, place: Place) -> None:
         begin = drop(place, 30, []).begin

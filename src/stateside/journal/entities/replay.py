@@ -1,7 +1,8 @@
 """Replay: an entity's state out of what is at hand (an image, else a snapshot) and the events behind that.
 
-The events come from the queries: from the views as far as these have come, then from the stream itself. Up to which
-sequence, the writer says, in whose turn that is exact; so who appended just now reads that too.
+The events come from the queries: from the views as far as these have come, then from the stream itself; and where the
+stream is made of several writers' logs and behind them, from the tail of these. Up to which sequence, the writer says,
+in whose turn that is exact; so who appended just now reads that too.
 
 What a replay begins with must be borne out by the log: the event that it was made up to is read again, and has the same
 id. If not (the log was cut, or is another one) it begins with the first event. Where retention has dropped that event,
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Generic
@@ -25,9 +26,9 @@ from stateside.journal.entities.images import Image
 from stateside.journal.entities.snapshots import PLAIN, Kept, Snapshots, Whose
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries
-from stateside.journal.stream import begin
+from stateside.journal.stream import Tailed, begin
 
-WAIT_S_MAX = 10.0  # for a stream that is behind the writer's own log, as a merged one may be
+WAIT_S_MAX = 10.0  # for a stream that is behind what the writer knows
 GONE_S_MAX = 1.0  # for events that are in no stream, where some were dropped: it may only be behind
 PAUSE_S = 0.005
 
@@ -73,8 +74,7 @@ class Replay(Generic[State, Command]):
 
     def events(self, entity: str, first: int, last: int) -> list[Event]:
         """The entity's events with these sequences, both included, that are still there."""
-        query = self._queries.entity(entity, first, last)
-        return [found.event for found in query.current(begin(self._queries.stream))]
+        return list(self._events(entity, first, last))
 
     def kept(self, entity: str, image: Image[State]) -> Image[State]:
         """The image, of which there is a snapshot now if it is time for one."""
@@ -101,8 +101,7 @@ class Replay(Generic[State, Command]):
         EventsGone if retention has dropped events that are not in the image.
         """
         begin_at = begin(self._queries.stream)
-        events = self._queries.entity(entity, max(1, image.sequence), sequence).current(begin_at)
-        found = (_untimed(each.event) for each in events)
+        found = map(_untimed, self._events(entity, max(1, image.sequence), sequence))
         head = next(found, None)
         if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and what it was made up to is gone
             image = image if head is None else self.folded(image, chain([head], found))
@@ -114,6 +113,15 @@ class Replay(Generic[State, Command]):
             return self._advanced(entity, Image(self._kind.initial()), sequence)
         image = self.folded(image, found if image.sequence else chain([head], found))
         return image, image.sequence >= sequence
+
+    def _events(self, entity: str, first: int, last: int) -> Iterator[Event]:
+        """The events that the stream has, and behind them those of the tail of the logs that it is made of."""
+        stream = self._queries.stream
+        for found in self._queries.entity(entity, first, last).current(begin(stream)):
+            yield found.event
+            first = (found.event.sequence or 0) + 1
+        if first <= last and isinstance(stream, Tailed):
+            yield from map(self._queries.upcast, stream.tail(entity, first, last))
 
     def _snapshot(self, entity: str) -> Image[State] | None:
         kept = self._snapshots.load(self._whose(entity)) if self._snapshots else None

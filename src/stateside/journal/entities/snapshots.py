@@ -22,6 +22,7 @@ import lmdb
 import orjson
 
 from stateside.errors import SettingInvalid
+from stateside.journal.environment import is_whole, open_environment
 
 MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # of addresses, not of memory; the most that this process may have
 READERS_MAX = 512
@@ -70,7 +71,7 @@ class Snapshots:
 
     def load(self, whose: Whose) -> Kept | None:
         """The newest one; None if there is none that can be used."""
-        if self._environment is None or not _is_whole(self._folder, self._environment, self._page_bytes):
+        if self._environment is None or not is_whole(self._folder, self._environment, self._page_bytes):
             return None
         try:
             with self._environment.begin() as transaction:
@@ -84,7 +85,7 @@ class Snapshots:
         """Keep this one instead of the one before; whether that worked. TypeError if the state is not JSON."""
         fields = whose.fields() | {"sequence": kept.sequence, "last_id": kept.last_id, "state": kept.state}
         content = orjson.dumps(fields, option=PLAIN)
-        if self._environment is None or not _is_whole(self._folder, self._environment, self._page_bytes):
+        if self._environment is None or not is_whole(self._folder, self._environment, self._page_bytes):
             return False
         try:
             with self._environment.begin(write=True) as transaction:
@@ -124,10 +125,7 @@ def _opened(folder: Path) -> lmdb.Environment | None:
     for attempt in (1, 2):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            environment = _mapped(folder)
-            if _is_whole(folder, environment, environment.stat()["psize"]):
-                return environment
-            environment.close()
+            return _mapped(folder)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             log.warning("the snapshots in %s are damaged and begun anew: %s", folder, error)
         except (lmdb.Error, OSError) as error:
@@ -151,20 +149,8 @@ def _open_twice(folder: Path) -> SettingInvalid:
 def _mapped(folder: Path) -> lmdb.Environment:
     for map_bytes in MAP_BYTES:
         try:
-            return lmdb.open(str(folder), max_readers=READERS_MAX, map_size=map_bytes, metasync=False)
+            return open_environment(folder, readers_max=READERS_MAX, map_size=map_bytes, metasync=False)
         except lmdb.MemoryError:
             if map_bytes == MAP_BYTES[-1]:
                 raise
     raise AssertionError("one of the sizes was tried last")
-
-
-def _is_whole(folder: Path, environment: lmdb.Environment, page_bytes: int) -> bool:
-    """Whether its file is as long as it says: reading what a file that was cut does not have ends the process.
-
-    How long that is stands in the first two pages, so that those must be there before it is asked.
-    """
-    try:
-        size = (folder / "data.mdb").stat().st_size
-    except FileNotFoundError:
-        return False
-    return size >= 2 * page_bytes and bool(size >= (environment.info()["last_pgno"] + 1) * page_bytes)

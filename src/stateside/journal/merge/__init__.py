@@ -15,11 +15,11 @@ In the folder, beside the nodes:
     merged/lock         locked by the merger
 
 `merger` has the protocol, `columns` what a merged event has, `partition` the files, `waiting` the events that cannot be
-merged yet, `output` what is on its way, `stream` and `receipts` the reading.
+merged yet, `gaps` what they wait for, `output` what is on its way, `stream`, `receipts` and `tail` the reading.
 """
 
+from stateside.journal.merge.gaps import Gap
 from stateside.journal.merge.merger import Merger
 from stateside.journal.merge.stream import MergedStream
-from stateside.journal.merge.waiting import Gap
 
 __all__ = ["Gap", "MergedStream", "Merger"]

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import JournalLocked, StatesideError
+from stateside.errors import StatesideError
 from stateside.journal.merge.columns import Piece, Sources, merged_frame
+from stateside.journal.merge.gaps import Gap, Gaps
 from stateside.journal.merge.output import Output
 from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition, opened
-from stateside.journal.merge.waiting import BYTES_MAX, Gap, Row, Waiting
+from stateside.journal.merge.waiting import BYTES_MAX, Row, Waiting
 from stateside.journal.nodes.lasts import Lasts
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.nodes.reaching import reaching
-from stateside.journal.segment import DurableEnd
+from stateside.journal.segment import PARTITION, DurableEnd
+from stateside.journal.turns import lock_alone
 from stateside.positions import Position
-from stateside.storage import try_lock, write_atomically
 
 FRAME_EVENTS_MAX = 20_000
 FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
-GAPS_SHOWN_MAX = 1_000
 PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.01
+TROUBLE_PAUSE_S = 0.5
+
+_ONE_IS_ENOUGH = "One merger is enough. If that process is paused, end it, then start this one again"
+
+Watch = Callable[[int], None]  # told how many events of the logs were read so far
 
 log = logging.getLogger(__name__)
+
+
+def nobody(read: int) -> None:
+    """Watches nothing."""
 
 
 class Merger:
@@ -70,10 +78,11 @@ class Merger:
         self._clock, self._waiting_bytes_max = clock or SystemClock(), waiting_bytes_max
         with reaching(self._merged):
             self._merged.mkdir(parents=True, exist_ok=True)
-            self._lock = self._locked()
+            self._lock = lock_alone(self._merged / "lock", "Another process merges this folder", _ONE_IS_ENOUGH)
         self._logs: dict[str, MergedLog] = {}
         self._index: Lasts | None = None
         self._doubtful = self._output_failed = False
+        self._watch: Watch = nobody
         self.duplicates = 0  # events that were dropped although they were read for the first time
         try:
             with reaching(self._merged):
@@ -83,11 +92,12 @@ class Merger:
             self.close()
             raise
 
-    def merge(self) -> int:
+    def merge(self, watch: Watch = nobody) -> int:
         """Merge whatever is durable in the logs; how many events that were.
 
         If a log cannot be read, the others are merged all the same, and then its error is raised.
         """
+        self._watch = watch
         with reaching(self._merged):
             if self._doubtful:
                 self._start()
@@ -102,20 +112,34 @@ class Merger:
         return self._stored - before
 
     def run(self, stop: threading.Event) -> None:
-        """Merge until the event is set. What goes wrong is logged, and tried again."""
-        pause_s = PAUSE_S_MIN
-        while not stop.is_set():
+        """Merge until the event is set."""
+        for _ in self.passes():
+            if stop.is_set():
+                return
+
+    def passes(self, watch: Watch = nobody) -> Iterator[int]:
+        """Merge for ever: of each pass how many events. What goes wrong is logged, once, and tried again."""
+        pause_s, told = PAUSE_S_MIN, None
+        while True:
+            moved = 0
             try:
-                moved = self.merge() > 0
+                moved, told = self.merge(watch), None
+                pause_s = PAUSE_S_MIN if moved else min(2 * pause_s, PAUSE_S_MAX)
             except StatesideError as error:
-                log.warning("the merger tries again: %s", error)
-                moved = False
-            pause_s = PAUSE_S_MIN if moved else min(2 * pause_s, PAUSE_S_MAX)
-            stop.wait(pause_s)
+                if str(error) != told:
+                    log.warning("the merger tries again: %s", error)
+                pause_s, told = TROUBLE_PAUSE_S, str(error)
+            yield moved
+            time.sleep(pause_s)
 
     def gaps(self) -> list[Gap]:
         """The entities that wait for a missing event, for the longest first."""
         return self._waiting.gaps(self._last(self._waiting.entities()))
+
+    @property
+    def end(self) -> Position:
+        """The stream's end."""
+        return Position.of({name: merged.end[PARTITION] for name, merged in self._logs.items()})
 
     @property
     def sources(self) -> Sources:
@@ -153,7 +177,7 @@ class Merger:
         self._lasts: dict[str, int] = {}  # of what is in the output
         self._stored, self._stored_at_look_back = 0, 0
         self._doubtful = self._output_failed = False
-        self._gaps_shown: list[Gap] | None = None
+        self._gaps_shown: Gaps | None = None
 
     def _pass(self) -> list[StatesideError]:
         """Go through all logs once; what was wrong with some of them."""
@@ -248,6 +272,7 @@ class Merger:
             self._stored += batch.num_rows
         self._done, self._output, self._lasts = done, Output(), {}
         self._output_failed = False
+        self._watch(read.events())
 
     def _now_done(self) -> Position:
         """Up to where nothing of the logs is missing, once the output is stored."""
@@ -256,21 +281,10 @@ class Merger:
 
     def _show_gaps(self) -> None:
         """Tell other processes of the gaps, when they have changed."""
-        gaps = self.gaps()[:GAPS_SHOWN_MAX]
+        gaps = Gaps.of(self.gaps())
         if gaps != self._gaps_shown:
-            content: Mapping[str, object] = {"gaps": [asdict(gap) for gap in gaps]}
-            write_atomically(self._merged / "gaps.json", json.dumps(content).encode(), durable=False)
+            gaps.write(self._merged)
             self._gaps_shown = gaps
-
-    def _locked(self) -> int:
-        handle = try_lock(self._merged / "lock")
-        if handle is None:
-            raise JournalLocked(
-                "Another process merges this folder",
-                where=str(self._merged),
-                next_step="One merger is enough. If that process is paused, end it, then start this one again",
-            )
-        return handle
 
     def _close_files(self) -> None:
         for merged in self._logs.values():

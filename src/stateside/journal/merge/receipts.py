@@ -10,7 +10,7 @@ since an equal one is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.errors import PositionAhead, PositionInvalid
-from stateside.journal import segment
+from stateside.journal import base, segment
 from stateside.journal.merge.columns import sources_of
-from stateside.journal.merge.partition import Born, MergedPartition
+from stateside.journal.merge.partition import MERGED, Born, MergedPartition
 from stateside.journal.nodes.log import NodeLog, node_logs
 from stateside.journal.segment import Segment
 from stateside.positions import Position
@@ -54,7 +54,7 @@ class Search:
         for first in reversed([offset for offset in offsets if offset < end]):
             if self._read_at(first) <= self._first:
                 return first
-        return 0
+        return offsets[0] if offsets else 0  # what was before is dropped: whoever asks has it covered by what is done
 
     def _read_at(self, first: int) -> int:
         """How far the log was read when the frame that begins at this offset was stored."""
@@ -78,18 +78,23 @@ class Search:
 
 
 class Wanted:
-    """The place of a receipt in the stream, which may not be there yet."""
+    """The place of a receipt in the stream, which may not be there yet. `end` tells the stream's end."""
 
-    def __init__(self, folder: Path, born: Born, merged: Path, receipt: Position) -> None:
-        self._searches = {
-            (log, partition): Search(MergedPartition(merged / partition), log, offsets)
-            for log, offset in receipt.parts
-            for partition, offsets in _append(folder, born, log, offset).items()
-        }
+    def __init__(self, folder: Path, born: Born, receipt: Position, end: Callable[[], Position]) -> None:
+        self._end, self._trimmed = end, False
+        self._searches: dict[tuple[str, str], Search] = {}
+        for log, offset in receipt.parts:
+            source = _log(folder, log, offset)
+            if offset <= base.offset(source.directory):
+                self._trimmed = True
+                continue
+            for partition, offsets in _append(source, born, offset).items():
+                merged = MergedPartition(folder / MERGED / partition)
+                self._searches[log, partition] = Search(merged, log, offsets)
 
     def position(self) -> Position | None:
         """The position in the stream just behind the events; None while one of them is not merged."""
-        found: dict[str, int] = {}
+        found: dict[str, int] = self._end().as_dict() if self._trimmed else {}
         for (_, partition), search in self._searches.items():
             behind = search.behind()
             if behind is None:
@@ -98,8 +103,8 @@ class Wanted:
         return Position.of(found)
 
 
-def _append(folder: Path, born: Born, log: str, offset: int) -> dict[str, set[int]]:
-    """The offsets of the events of the append that ended at this offset of a log, by their partition in the stream."""
+def _log(folder: Path, log: str, offset: int) -> NodeLog:
+    """The log that a receipt is of."""
     source = node_logs(folder).get(log)
     if source is None:
         raise PositionInvalid(f"There is no log {log}", where=str(folder), next_step="Give a receipt of this folder")
@@ -107,6 +112,11 @@ def _append(folder: Path, born: Born, log: str, offset: int) -> dict[str, set[in
         raise PositionAhead(
             f"The log {log} ends before {offset}", where=str(folder), next_step="Give a receipt that an append returned"
         )
+    return source
+
+
+def _append(source: NodeLog, born: Born, offset: int) -> dict[str, set[int]]:
+    """The offsets of the events of the append that ended at this offset of a log, by their partition in the stream."""
     found: dict[str, set[int]] = {}
     for first, batch in _frame_before(source, offset):
         for at, entity in enumerate(batch.column("entity").to_pylist(), first):
@@ -117,10 +127,14 @@ def _append(folder: Path, born: Born, log: str, offset: int) -> dict[str, set[in
 
 def _frame_before(source: NodeLog, offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The frame that has the event just before this offset."""
-    offsets = segment.segment_offsets(source.directory)
-    opened = Segment(segment.segment_path(source.directory, max(first for first in offsets if first < offset)))
+    before = [first for first in segment.segment_offsets(source.directory) if first < offset]
+    if not before:
+        raise base.missing(source.directory, offset - 1)
+    opened = Segment(segment.segment_path(source.directory, before[-1]))
     try:
-        frame = next(opened.frames(offset - 1))
-        yield frame.first_offset, opened.batch(frame)
+        for frame in opened.frames(offset - 1):
+            yield frame.first_offset, opened.batch(frame)
+            return
     finally:
         opened.close()
+    raise base.missing(source.directory, offset - 1)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import PositionInvalid
+from stateside.errors import JournalCorrupt, PositionInvalid
 from stateside.journal.columns import decode
 from stateside.journal.event import Event
+from stateside.journal.frames import Offsets
 from stateside.journal.merge.columns import Sources, without_sources
+from stateside.journal.merge.gaps import Gap, Gaps
 from stateside.journal.merge.partition import MERGED, Born, MergedPartition
 from stateside.journal.merge.receipts import Wanted
-from stateside.journal.merge.waiting import Gap
+from stateside.journal.merge.tail import tail
+from stateside.journal.segment import PARTITION
+from stateside.journal.stream import FileStream, moved
 from stateside.positions import Position
-
-PAUSE_S_MIN, PAUSE_S_MAX = 0.0005, 0.01
 
 
 class MergedStream:
@@ -30,6 +31,7 @@ class MergedStream:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._merged = folder, folder / MERGED
+        self._files: dict[str, FileStream] = {}
 
     def id(self) -> str | None:
         """Which stream this is, the same for its whole life and for no other one; None before its first merger."""
@@ -45,12 +47,20 @@ class MergedStream:
         """The position after the last event of every partition. It never goes back."""
         return Position.of({name: self._partition(name).durable_end().offset for name in self.partitions()})
 
+    def begin(self) -> Position:
+        """The position of the first events that are there: the start, until retention drops some."""
+        return Position.of({name: self._partition(name).begin()[PARTITION] for name in self.partitions()})
+
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, each batch with the offset of its first event."""
-        if partition not in self.partitions():
-            raise PositionInvalid(f"This stream has no partition {partition!r}", where=str(self._merged))
-        for first, batch in self._partition(partition).batches(start, stop):
-            yield first, without_sources(batch)
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
+
+        The events of many small frames come as one batch.
+        """
+        yield from self._opened(partition).batches(partition, start, stop)
+
+    def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The events at these offsets, which ascend: some of them at a time. Reads the frames that have them alone."""
+        yield from self._opened(partition).gather(partition, offsets)
 
     def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         """The events of a partition from one offset up to another (its end by default), in order."""
@@ -59,19 +69,13 @@ class MergedStream:
 
     def wait(self, position: Position, timeout_s: float) -> bool:
         """Wait until the end has moved beyond the position, so long at most; whether it has. 0 s: only look."""
-        deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
-        while position.covers(self.end()):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        return True
+        return moved(self.end, position, timeout_s)
 
     def position_of(self, receipt: Position) -> Position | None:
         """The position in this stream just behind the events that a node's receipt is for; None if they are not merged.
 
-        PositionInvalid if there is no such log, PositionAhead if it does not go so far.
+        PositionInvalid if there is no such log, PositionAhead if it does not go so far. Where the node's log has been
+        trimmed it is this stream's end now: they are before that, and nothing tells any more where.
         """
         wanted = self.wanted(receipt)
         return None if wanted is None else wanted.position()
@@ -90,6 +94,10 @@ class MergedStream:
             if found is not None or not self.wait(end, max(0.0, deadline - time.monotonic())):
                 return found
 
+    def tail(self, entity: str, first: int, last: int) -> list[Event]:
+        """An entity's events of these sequences that are in a node's log and may not be merged yet (`merge.tail`)."""
+        return tail(self._folder, self.sources().done, entity, first, last)
+
     def sources(self) -> Sources:
         """Up to where the nodes' logs are in this stream, and up to where its merger had read them."""
         found = Sources()
@@ -98,17 +106,35 @@ class MergedStream:
         return found
 
     def gaps(self) -> list[Gap]:
-        """The entities that wait for a missing event, as the merger told last."""
-        try:
-            told = json.loads((self._merged / "gaps.json").read_bytes())
-        except (FileNotFoundError, ValueError):  # it is not synced: after a loss of power there may be nothing in it
-            return []
-        return [Gap(**gap) for gap in told["gaps"]]
+        """The entities that wait for a missing event, for the longest first, as the merger told last."""
+        return list(self.stalled().shown)
+
+    def stalled(self) -> Gaps:
+        """The same, the first thousand of them, and how many there are."""
+        return Gaps.read(self._merged)
 
     def wanted(self, receipt: Position) -> Wanted | None:
         """As `position_of`, to be asked again and again; None before the first merger."""
         born = Born.read(self._merged)
-        return None if born is None else Wanted(self._folder, born, self._merged, receipt)
+        return None if born is None else Wanted(self._folder, born, receipt, self.end)
+
+    def _opened(self, partition: str) -> FileStream:
+        """A partition to read; JournalCorrupt if what lies there is another stream's, or another partition."""
+        born = Born.read(self._merged)
+        if born is None or partition not in born.names():
+            raise PositionInvalid(
+                f"This stream has no partition {partition!r}",
+                where=str(self._merged),
+                next_step="The reader's position belongs to another stream",
+            )
+        files = self._files.setdefault(partition, FileStream(self._merged / partition, without_sources, partition))
+        if files.id() not in (None, str(born.journal_id(partition))):
+            raise JournalCorrupt(
+                f"What lies there is not partition {partition} of this stream",
+                where=str(self._merged / partition),
+                next_step="Restore the folder from a copy; nothing was skipped or changed",
+            )
+        return files
 
     def _partition(self, name: str) -> MergedPartition:
         return MergedPartition(self._merged / name)

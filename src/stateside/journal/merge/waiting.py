@@ -11,18 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stateside.journal.merge.gaps import Gap
+
 BYTES_MAX = 64 << 20
 GAPS_MAX = 10_000
 _ROW_BYTES = 1_000  # what Python and Arrow take for a batch of one event beside its values
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """An entity whose next event is missing, since its first waiting one was appended."""
-
-    entity: str
-    missing_sequence: int
-    since_us: int
 
 
 @dataclass(frozen=True, slots=True)

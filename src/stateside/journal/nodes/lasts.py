@@ -16,22 +16,22 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from uuid import UUID
 
 import lmdb
 import pyarrow as pa
 
-from stateside.errors import JournalAway
+from stateside.errors import EventsGone
+from stateside.journal import base
+from stateside.journal.environment import open_environment
+from stateside.journal.index import MAP_BYTES_START, hash_of, keeping
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
 
 UNWRITTEN_MAX = 50_000  # entries; in memory they take some 10 MB
-MAP_BYTES_START = 64 << 20
 
-_HASH_BYTES = 16
+ENTITIES, IDS, LOGS = b"e", b"i", b"l"  # what keys begin with
 _NUMBER = struct.Struct(">Q")  # big-endian: the greater number has the greater bytes
 _LOG = struct.Struct(">16sQ")
 
@@ -45,7 +45,7 @@ class Lasts:
         self._directory, self._logs = directory, logs
         self._unwritten: dict[bytes, bytes] = {}
         self._marks: dict[str, DurableEnd] = {}
-        with keeping(directory):
+        with keeping("sequences", directory):
             self._open()
             if not self._fits():
                 self._environment.close()
@@ -54,8 +54,8 @@ class Lasts:
 
     def last(self, entities: Iterable[str]) -> dict[str, int]:
         """The last sequence of each of these entities, as far as the logs were followed; 0 for one without events."""
-        keys = {entity: key_of(b"e", entity) for entity in entities}
-        with keeping(self._directory), self._environment.begin() as transaction:
+        keys = {entity: key_of(ENTITIES, entity) for entity in entities}
+        with keeping("sequences", self._directory), self._environment.begin() as transaction:
             found = {entity: self._value(transaction, key) for entity, key in keys.items()}
         return {entity: 0 if value is None else _NUMBER.unpack(value)[0] for entity, value in found.items()}
 
@@ -69,25 +69,42 @@ class Lasts:
             self.follow_log(name, log)
 
     def follow_log(self, name: str, log: Journal) -> None:
-        """Take in whatever this log has by now."""
-        end, start = log.durable_end(), self.covers(name)
-        mark = self._marks.get(name)
-        for first, batch in log.batches(start, end.offset, mark if mark and mark.offset <= start else None):
-            self.note(name, first, batch)
-        self._marks[name] = end
+        """Take in whatever this log has by now, and of what was trimmed meanwhile what its base says."""
+        while True:
+            self._take_base(name, log)
+            try:
+                self._read(name, log)
+            except EventsGone:
+                if base.offset(log.directory) <= self.covers(name):
+                    raise
+            else:
+                return
 
     def note(self, name: str, first: int, batch: pa.RecordBatch) -> None:
         """Take in a batch that stands in a log from this offset on, just behind what is covered."""
         assert first == self.covers(name), f"{name} is covered up to {self.covers(name)}, not {first}"
-        for key, value in self._entries(name, first, batch):
-            self._unwritten[key] = self._counts(key, value, self._unwritten.get(key, value))
+        self._add(self._entries(name, first, batch))
         self._covers[name] = first + batch.num_rows
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
+    def _take_base(self, name: str, log: Journal) -> None:
+        """Of a log that was trimmed, what it has no more and is not covered yet."""
+        if self.covers(name) >= base.offset(log.directory):
+            return
+        known = base.read(log.directory)
+        self._add((key_of(ENTITIES, entity), _NUMBER.pack(sequence)) for entity, sequence in known.lasts.items())
+        self._covers[name] = known.offset
+
+    def _read(self, name: str, log: Journal) -> None:
+        end, start, mark = log.durable_end(), self.covers(name), self._marks.get(name)
+        for first, batch in log.batches(start, end.offset, mark if mark and mark.offset <= start else None):
+            self.note(name, first, batch)
+        self._marks[name] = end
+
     def write(self) -> None:
         """Have on disk all that was taken in."""
-        with keeping(self._directory):
+        with keeping("sequences", self._directory):
             while not self._written():
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
             self._unwritten = {}
@@ -100,7 +117,11 @@ class Lasts:
         """What a batch adds to the index."""
         entities, sequences = (batch.column(column).to_pylist() for column in ("entity", "sequence"))
         for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # of an entity its last one
-            yield key_of(b"e", entity), _NUMBER.pack(sequence)
+            yield key_of(ENTITIES, entity), _NUMBER.pack(sequence)
+
+    def _add(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        for key, value in entries:
+            self._unwritten[key] = self._counts(key, value, self._unwritten.get(key, value))
 
     def _value(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
         unwritten, found = self._unwritten.get(key), transaction.get(key)
@@ -122,7 +143,7 @@ class Lasts:
                 for name, offset in self._covers.items():
                     journal = logs[name].id() if name in logs else None
                     if journal is not None:  # else it is read again, which changes nothing
-                        transaction.put(b"l" + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
+                        transaction.put(LOGS + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
         except lmdb.MapFullError:
             return False
         return True
@@ -131,14 +152,14 @@ class Lasts:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = lmdb.open(str(self._directory), map_size=map_bytes, metasync=False)
+        self._environment = open_environment(self._directory, map_size=map_bytes, metasync=False)
         self._covers: dict[str, int] = {name: offset for name, _, offset in self._stored()}
 
     def _stored(self) -> list[tuple[str, UUID, int]]:
         """The logs that the index on disk is of: name, journal, offset."""
         found = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            cursor.set_range(b"l")
+            cursor.set_range(LOGS)
             for key, value in cursor:
                 journal, offset = _LOG.unpack(value)
                 found.append((key[1:].decode(), UUID(bytes=journal), offset))
@@ -153,19 +174,6 @@ class Lasts:
         )
 
 
-@contextmanager
-def keeping(directory: Path) -> Iterator[None]:
-    """JournalAway for what goes wrong with the index in this folder."""
-    try:
-        yield
-    except (lmdb.Error, OSError) as error:
-        raise JournalAway(
-            "The index of the entities' sequences cannot be kept",
-            where=f"{directory}: {error}",
-            next_step="Nothing was stored. Mend the disk; the folder may be deleted, it is made anew",
-        ) from error
-
-
 def key_of(kind: bytes, name: str) -> bytes:
     """What a name of this kind is known by in an index."""
-    return kind + blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
+    return kind + hash_of(name)

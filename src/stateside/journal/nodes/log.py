@@ -11,11 +11,12 @@ from stateside.errors import JournalAway
 from stateside.journal import segment
 from stateside.journal.nodes.epoch import Owner
 from stateside.journal.reader import Journal
+from stateside.journal.recovery import NODES as NODES
 from stateside.journal.recovery import recover
 from stateside.journal.segment import DurableEnd
+from stateside.journal.writing import write_again
 from stateside.storage import write_atomically
 
-NODES = "nodes"
 _SEALED = "sealed"
 
 
@@ -99,13 +100,10 @@ def seal(directory: Path) -> DurableEnd:
 
 
 def _write_again(directory: Path, marked: DurableEnd, end: DurableEnd) -> None:
-    """Step 2. After a failed sync the system takes bytes for stored that are not, unless they are written again."""
-    from_byte = marked.segment_bytes if marked.segment_offset == end.segment_offset else 0
+    """Step 2."""
     handle = os.open(segment.segment_path(directory, end.segment_offset), os.O_RDWR)
     try:
-        while from_byte < end.segment_bytes:
-            content = os.pread(handle, end.segment_bytes - from_byte, from_byte)
-            from_byte += os.pwrite(handle, content, from_byte)
+        write_again(handle, marked, end)
         os.fdatasync(handle)
     finally:
         os.close(handle)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateside.errors import JournalLocked
+from stateside.errors import JournalLocked, SettingInvalid
 from stateside.journal.nodes.epoch import Owner
 from stateside.journal.nodes.log import epochs, is_sealed, seal
+from stateside.journal.segment import segment_offsets
 from stateside.storage import sync_directory, try_lock
 
 _LOOK_S = 0.02
 _NOTE_BYTES = 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 @contextmanager
@@ -34,6 +37,16 @@ def opening(node: Path, wait_s_max: float) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def check_folder(folder: Path) -> None:
+    """SettingInvalid for the folder of a journal that has one log for all writers: nodes' logs are another journal."""
+    if segment_offsets(folder):
+        raise SettingInvalid(
+            "This journal has one log, which its writers share by turns",
+            where=str(folder),
+            next_step="Append with JournalWriter, or give the nodes a folder of their own",
+        )
 
 
 def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
@@ -58,6 +71,25 @@ def seal_earlier(node: Path, epoch: int) -> None:
     for earlier in epochs(node):
         if earlier < epoch and not is_sealed(node / str(earlier)):
             seal(node / str(earlier))
+
+
+@contextmanager
+def giving_back(lock: int) -> Iterator[None]:
+    """Own the node no longer if this fails."""
+    try:
+        yield
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def check_name(name: str) -> None:
+    """SettingInvalid for what is no name of a node."""
+    if not _NAME.fullmatch(name):
+        raise SettingInvalid(
+            f"{name!r} is no name of a node",
+            next_step="Use 1 to 63 letters, digits, '_' and '-', with a letter or a digit first",
+        )
 
 
 def _lock(node: Path, epoch: int) -> int:

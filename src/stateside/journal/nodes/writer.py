@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,29 +10,28 @@ from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import EntityElsewhere, EventRefused, SettingInvalid
+from stateside.errors import EntityElsewhere
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
-from stateside.journal.nodes.ids import NodeIds, Place, copy_index
+from stateside.journal.nodes.ids import copy_index
+from stateside.journal.nodes.known import KnownIds, unstored
 from stateside.journal.nodes.lasts import Lasts
 from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, log_name, node_logs
-from stateside.journal.nodes.ownership import become_owner, opening, seal_earlier
+from stateside.journal.nodes.ownership import become_owner, check_folder, check_name, giving_back, opening, seal_earlier
 from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
-from stateside.journal.receipt import Receipt, check_entity, check_expected
+from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
 from stateside.journal.turns import WAIT_S_MAX
 from stateside.journal.writer import SEGMENT_BYTES_MAX
 from stateside.positions import Position
-
-_NEW_IDS = "Nothing of the append was stored; give new events ids of their own"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 class NodeWriter:
@@ -84,33 +82,37 @@ class NodeWriter:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         wait_s_max: float = WAIT_S_MAX,
     ) -> None:
-        _check_name(name)
+        check_name(name)
+        check_folder(folder)
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         self._clock = clock or SystemClock()
         self._appending = threading.Lock()
         self._group = Group(self._append_together)
-        self._ids_followed = False  # since a slot was claimed
         with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
             self._fence = Fence(self._node, owner)
-            with _giving_back(self._lock):
+            with giving_back(self._lock):
                 seal_earlier(self._node, self.epoch)
                 self._slots = Slots(folder)
                 self._granted = self._slots.renew(name, self._fence.check)
                 directory = self._node / str(self.epoch)
                 self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
-        with _giving_back(self._lock):
+        with giving_back(self._lock):
             for name in ("index", "places"):
                 self._copy_last_epoch_s(name)
             self._index = Lasts(directory / "index", self._all_logs)
             self._index.follow()
-            self._ids: NodeIds | None = None  # until it is asked for
+            self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
 
     @property
     def end(self) -> Position:
         """The position after the last event of this node's log, as of its last append."""
-        return self._behind(self._log.end[PARTITION])
+        return self._behind(self._offset)
+
+    @property
+    def _offset(self) -> int:
+        return self._log.end[PARTITION]
 
     @property
     def slots(self) -> list[int]:
@@ -136,22 +138,53 @@ class NodeWriter:
             return self._store(batch)
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
-
-        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
-        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
-        there, or an event is another entity's.
-        """
+        """As of any journal's writer (`Appending.append_to`); the ids of all nodes' events are compared."""
         batch = encode(events, self._clock.now_us())
         check_entity(entity, events)
         with self._turn([entity]):
-            places = self._places([event.id for event in events])
-            if any(places):
-                self._check_same_entity(entity, places)
-                return _first_receipt(events, places)
-            last = self._index.last([entity])[entity]
+            stored = self._known.stored(entity, [event.id for event in events], self._offset) if events else []
+            if stored:
+                return repeated(entity, events, stored)
+            (last,) = self._last([entity])
             check_expected(entity, expected_sequence, last)
             return Receipt(self._store(batch), last + 1, last + len(events))
+
+    def append_once(self, events: Sequence[Event]) -> list[Position]:
+        """Store those of the events whose ids no log has yet, all or none; the receipt of each event.
+
+        For an event whose id is there already that is the first one's, in whichever log: a position, as no offset alone
+        would tell where.
+        """
+        batch = encode(events, self._clock.now_us())
+        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
+        with self._turn({event.entity for event in events}):
+            there = dict(zip(rows, self._known.places(list(rows), self._offset), strict=True))
+            new = sorted(row for id_, row in rows.items() if there[id_] is None)
+            receipts = {events[row].id: self._behind(self._offset + number) for number, row in enumerate(new, 1)}
+            if new:
+                self._store(batch.take(pa.array(new)))
+        receipts |= {id_: Position.of({place.log: place.behind}) for id_, place in there.items() if place is not None}
+        return [receipts[event.id] for event in events]
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Store those of the events whose ids do not stand in the logs from a position on, all or none.
+
+        For a producer that got no receipt for them: `since` are its last receipts, of each node that it appended to
+        (`Position.joined`). The receipt covers those of the events that are stored in this node's log.
+        """
+        batch = encode(events, self._clock.now_us())
+        with self._turn({event.entity for event in events}):
+            wanted = unstored([event.id for event in events], since, self._all_logs())
+            return self._store(batch.filter(pc.is_in(batch.column("id"), pa.array(sorted(wanted), pa.string()))))
+
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of one of the entity's events by its id; None if no event has that id.
+
+        EventRefused if it is another entity's.
+        """
+        with self._turn([entity]):
+            stored = self._known.stored(entity, [id_], self._offset)
+            return repeated(entity, (), stored) if stored else None
 
     def last_sequence(self, entity: str) -> int:
         """The sequence of the entity's last event, which is of this node from now on; 0 if it has none."""
@@ -177,8 +210,7 @@ class NodeWriter:
         """Own the node no longer. Everything acknowledged is durable; the slots stay the node's."""
         with self._appending:
             self._index.close()
-            if self._ids is not None:
-                self._ids.close()
+            self._known.close()
             self._log.close()
             os.close(self._lock)
 
@@ -206,25 +238,12 @@ class NodeWriter:
     def _store(self, batch: pa.RecordBatch) -> Position:
         """Steps 3 to 7, of which the log does 4 to 6."""
         if batch.num_rows:
-            first = self._log.end[PARTITION]
+            first = self._offset
             batch, _ = numbered(batch, self._last)
             self._log.store(batch)
             self._index.note(self.log, first, batch)
-            if self._ids is not None:
-                self._ids.note_later(self.log, first, batch)
+            self._known.note(first, batch)
         return self.end
-
-    def _check_same_entity(self, entity: str, places: Sequence[Place | None]) -> None:
-        """EventRefused if an id that is there already is that of another entity's event."""
-        logs = node_logs(self._folder)
-        for place in places:
-            for _, batch in logs[place.log].batches(place.behind - 1, place.behind) if place else ():
-                found = batch.column("entity")[0].as_py()
-                if found != entity:
-                    raise EventRefused(
-                        f"The id {batch.column('id')[0].as_py()!r} is that of an event of {found!r}, stored already",
-                        next_step=_NEW_IDS,
-                    )
 
     def _last(self, entities: Sequence[str]) -> list[int]:
         found = self._index.last(entities)
@@ -236,7 +255,7 @@ class NodeWriter:
         owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
         if owners:
             self._index.follow()
-            self._ids_followed = False
+            self._known.others_wrote()
         self._granted.update(slot for slot, owner in owners.items() if owner == self.name)
         for slot, owner in owners.items():
             if owner != self.name:
@@ -249,16 +268,6 @@ class NodeWriter:
             next_step=f"Append them there. To move them, let {node} release the slot; "
             "if it is gone, take it over first",
         )
-
-    def _places(self, ids: Sequence[str]) -> list[Place | None]:
-        """Where the events with these ids stand, in a turn."""
-        if self._ids is None:
-            self._ids = NodeIds(self._node / str(self.epoch) / "places", self._all_logs)
-        self._ids.catch_up()
-        if not self._ids_followed or self._ids.covers(self.log) != self._log.end[PARTITION]:
-            self._ids.follow()
-            self._ids_followed = True
-        return self._ids.places(ids)
 
     def _copy_last_epoch_s(self, name: str) -> None:
         """Begin an index with what the last epoch's has."""
@@ -273,39 +282,7 @@ class NodeWriter:
         return Position.of({self.log: offset})
 
 
-@contextmanager
-def _giving_back(lock: int) -> Iterator[None]:
-    """Own the node no longer if this fails."""
-    try:
-        yield
-    except BaseException:
-        os.close(lock)
-        raise
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise SettingInvalid(
-            f"{name!r} is no name of a node",
-            next_step="Use 1 to 63 letters, digits, '_' and '-', with a letter or a digit first",
-        )
-
-
 def _slots_of(events: Sequence[Event]) -> set[int]:
     """The slots of the events' entities, of those that may be events."""
     entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
     return {slot_of(entity) for entity in entities if entity.isprintable()}
-
-
-def _first_receipt(events: Sequence[Event], places: Sequence[Place | None]) -> Receipt:
-    """The receipt that these events got when they were stored; EventRefused if some of them were not."""
-    there = [place for place in places if place is not None]
-    if len(there) < len(places):
-        missing = [event.id for event, place in zip(events, places, strict=True) if place is None]
-        raise EventRefused(
-            f"Of {len(events)} events {len(there)} are stored already, and {missing[0]!r} is not",
-            next_step=_NEW_IDS,
-        )
-    last = max(there, key=lambda place: place.sequence)
-    sequences = [place.sequence for place in there]
-    return Receipt(Position.of({last.log: last.behind}), min(sequences), max(sequences))

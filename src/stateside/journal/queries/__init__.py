@@ -14,8 +14,9 @@ goes along; `views` how the views follow the stream, `indexing` what they take i
 """
 
 from stateside.journal.queries.entities import Born, EntityIds
+from stateside.journal.queries.progress import Progress
 from stateside.journal.queries.queries import Queries, Query
-from stateside.journal.queries.views import Progress, Views
+from stateside.journal.queries.views import Views
 from stateside.journal.queries.walk import Found
 
 __all__ = ["Born", "EntityIds", "Found", "Progress", "Queries", "Query", "Views"]

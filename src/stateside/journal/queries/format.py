@@ -42,6 +42,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from stateside.positions import Position
+
 VERSION: Final = 1
 DATABASES: Final = ("meta", "terms", "blocks", "born", "zones")
 
@@ -107,6 +109,10 @@ class State:
             self.offsets.append(0)
             self.last_ids.append("")
         return self.partitions.index(partition)
+
+    def position(self) -> Position:
+        """Up to where the views have all events."""
+        return Position.of(dict(zip(self.partitions, self.offsets, strict=True)))
 
     def covers(self, partition: str) -> int:
         """Up to which offset the views have all events of a partition."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import lmdb
 
 from stateside.errors import SetupError, ViewsBusy
+from stateside.journal.environment import is_whole, open_environment
 from stateside.journal.queries.format import DATABASES, Damaged
 from stateside.storage import write_atomically
 
@@ -39,7 +40,7 @@ class Generation:
         self.path, self._condemned = path, False
         try:
             self.environment = _opened(path, create=create)
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise _unusable(path, error, create=create) from error
         try:
             self._page_bytes = self.environment.stat()["psize"]
@@ -61,9 +62,7 @@ class Generation:
             raise Damaged("the views were deleted") from None
         if (found.st_dev, found.st_ino) != self._file:
             raise Damaged("the views were replaced")
-        # How long it is to be stands in the first two pages: without these, to ask would end the process.
-        whole = found.st_size >= 2 * self._page_bytes
-        if not whole or found.st_size < (self.environment.info()["last_pgno"] + 1) * self._page_bytes:
+        if not is_whole(self.path, self.environment, self._page_bytes):
             raise Damaged("the views' file is cut short")
         if self._condemned or (self.path / _CONDEMNED).exists():
             raise Damaged("the views were condemned")
@@ -123,7 +122,11 @@ def begin(folder: Path) -> Generation:
     except OSError as error:
         raise _unwritable(path, error) from error
     made = Generation(path, create=True)
-    write_atomically(folder / _POINTER, path.name.encode())
+    try:
+        write_atomically(folder / _POINTER, path.name.encode())
+    except OSError as error:
+        made.environment.close()
+        raise _unwritable(path, error) from error
     for number in numbers:
         shutil.rmtree(folder / str(number), ignore_errors=True)  # who has it open reads on in it
     return made
@@ -132,11 +135,11 @@ def begin(folder: Path) -> Generation:
 def _opened(path: Path, *, create: bool) -> lmdb.Environment:
     for map_bytes in MAP_BYTES:
         try:
-            return lmdb.open(
-                str(path),
+            return open_environment(
+                path,
                 create=create,
                 max_dbs=len(DATABASES),
-                max_readers=READERS_MAX,
+                readers_max=READERS_MAX,
                 map_size=map_bytes,
                 metasync=False,  # a loss of power may cost the last transaction, which the stream still has
             )
@@ -146,7 +149,7 @@ def _opened(path: Path, *, create: bool) -> lmdb.Environment:
     raise AssertionError("one of the sizes was tried last")
 
 
-def _unusable(path: Path, error: lmdb.Error, *, create: bool) -> Exception:
+def _unusable(path: Path, error: Exception, *, create: bool) -> Exception:
     if "already open in this process" in str(error):
         return ViewsBusy(
             "These views are open in this process already",

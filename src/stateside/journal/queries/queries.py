@@ -43,23 +43,29 @@ class Query(Generic[Item]):
     def __init__(self, stream: Stream, begin: Callable[[Position | None], Walker[Item]]) -> None:
         self._stream, self._begin = stream, begin
 
-    def current(self, start: Position | None = None) -> Iterator[Item]:
-        """What is there from a position up to the end that the stream has now."""
-        walker, end = self._begin(start), self._stream.end()
+    def current(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Item]:
+        """What is there from a position up to another, or to the end that the stream has now if that comes first."""
+        walker, end = self._begin(start), self._stop(stop)
         return (item for page in walker.pages(end) for item in page)
 
     def live(self, start: Position | None = None, stop: threading.Event | None = None) -> Iterator[Item]:
         """The same, and then what comes, for ever, or until `stop` is set or nothing more can come."""
         return self._live(self._begin(start), stop or threading.Event())
 
-    def current_async(self, start: Position | None = None) -> AsyncIterator[Item]:
+    def current_async(self, start: Position | None = None, stop: Position | None = None) -> AsyncIterator[Item]:
         """As `current`, for an event loop: pages are read in threads."""
-        walker, end = self._begin(start), self._stream.end()
+        walker, end = self._begin(start), self._stop(stop)
         return _in_threads(walker.pages(end))
 
     def live_async(self, start: Position | None = None) -> AsyncIterator[Item]:
         """As `live`, for an event loop, until it is cancelled or closed. While it waits it holds no thread."""
         return self._live_async(self._begin(start))
+
+    def _stop(self, stop: Position | None) -> Position:
+        end = self._stream.end()
+        if stop is None:
+            return end
+        return Position.of({partition: min(offset, stop[partition]) for partition, offset in end.parts})
 
     def _live(self, walker: Walker[Item], stop: threading.Event) -> Iterator[Item]:
         while not (stop.is_set() or walker.done):

@@ -16,19 +16,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import SetupError, ViewsBusy
+from stateside.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexing import Indexing, Part
+from stateside.journal.queries.progress import Progress, Watch, nobody
 from stateside.journal.queries.snapshot import Snapshot
 from stateside.journal.stream import Stream, begin, gather
 from stateside.positions import Position
@@ -44,26 +44,6 @@ log = logging.getLogger(__name__)
 _COLUMNS = ["id", "entity", "type", "time", "tags", "sequence"]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the views are: so many of the stream's events are in them, of so many."""
-
-    events: int
-    total: int
-
-    @property
-    def done(self) -> float:
-        """The share of the work done, from 0 to 1."""
-        return self.events / self.total if self.total else 1.0
-
-
-Watch = Callable[[Progress], None]
-
-
-def nobody(progress: Progress) -> None:
-    """Watches nothing."""
-
-
 class Views:
     """A stream's views in a folder. Any number of threads may read; share one object among them (LMDB's rule).
 
@@ -73,6 +53,7 @@ class Views:
     def __init__(self, stream: Stream, folder: Path) -> None:
         self.stream, self.folder = stream, folder
         self._generation: Generation | None = None
+        self._borne_out: tuple[Path, Position] | None = None  # which views, and up to where
         self._opening = threading.RLock()
         self._following = threading.Lock()
 
@@ -80,7 +61,7 @@ class Views:
         """Up to where the views have all events."""
         try:
             with self.snapshot() as snapshot:
-                return Position.start() if snapshot is None else _position(snapshot.state)
+                return Position.start() if snapshot is None else snapshot.state.position()
         except Damaged:
             return Position.start()
 
@@ -97,7 +78,7 @@ class Views:
         try:
             with generation.reading() as transaction:
                 snapshot = Snapshot(transaction, generation.databases)
-                yield snapshot if self._belongs(snapshot.state) else None
+                yield snapshot if self._may_be_read(generation, snapshot.state) else None
         except Damaged as damage:
             if self._generation is generation:  # else they were closed or replaced under who reads
                 generation.condemn(str(damage))
@@ -129,8 +110,8 @@ class Views:
         while not stop.is_set():
             try:
                 with self._lock():
-                    self._prepare()
                     while not stop.is_set():
+                        self._prepare()
                         self._follow(watch, stop)
                         self._pause(stop)
             except ViewsBusy:
@@ -171,7 +152,23 @@ class Views:
 
     def _belongs(self, state: State) -> bool:
         """Whether views in this state are of this stream, as far as can be told at once."""
-        return state.stream in (None, self.stream.id()) and self.stream.end().covers(_position(state))
+        return state.stream in (None, self.stream.id()) and self.stream.end().covers(state.position())
+
+    def _may_be_read(self, generation: Generation, state: State) -> bool:
+        """Whether the stream bears the views out: looked up once for each position that they reach.
+
+        So views of a journal that was put back from a copy, and went on, are not read, even if nobody follows it. An
+        event that cannot be read is told to who reads it.
+        """
+        if not self._belongs(state):
+            return False
+        known = generation.path, state.position()
+        if known != self._borne_out:
+            with suppress(JournalCorrupt):
+                if not self._is_borne_out(state):
+                    return False
+            self._borne_out = known
+        return True
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -299,7 +296,3 @@ def _portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
-def _position(state: State) -> Position:
-    return Position.of(dict(zip(state.partitions, state.offsets, strict=True)))

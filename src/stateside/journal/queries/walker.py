@@ -36,6 +36,7 @@ class Walker(ABC, Generic[Item]):
             if self._at.get(partition, 0) < offset:
                 raise EventsGone(
                     f"The events at {partition}:{self._at.get(partition, 0)} to {partition}:{offset - 1} are gone",
+                    where=f"the stream {self._id}",
                     next_step=f"Start at {begin(stream)} to do without them, or bring them back from a copy",
                 )
 

@@ -3,34 +3,44 @@
 `place` is where a journal and what belongs to it lie, `statistics` tells how large it is, `selection` which events are
 meant, `exporting` writes them out. `verification` reads all of it and changes nothing: `log_check` has the events'
 order, `index_check` the indexes of ids and sequences, `view_check` the views of queries, `summary_check` the summaries
-of segments. `retention` drops segments that nobody needs any more, `readers` knows who does.
+of segments. `retention` drops segments that nobody needs any more, `readers` knows who does. Of a journal that nodes
+write, `node_statistics` tells how far the logs are merged, `node_verification` compares them with the stream, and
+`trimming` drops from them what is merged.
 """
 
 from stateside.journal.upkeep.exporting import Exported, export, export_to
 from stateside.journal.upkeep.findings import Finding
+from stateside.journal.upkeep.node_statistics import NodeStatistics, node_statistics
+from stateside.journal.upkeep.node_verification import verify
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.readers import Reader, register, unregister
-from stateside.journal.upkeep.retention import Dropped, drop, offset_before
+from stateside.journal.upkeep.retention import Dropped, drop, drop_all, offset_before, position_before
 from stateside.journal.upkeep.selection import Selection
 from stateside.journal.upkeep.statistics import Statistics, statistics, tags
-from stateside.journal.upkeep.verification import Verdict, verify
+from stateside.journal.upkeep.trimming import trim
+from stateside.journal.upkeep.verdict import Verdict
 
 __all__ = [
     "Dropped",
     "Exported",
     "Finding",
+    "NodeStatistics",
     "Place",
     "Reader",
     "Selection",
     "Statistics",
     "Verdict",
     "drop",
+    "drop_all",
     "export",
     "export_to",
+    "node_statistics",
     "offset_before",
+    "position_before",
     "register",
     "statistics",
     "tags",
+    "trim",
     "unregister",
     "verify",
 ]

@@ -1,7 +1,7 @@
 """Exports: events of a journal as JSON lines, which `stateside append` takes, or as a Parquet file.
 
 Events come as they are stored, not upcast. A Parquet file has the journal's columns (`columns`), and before them
-`offset`. A file is there when all of it is: it is written aside, synced and renamed.
+`partition` and `offset`. A file is there when all of it is: it is written aside, synced and renamed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from stateside.journal.columns import SCHEMA, decode
 from stateside.journal.event import json_bytes
 from stateside.journal.lines import fields_of
-from stateside.journal.segment import PARTITION
-from stateside.journal.stream import FileStream
+from stateside.journal.stream import Stream
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.selection import Selection
 from stateside.positions import Position
@@ -30,7 +29,8 @@ from stateside.storage import sync_directory
 Format = Literal["jsonl", "parquet"]
 Watch = Callable[[int, int], None]
 
-EXPORT_SCHEMA: Final = pa.schema([pa.field("offset", pa.int64(), nullable=False), *SCHEMA])
+_PLACE: Final = [pa.field("partition", pa.string(), nullable=False), pa.field("offset", pa.int64(), nullable=False)]
+EXPORT_SCHEMA: Final = pa.schema([*_PLACE, *SCHEMA])
 _GROUP_EVENTS = 100_000  # a row group of Parquet
 
 
@@ -54,28 +54,31 @@ def export(place: Place, selection: Selection, target: Path, format: Format, wat
 
 def export_to(place: Place, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody) -> Exported:
     """Write the selected events to an open file or pipe."""
-    stream = FileStream(place.directory)
+    stream = place.stream()
     start, stop = selection.range(stream)
-    behind = Position.of({PARTITION: stop})
     write = _write_lines if format == "jsonl" else _write_parquet
-    count = write(_watched(replace(selection, stop=behind), stream, start, stop, watch), file)
-    return Exported(count, behind)
+    count = write(_watched(replace(selection, stop=stop), stream, start, stop, watch), file)
+    return Exported(count, stop)
 
 
-def _watched(selection: Selection, stream: FileStream, start: int, stop: int, watch: Watch) -> Iterator[pa.RecordBatch]:
-    """The batches with their offsets in front; the watch is told how far the range is read."""
-    for offsets, batch in selection.batches(stream):
+def _watched(
+    selection: Selection, stream: Stream, start: Position, stop: Position, watch: Watch
+) -> Iterator[pa.RecordBatch]:
+    """The batches with their places in front; the watch is told how far the range is read."""
+    reached, total = start, stop.events() - start.events()
+    for partition, offsets, batch in selection.batches(stream):
         if batch.num_rows:
-            columns = [pa.array(offsets, pa.int64()), *batch.columns]
-            yield pa.RecordBatch.from_arrays(columns, schema=EXPORT_SCHEMA)
-            watch(int(offsets[-1]) + 1 - start, stop - start)
-    watch(stop - start, stop - start)
+            columns = [pa.array([partition] * batch.num_rows, pa.string()), pa.array(offsets, pa.int64())]
+            yield pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=EXPORT_SCHEMA)
+            reached = reached.joined(Position.of({partition: int(offsets[-1]) + 1}))
+            watch(reached.events() - start.events(), total)
+    watch(total, total)
 
 
 def _write_lines(batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> int:
     count = 0
     for batch in batches:
-        events = decode(batch.drop_columns(["offset"]))
+        events = decode(batch.drop_columns([field.name for field in _PLACE]))
         file.writelines(json_bytes(fields_of(event)) + b"\n" for event in events)
         count += batch.num_rows
     file.flush()

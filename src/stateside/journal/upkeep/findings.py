@@ -26,6 +26,7 @@ class Findings:
     """All that was found so far."""
 
     def __init__(self) -> None:
+        self.where: str | None = None  # which part of the journal is looked at now
         self.shown: list[Finding] = []
         self._counts: Counter[str] = Counter()
 
@@ -33,7 +34,7 @@ class Findings:
         """One more."""
         self._counts[kind] += 1
         if self._counts[kind] <= SHOWN_MAX:
-            self.shown.append(Finding(kind, what, next_step))
+            self.shown.append(Finding(kind, what if self.where is None else f"{self.where}: {what}", next_step))
 
     @property
     def counts(self) -> dict[str, int]:

@@ -28,9 +28,12 @@ class Numbered:
 class LogCheck:
     """Follows the log. `lasts` has the sequence of each entity's last event so far."""
 
-    def __init__(self, findings: Findings, lasts: Mapping[str, int] | None) -> None:
-        """`lasts`: of all entities that had events before the log begins; None if that is not known."""
-        self._findings, self._from_birth = findings, lasts is not None
+    def __init__(self, findings: Findings, lasts: Mapping[str, int] | None, *, has_gaps: bool = False) -> None:
+        """`lasts`: of all entities that had events before the log begins; None if that is not known.
+
+        `has_gaps`: it is a node's log, and other nodes may have written between two events of an entity.
+        """
+        self._findings, self._from_birth, self._has_gaps = findings, lasts is not None, has_gaps
         self.lasts: dict[str, int] = dict(lasts or {})
 
     @property
@@ -52,7 +55,7 @@ class LogCheck:
                 born.append(row)
                 last = 0 if self._from_birth or given is None else given - 1
             sequence = last + 1 if given is None else given
-            if sequence != last + 1:
+            if sequence != last + 1 and not (self._has_gaps and sequence > last):
                 self._tell(first + row, entity, sequence, last)
             found.append(sequence if sequence > last else 0)
             self.lasts[entity] = max(last, sequence)

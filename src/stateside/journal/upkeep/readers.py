@@ -15,7 +15,6 @@ from pathlib import Path
 from stateside.errors import JournalCorrupt, PositionInvalid, RequestInvalid
 from stateside.journal.queries import generation
 from stateside.journal.queries.views import Views
-from stateside.journal.stream import FileStream
 from stateside.journal.upkeep.place import Place
 from stateside.positions import Position
 from stateside.storage import write_atomically
@@ -43,11 +42,16 @@ def unregister(place: Place, name: str) -> None:
 
 def readers(place: Place) -> list[Reader]:
     """The registered ones, and the journal's own views, if there are any."""
-    found = [Reader(path.stem, _position(path)) for path in sorted((place.directory / "readers").glob("*.json"))]
+    found = registered(place)
     if generation.current(place.views) is not None:
-        with Views(FileStream(place.directory), place.views) as views:
+        with Views(place.stream(), place.views) as views:
             found.append(Reader("the views of queries", views.position()))
     return found
+
+
+def registered(place: Place) -> list[Reader]:
+    """Those that registered themselves."""
+    return [Reader(path.stem, _position(path)) for path in sorted((place.directory / "readers").glob("*.json"))]
 
 
 def _path(place: Place, name: str) -> Path:

@@ -7,7 +7,8 @@ goes on:
 2. What goes is every segment that lies wholly before the position, but never the newest one, nor what a reader has not
    passed: then EventsNeeded names it. The first segment that stays must be one whose events have their own sequences.
 3. With an archive: each segment becomes a Parquet file there, named after its offsets; durable, and its rows counted.
-4. The writers' turn: none of them reads what goes, or counts from what was there before.
+4. The writers' turn: none of them reads what goes, or counts from what was there before. The index of ids, if there is
+   one, takes in what it has not yet.
 5. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
 6. The segments are deleted, the oldest first.
 
@@ -28,18 +29,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateside.errors import EventsNeeded, JournalCorrupt, JournalLocked, RequestInvalid
+from stateside.errors import EventsNeeded, JournalCorrupt, RequestInvalid
 from stateside.journal import base, frame_index, segment, summaries
 from stateside.journal.base import Base
+from stateside.journal.ids import Ids
 from stateside.journal.reader import Journal
-from stateside.journal.segment import PARTITION
-from stateside.journal.turns import Turns
+from stateside.journal.turns import Turns, lock_alone
 from stateside.journal.upkeep.exporting import export
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.readers import Reader
 from stateside.journal.upkeep.selection import Selection
 from stateside.positions import Position
-from stateside.storage import sync_directory, try_lock
+from stateside.storage import sync_directory
 
 Watch = Callable[[int, int], None]
 
@@ -67,14 +68,34 @@ def drop(
         if not ranges:
             return Dropped(0, 0, segment.segment_offsets(place.directory)[0])
         begin, cut = ranges[0][0], ranges[-1][1]
-        _check_readers(cut, readers)
+        _check_readers(place, cut, readers)
         _check_sequences(place, cut)
         archived = () if archive is None else tuple(_archived(place, archive, ranges, watch))
         found = _base(place, cut)
         with _turn(place):
+            _keep_ids(place)
             _lay_base(place, found)
             _delete(place, ranges)
         return Dropped(len(ranges), cut - begin, cut, archived)
+
+
+def drop_all(
+    place: Place, before: Position, readers: Sequence[Reader], archive: Path | None = None, watch: Watch = nobody
+) -> dict[str, Dropped]:
+    """The same in every partition of the journal's stream; what went, by partition.
+
+    EventsNeeded, before anything goes, if a reader needs something in any of them.
+    """
+    parts = place.partitions()
+    for name, part in parts.items():
+        for _, cut in whole_segments(part, before[name])[-1:]:
+            _check_readers(part, cut, readers)
+    return {name: drop(part, before[name], readers, archive, watch) for name, part in parts.items()}
+
+
+def position_before(place: Place, appended_us: int) -> Position:
+    """Where in each partition the first segment begins that has an event appended at this time or later."""
+    return Position.of({name: offset_before(part, appended_us) for name, part in place.partitions().items()})
 
 
 def whole_segments(place: Place, before: int) -> list[tuple[int, int]]:
@@ -96,11 +117,12 @@ def offset_before(place: Place, appended_us: int) -> int:
     return reached
 
 
-def _check_readers(cut: int, readers: Sequence[Reader]) -> None:
+def _check_readers(place: Place, cut: int, readers: Sequence[Reader]) -> None:
     for reader in readers:
-        if reader.position[PARTITION] < cut:
+        if reader.position[place.partition] < cut:
             raise EventsNeeded(
-                f"{reader.name} has read up to {reader.position}, and the events before {PARTITION}:{cut} would go",
+                f"{reader.name} has read up to {reader.position}, and the events before {place.partition}:{cut} "
+                "would go",
                 next_step="Nothing was dropped. Let it read on, or give an earlier position",
             )
 
@@ -108,8 +130,8 @@ def _check_readers(cut: int, readers: Sequence[Reader]) -> None:
 def _check_sequences(place: Place, cut: int) -> None:
     if "sequence" not in segment.schema(segment.segment_path(place.directory, cut)).names:
         raise RequestInvalid(
-            f"The events from {PARTITION}:{cut} on were stored before there were sequences: they are numbered by what "
-            "stands before them, which must stay",
+            f"The events from {place.partition}:{cut} on were stored before there were sequences: they are numbered by "
+            "what stands before them, which must stay",
             where=str(place.directory),
             next_step="Give the position of a segment that a newer Stateside wrote, or keep them all",
         )
@@ -122,7 +144,7 @@ def _archived(place: Place, archive: Path, ranges: Sequence[tuple[int, int]], wa
     for number, (first, behind) in enumerate(ranges, 1):
         target = folder / f"{first:020d}-{behind:020d}.parquet"
         if not target.exists():
-            start, stop = (Position.of({PARTITION: at}) for at in (first, behind))
+            start, stop = (Position.of({place.partition: at}) for at in (first, behind))
             export(place, Selection(start, stop), target, "parquet")
         _check_archive(target, behind - first)
         yield target
@@ -157,6 +179,12 @@ def _base(place: Place, cut: int) -> Base:
     return Base(cut, lasts)
 
 
+def _keep_ids(place: Place) -> None:
+    journal = Journal(place.directory)
+    if place.ids.exists():
+        Ids(journal).keep(journal.durable_end())
+
+
 def _lay_base(place: Place, found: Base) -> None:
     """Step 5."""
     journal_id = segment.journal_id(place.directory)
@@ -187,13 +215,8 @@ def _turn(place: Place) -> Iterator[None]:
 
 @contextmanager
 def _lock(place: Place) -> Iterator[None]:
-    handle = try_lock(place.directory / "retention.lock")
-    if handle is None:
-        raise JournalLocked(
-            "Another process drops segments of this journal",
-            where=str(place.directory),
-            next_step="Nothing was dropped. Wait until it is done",
-        )
+    what, next_step = "Another process drops segments of this journal", "Nothing was dropped. Wait until it is done"
+    handle = lock_alone(place.directory / "retention.lock", what, next_step)
     try:
         yield
     finally:

@@ -14,8 +14,7 @@ from stateside.journal.event import TIME_US_MAX, TIME_US_MIN, Event
 from stateside.journal.frames import Offsets
 from stateside.journal.queries import Found, Queries, Query
 from stateside.journal.queries.questions import EntityEvents, EventsBetween, Question, TaggedEvents, TypedEvents
-from stateside.journal.segment import PARTITION
-from stateside.journal.stream import FileStream
+from stateside.journal.stream import Stream
 from stateside.positions import Position
 
 
@@ -36,36 +35,48 @@ class Selection:
 
     def found(self, queries: Queries) -> Iterator[Found]:
         """The events that are there now, in order. The views are asked for what narrows the choice most."""
-        return self._within(self._query(queries).current(self.start))
+        return (one for one in self._query(queries).current(self.start, self.stop) if self._has(one.event))
 
     def live(self, queries: Queries) -> Iterator[Found]:
-        """The same, and then those that come, for ever or up to the stop."""
-        return self._within(self._query(queries).live(self.start))
+        """The same, and then those that come, for ever or up to the stop.
 
-    def batches(self, stream: FileStream) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """The events that are there now as they are stored, many at a time, with their offsets; some may be empty.
+        RequestInvalid for a stop in a stream of several partitions, which have no common order.
+        """
+        stop, found = self.stop, self._query(queries).live(self.start)
+        if stop is not None:
+            if len(queries.stream.partitions()) > 1:
+                raise RequestInvalid(
+                    "A stream of several partitions is not followed up to a position",
+                    next_step="Follow it without an end, or read what is there up to the position",
+                )
+            found = takewhile(lambda one: stop.covers(one.position), found)
+        return (one for one in found if self._has(one.event))
 
-        The whole range is read, whatever is asked for: at some millions of events a second.
+    def batches(self, stream: Stream) -> Iterator[tuple[str, Offsets, pa.RecordBatch]]:
+        """The events that are there now as they are stored, many at a time: partition, offsets, and themselves.
+
+        Some may be empty. The whole range is read, whatever is asked for: at some millions of events a second.
         """
         start, stop = self.range(stream)
         questions = self._questions()
-        for first, batch in stream.batches(PARTITION, start, stop):
-            wanted = np.ones(batch.num_rows, bool)
-            for question in questions:
-                wanted &= question.matches(batch)
-            rows = np.flatnonzero(wanted)
-            yield rows + first, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+        for partition in stream.partitions():
+            for first, batch in stream.batches(partition, start[partition], stop[partition]):
+                wanted = np.ones(batch.num_rows, bool)
+                for question in questions:
+                    wanted &= question.matches(batch)
+                rows = np.flatnonzero(wanted)
+                yield partition, rows + first, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
 
-    def range(self, stream: FileStream) -> tuple[int, int]:
-        """The offsets that are meant; PositionAhead or RequestInvalid if the journal cannot have them."""
+    def range(self, stream: Stream) -> tuple[Position, Position]:
+        """From where to where it goes; PositionAhead or RequestInvalid if the journal has no such range."""
         end = stream.end()
-        for position in (self.start, self.stop or end):
+        stop = self.stop or end
+        for position in (self.start, stop):
             if not end.covers(position):
                 raise PositionAhead(f"The journal ends at {end}, before {position}", next_step="Give a position in it")
-        start, stop = self.start[PARTITION], (self.stop or end)[PARTITION]
-        if start > stop:
-            raise RequestInvalid(f"{self.start} lies behind {self.stop}", next_step="Give the earlier position first")
-        return start, stop
+        if not stop.covers(self.start):
+            raise RequestInvalid(f"{self.start} lies behind {stop}", next_step="Give the earlier position first")
+        return self.start, stop
 
     def _query(self, queries: Queries) -> Query[Found]:
         if self.entity is not None:
@@ -75,12 +86,6 @@ class Selection:
         if self.type is not None:
             return queries.typed(self.type)
         return queries.between(*self._times()) if self._is_timed() else queries.all()
-
-    def _within(self, found: Iterator[Found]) -> Iterator[Found]:
-        stop = self.stop
-        if stop is not None:
-            found = takewhile(lambda one: stop.covers(one.position), found)
-        return (one for one in found if self._has(one.event))
 
     def _has(self, event: Event) -> bool:
         from_us, to_us = self._times()

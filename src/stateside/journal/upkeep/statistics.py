@@ -12,9 +12,9 @@ from stateside.journal.queries import Views
 from stateside.journal.queries.format import TAG, Damaged, scope
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION
-from stateside.journal.stream import FileStream
 from stateside.journal.upkeep.index_check import covered
 from stateside.journal.upkeep.place import Place
+from stateside.positions import Position
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE_TAGS = 1_000
@@ -48,7 +48,7 @@ def statistics(place: Place) -> Statistics:
     journal = Journal(place.directory)
     offsets = segment.segment_offsets(place.directory)
     begin, end = offsets[0], journal.durable_end().offset
-    views, entities = _views(place)
+    views, entities = views_of(place)
     return Statistics(
         journal=journal.id() or "",
         begin=f"{PARTITION}:{begin}",
@@ -61,45 +61,49 @@ def statistics(place: Place) -> Statistics:
         torn_files=len(place.torn()),
         ids_cover=covered(place.ids),
         sequences_cover=covered(place.sequences),
-        views_cover=views,
+        views_cover=None if views is None else views[PARTITION],
         entities_in_views=entities,
     )
 
 
 def tags(place: Place, prefix: str = "") -> dict[str, int]:
     """All tags with a prefix by name, and how many events have each. Memory: the tags, not the events."""
-    stream = FileStream(place.directory)
-    begin, end = stream.begin()[PARTITION], stream.end()[PARTITION]
+    stream = place.stream()
+    begin, end = stream.begin(), stream.end()
     with Views(stream, place.views) as views:
-        found, start = _known_tags(views, prefix)
-    for _, batch in stream.batches(PARTITION, min(max(start, begin), end), end):
-        for event_tags in batch.column("tags").to_pylist():
-            found.update(tag for tag in set(event_tags) if tag.startswith(prefix))
+        found, known = _known_tags(views, prefix)
+    for partition in stream.partitions():
+        start = min(max(known[partition], begin[partition]), end[partition])
+        for _, batch in stream.batches(partition, start, end[partition]):
+            for event_tags in batch.column("tags").to_pylist():
+                found.update(tag for tag in set(event_tags) if tag.startswith(prefix))
     return dict(sorted(found.items()))
 
 
-def _known_tags(views: Views, prefix: str) -> tuple[Counter[str], int]:
-    """What the views know, in one snapshot, and the offset up to which they do."""
+def _known_tags(views: Views, prefix: str) -> tuple[Counter[str], Position]:
+    """What the views know, in one snapshot, and the position up to which they do."""
     found: Counter[str] = Counter()
     try:
         with views.snapshot() as snapshot:
-            if snapshot is None or PARTITION not in snapshot.state.partitions:
-                return found, 0
-            number = snapshot.state.partitions.index(PARTITION)
-            after = None
-            while page := snapshot.names(scope(TAG, number), prefix, after, _PAGE_TAGS):
-                found.update({name: term.events for name, term in page})
-                after = page[-1][0]
-            return found, snapshot.state.covers(PARTITION)
+            if snapshot is None:
+                return found, Position.start()
+            for number in range(len(snapshot.state.partitions)):
+                after = None
+                while page := snapshot.names(scope(TAG, number), prefix, after, _PAGE_TAGS):
+                    for name, term in page:
+                        found[name] += term.events
+                    after = page[-1][0]
+            return found, snapshot.state.position()
     except Damaged:
-        return Counter(), 0
+        return Counter(), Position.start()
 
 
-def _views(place: Place) -> tuple[int | None, int | None]:
-    with Views(FileStream(place.directory), place.views) as views:
+def views_of(place: Place) -> tuple[Position | None, int | None]:
+    """Up to where the views of queries have all events, and of how many entities; None if there are none."""
+    with Views(place.stream(), place.views) as views:
         try:
             with views.snapshot() as snapshot:
-                return (None, None) if snapshot is None else (snapshot.state.covers(PARTITION), snapshot.state.entities)
+                return (None, None) if snapshot is None else (snapshot.state.position(), snapshot.state.entities)
         except Damaged:
             return None, None
 
@@ -107,4 +111,9 @@ def _views(place: Place) -> tuple[int | None, int | None]:
 def _appended(journal: Journal, offset: int) -> str:
     ((_, batch),) = journal.batches(offset, offset + 1)
     appended_us = batch.column("appended").cast("int64")[0].as_py()
-    return (_EPOCH + timedelta(microseconds=appended_us)).isoformat().replace("+00:00", "Z")
+    return time_text(appended_us)
+
+
+def time_text(time_us: int) -> str:
+    """A time as people and machines read it."""
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")

@@ -7,14 +7,17 @@
    segments (`summary_check`). Where the log itself is damaged indexes and views are not compared: what they know may be
    more than what can be read.
 
+Of a journal that nodes write this is done for every partition of the merged stream, and then for every log of a node
+(`node_verification`).
+
 It may run beside writers and readers. What a crash left behind the end mark is not looked at: the next writer does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -28,64 +31,55 @@ from stateside.journal.upkeep.findings import Findings
 from stateside.journal.upkeep.log_check import LogCheck
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.summary_check import SummaryCheck
+from stateside.journal.upkeep.verdict import Verdict
 
 Watch = Callable[[int, int], None]
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What was read, and what was found. `notes` are worth knowing, and nothing is wrong with them."""
-
-    findings: Findings
-    end: int = 0
-    segments: int = 0
-    frames: int = 0
-    events: int = 0
-    entities: int = 0
-    compared: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.findings.shown
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        numbers = {name: getattr(self, name) for name in ("end", "segments", "frames", "events", "entities")}
-        found = {"findings": self.findings.as_list(), "counts": self.findings.counts}
-        return {"ok": self.ok} | numbers | {"compared": self.compared, "notes": self.notes} | found
-
-    def lines(self) -> list[str]:
-        """For people."""
-        read = f"{self.events:,} events of {self.entities:,} entities in {self.frames:,} frames of {self.segments:,} "
-        head = [f"{read}segments, up to offset {self.end:,}; compared with the log: {', '.join(self.compared) or '-'}"]
-        told = [finding.sentence() for finding in self.findings.shown]
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.findings.counts.items())
-        return head + self.notes + told + [f"Wrong: {counts}" if counts else "Nothing is wrong."]
 
 
 def nobody(offset: int, stop: int) -> None:
     """Watches nothing."""
 
 
-def verify(place: Place, watch: Watch = nobody) -> Verdict:
-    """Read all of it. The watch is told how many events are read, of how many."""
-    return _Verification(place, watch).run()
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a verification is of: a journal's folder, and what beside it is made of its events.
+
+    `stream`: the id that its views know it by; of None they are not looked at. `has_gaps`: sequences grow, and no more.
+    `observe` is given every batch, as it is stored, with its first offset.
+    """
+
+    place: Place
+    journal: Journal
+    views: Path
+    stream: str | None
+    has_gaps: bool = False
+    observe: Callable[[int, pa.RecordBatch], None] | None = None
+
+    @classmethod
+    def of(cls, place: Place) -> Subject:
+        """A journal of one log."""
+        journal = Journal(place.directory)
+        return cls(place, journal, place.views, None)
 
 
-class _Verification:
-    """One run."""
+class Verification:
+    """One run over one journal's segments."""
 
-    def __init__(self, place: Place, watch: Watch) -> None:
-        self._place, self._watch = place, watch
-        self._findings = Findings()
+    def __init__(self, subject: Subject, findings: Findings, watch: Watch = nobody) -> None:
+        self._subject, self._place, self._watch = subject, subject.place, watch
+        self._findings = findings
         self._verdict = Verdict(self._findings)
         self._damaged = False
 
+    @property
+    def damaged(self) -> bool:
+        """Whether some of its events could not be read."""
+        return self._damaged
+
     def run(self) -> Verdict:
+        """All of it."""
         try:
-            journal_id = Journal(self._place.directory).id() or ""
+            journal_id = self._subject.journal.id() or ""
             self._open(journal_id)
             try:
                 self._read(journal_id)
@@ -102,10 +96,11 @@ class _Verification:
     def _open(self, journal_id: str) -> None:
         """Step 1."""
         place, findings = self._place, self._findings
-        self._begin = Journal(place.directory).begin()[PARTITION]
+        self._begin = self._subject.journal.begin()[PARTITION]
         self._ids = index_check.opened(place.ids, "events", journal_id, findings)
         self._sequences = index_check.opened(place.sequences, "entities", journal_id, findings)
-        self._views = view_check.opened(place.views, journal_id, self._begin, findings)
+        stream = self._subject.stream or journal_id
+        self._views = view_check.opened(self._subject.views, stream, place.partition, self._begin, findings)
         self._ids_check = None if self._ids is None else index_check.IdsCheck(self._ids, findings)
         self._sequences_check = (
             None if self._sequences is None else index_check.SequencesCheck(self._sequences, findings)
@@ -114,7 +109,7 @@ class _Verification:
     def _read(self, journal_id: str) -> None:
         """Steps 2 and 3, and of step 4 what goes along with the events."""
         directory = self._place.directory
-        end = Journal(directory).durable_end()
+        end = self._subject.journal.durable_end()
         offsets = [offset for offset in segment.segment_offsets(directory) if offset <= end.segment_offset]
         reached = self._begin
         self._verdict.end = end.offset
@@ -122,7 +117,9 @@ class _Verification:
         if known.offset < self._begin:
             reached = known.offset  # what is missing before that nobody dropped
         before = known.lasts if self._begin == known.offset else None  # else a drop was ended between two deletions
-        self._log = LogCheck(self._findings, before if self._begin else {})
+        if self._subject.has_gaps:
+            before = None
+        self._log = LogCheck(self._findings, before if self._begin else {}, has_gaps=self._subject.has_gaps)
         for first_offset in offsets:
             self._expect(reached, first_offset)
             reached = self._read_segment(first_offset, end, journal_id)
@@ -153,7 +150,10 @@ class _Verification:
                 raise segment.corrupt(path, 0, f"this segment is of the journal {opened.journal_id}, not {journal_id}")
             stop_byte = end.segment_bytes if first_offset == end.segment_offset else None
             for frame in opened.frames(stop_byte=stop_byte):
-                batch = conformed(opened.batch(frame))
+                stored = opened.batch(frame)
+                if self._subject.observe is not None:
+                    self._subject.observe(frame.first_offset, stored)
+                batch = conformed(stored)
                 if batch.num_rows != frame.rows:
                     raise segment.corrupt(path, frame.begin_byte, f"a frame has {batch.num_rows} events")
                 self._verdict.frames += 1

@@ -23,7 +23,6 @@ from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import ENTITY, TAG, TYPE, Block, Damaged, Term, Zone, scope
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.snapshot import Snapshot
-from stateside.journal.segment import PARTITION
 from stateside.journal.upkeep.findings import Findings
 from stateside.journal.upkeep.log_check import Numbered
 from stateside.positions import OFFSET_MAX
@@ -73,12 +72,12 @@ class ViewCheck:
             return
         batch, sequences = batch.slice(0, rows), numbered.sequences[:rows]
         offsets = np.arange(first, first + rows)
-        names = _hashes(batch.column("entity"))
+        names = hashes_of(batch.column("entity"))
         counted = sequences > 0
         self._logged.add("entities", names[counted], offsets[counted], sequences[counted])
         born = [row for row in numbered.born if row < rows]
         self._logged.add("born", names[born], offsets[born], np.zeros(len(born)))
-        self._logged.add("types", _hashes(batch.column("type")), offsets, np.zeros(rows))
+        self._logged.add("types", hashes_of(batch.column("type")), offsets, np.zeros(rows))
         tags, tagged = _tagged(batch.column("tags"))
         self._logged.add("tags", tags, offsets[tagged], np.zeros(len(tagged)))
         self._check_times(first, batch.column("time").cast(pa.int64()).to_numpy())
@@ -112,8 +111,11 @@ class ViewCheck:
         self._findings.add("views", what, MEND)
 
 
-def opened(folder: Path, journal_id: str, begin: int, findings: Findings) -> ViewCheck | None:
-    """The check of the views there; None if there are none, or they are so wrong that nothing can be compared."""
+def opened(folder: Path, stream: str, partition: str, begin: int, findings: Findings) -> ViewCheck | None:
+    """The check of what the views there know of a partition of a stream, which begins at this offset.
+
+    None if there are no views, or they are so wrong that nothing can be compared.
+    """
     path = generations.current(folder)
     if path is None:
         return None
@@ -124,7 +126,7 @@ def opened(folder: Path, journal_id: str, begin: int, findings: Findings) -> Vie
         return None
     try:
         with generation.reading() as transaction:
-            return _read(Snapshot(transaction, generation.databases), journal_id, begin, findings)
+            return _read(Snapshot(transaction, generation.databases), stream, partition, begin, findings)
     except Damaged as damage:
         findings.add("views", f"The views in {path} are damaged: {damage}", MEND)
         return None
@@ -132,24 +134,24 @@ def opened(folder: Path, journal_id: str, begin: int, findings: Findings) -> Vie
         generation.environment.close()
 
 
-def _read(snapshot: Snapshot, journal_id: str, begin: int, findings: Findings) -> ViewCheck | None:
+def _read(snapshot: Snapshot, stream: str, partition: str, begin: int, findings: Findings) -> ViewCheck | None:
     """What the views state, in one transaction."""
     state = snapshot.state
-    if state.stream not in (None, journal_id):
+    if state.stream not in (None, stream):
         findings.add("views", f"The views are of another journal, {state.stream}", MEND)
         return None
-    covers, sums = state.covers(PARTITION), Sums()
+    covers, sums = state.covers(partition), Sums()
     if covers <= begin:
         return ViewCheck(0, sums, [], findings)
-    number = state.partitions.index(PARTITION)
+    number = state.partitions.index(partition)
     for kind, key in (("entities", ENTITY), ("tags", scope(TAG, number)), ("types", scope(TYPE, number))):
         for page in _pages(snapshot, key):
-            _add_page(snapshot, sums, kind, page, begin)
+            _add_page(snapshot, sums, kind, page, number, begin)
     after = 0
-    while born := snapshot.born(PARTITION, after, OFFSET_MAX, _PAGE_NAMES):
-        sums.add("born", _hashed([name for _, name in born]), [at for at, _ in born], np.zeros(len(born)))
+    while born := snapshot.born(partition, after, OFFSET_MAX, _PAGE_NAMES):
+        sums.add("born", hashed([name for _, name in born]), [at for at, _ in born], np.zeros(len(born)))
         after = born[-1][0] + 1
-    return ViewCheck(covers, sums, list(snapshot.zones(PARTITION, begin, covers)), findings, from_birth=not begin)
+    return ViewCheck(covers, sums, list(snapshot.zones(partition, begin, covers)), findings, from_birth=not begin)
 
 
 def _pages(snapshot: Snapshot, key: bytes) -> Iterator[list[tuple[str, Term]]]:
@@ -159,10 +161,17 @@ def _pages(snapshot: Snapshot, key: bytes) -> Iterator[list[tuple[str, Term]]]:
         after = page[-1][0]
 
 
-def _add_page(snapshot: Snapshot, sums: Sums, kind: str, page: Sequence[tuple[str, Term]], begin: int) -> None:
-    """What the views state of these names, many blocks together: most are small."""
-    hashes = _hashed([name for name, _ in page])
-    blocks = ((number, *block) for number, (_, term) in enumerate(page) for block in snapshot.blocks(term))
+def _add_page(
+    snapshot: Snapshot, sums: Sums, kind: str, page: Sequence[tuple[str, Term]], partition: int, begin: int
+) -> None:
+    """What the views state of these names in a partition, many blocks together: most are small."""
+    hashes = hashed([name for name, _ in page])
+    blocks = (
+        (number, place, block)
+        for number, (_, term) in enumerate(page)
+        for place, block in snapshot.blocks(term)
+        if block.partition == partition
+    )
     while found := list(islice(blocks, _BLOCKS_MAX)):
         _add_blocks(sums, kind, hashes, found, begin)
 
@@ -180,14 +189,16 @@ def _add_blocks(sums: Sums, kind: str, hashes: Hashes, found: list[tuple[int, in
     sums.add(kind, names[there], offsets[there], sequences[there])
 
 
-def _hashed(names: Sequence[str]) -> Hashes:
+def hashed(names: Sequence[str]) -> Hashes:
+    """The hash of each name."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
-def _hashes(column: pa.Array) -> Hashes:
+def hashes_of(column: pa.Array) -> Hashes:
+    """The hash of the name in each row."""
     encoded = column.dictionary_encode()
-    hashes: Hashes = _hashed(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
+    hashes: Hashes = hashed(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
     return hashes
 
 
@@ -195,7 +206,7 @@ def _tagged(column: pa.Array) -> tuple[Hashes, Any]:
     """The tags of all rows, and of which row each is; one that an event has twice counts once."""
     if not len(column.flatten()):
         return np.empty(0, np.uint64), np.empty(0, np.int64)
-    pairs = np.stack([_hashes(column.flatten()), pc.list_parent_indices(column).to_numpy().astype(np.uint64)])
+    pairs = np.stack([hashes_of(column.flatten()), pc.list_parent_indices(column).to_numpy().astype(np.uint64)])
     once = np.unique(pairs, axis=1)
     return once[0], once[1].astype(np.int64)
 

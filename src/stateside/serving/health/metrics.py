@@ -11,9 +11,14 @@
 | `stateside_replica_bytes` | view | what the replica takes up on disk |
 | `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
 | `stateside_job_state` | view, state | 1 for the state that the job is in |
+| `stateside_merge_gaps` | | entities that wait for an event that is missing |
+| `stateside_merge_gap_seconds` | | how long the first of them has waited |
+| `stateside_merge_behind_events` | log | durable events of a node's log that are not in the merged stream |
+| `stateside_merge_trouble` | | 1 while logs or stream cannot be read, 0 otherwise |
 
 Each process counts in files of its own (`tallies`), in a folder that the server makes at its start; whoever is asked
-adds them up. What is told of views is looked at when it is asked for.
+adds them up. What is told of views and of the merge is looked at when it is asked for; of the merge only where nodes
+write the journal.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stateside.serving.health.condition import Condition
+from stateside.serving.health.merging import MergeCondition
 from stateside.serving.health.tallies import SECONDS, Counts, Series, Tallies
 
 FOLDER_VARIABLE: Final = "STATESIDE_METRICS_DIR"  # by which a server tells its workers
@@ -67,13 +73,15 @@ class Metrics:
         self._tallies = Tallies(None if folder is None else Path(folder))
         self.answered = self._tallies.count  # `route` is a pattern, and never an address: so there are not many of them
 
-    def text(self, conditions: Sequence[Condition]) -> bytes:
-        """All metrics, of this process and the others, with those of the views."""
+    def text(self, conditions: Sequence[Condition], merge: MergeCondition | None = None) -> bytes:
+        """All metrics, of this process and the others, with those of the views and of the merge."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
         registry.register(_Answers(self._tallies.all()))
         registry.register(_Views(conditions))
+        if merge is not None:
+            registry.register(_Merge(merge))
         return generate_latest(registry)
 
 
@@ -119,3 +127,24 @@ class _Views:
         for condition in self._conditions:
             states.add_metric([condition.view, condition.job], 1)
         yield states
+
+
+class _Merge:
+    """What is told of the merge, as the library collects it."""
+
+    def __init__(self, condition: MergeCondition) -> None:
+        self._condition = condition
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        found = self._condition
+        yield GaugeMetricFamily("stateside_merge_trouble", "Whether it cannot be read", value=float(found.trouble))
+        if found.trouble:
+            return
+        yield GaugeMetricFamily("stateside_merge_gaps", "Entities that wait for a missing event", value=found.gaps)
+        yield GaugeMetricFamily("stateside_merge_gap_seconds", "How long the first has waited", value=found.gap_s)
+        behind = GaugeMetricFamily("stateside_merge_behind_events", "Events that are not merged", labels=["log"])
+        for log, events in found.behind.items():
+            behind.add_metric([log], events)
+        yield behind

@@ -16,6 +16,7 @@ from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.replica.store import ReplicaReader
+from stateside.serving.health.merging import MergeCondition, merge_condition
 from stateside.serving.reading.floor import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor
 from stateside.serving.reading.reader import POLL_S, Answer, SumAnswer, ViewReader
 from stateside.serving.reading.receipts import Sought, sought
@@ -52,6 +53,10 @@ class Views:
         now_us = self._clock.now_us()
         served = [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
         return served + [_refused(refusal) for refusal in Told.load(self._layout).refused]
+
+    def merge_condition(self) -> MergeCondition | None:
+        """How far the logs are merged of nodes that write the folder's journal; None if none do."""
+        return merge_condition(self._layout.journal, self._clock.now_us())
 
     def note(self) -> str | None:
         """What is waited for, or wrong, with the checkpoint of a job that is not ours."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from stateside.errors import NotFreshEnough
 from stateside.serving.health.condition import conditions
 from stateside.serving.health.metrics import KIND, Metrics
@@ -21,7 +23,8 @@ def health_routes(metrics: Metrics) -> list[Route]:
     """Those of a worker process, which counts in these metrics."""
 
     async def measured(request: Request) -> Response:
-        content = metrics.text(await conditions(request.views))
+        merge = await asyncio.to_thread(request.views.merge_condition)
+        content = metrics.text(await conditions(request.views), merge)
         return Response({}, file=File(KIND, content, "metrics.txt"))
 
     return [

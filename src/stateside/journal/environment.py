@@ -1,0 +1,58 @@
+"""LMDB environments beside a journal: opened so that no full disk and no file that was cut short ends the process.
+
+LMDB maps its files into memory. To touch what a mapped file has no block for, or does not have any more, is a signal,
+SIGBUS, and no error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+READERS_MAX: Final = 126  # LMDB's own default
+_LOCK_BYTES: Final = 64  # of each reader, in the file `lock.mdb`
+
+
+def open_environment(directory: Path, *, readers_max: int = READERS_MAX, **options: Any) -> lmdb.Environment:
+    """The environment in a folder, made if there is none, unless `create` says not to.
+
+    OSError if there is no room for it; an error of LMDB's if it cannot be opened, CorruptedError if it was cut short.
+    """
+    if options.get("create", True):
+        _allocate(directory / "lock.mdb", _LOCK_BYTES * (readers_max + 8))
+    environment = lmdb.open(str(directory), max_readers=readers_max, **options)
+    if not is_whole(directory, environment, environment.stat()["psize"]):
+        environment.close()
+        raise lmdb.CorruptedError(f"{directory / 'data.mdb'} is cut short")
+    return environment
+
+
+def is_whole(directory: Path, environment: lmdb.Environment, page_bytes: int) -> bool:
+    """Whether its file is as long as it says: reading what a file that was cut does not have ends the process.
+
+    How long that is stands in the first two pages, so that those must be there before it is asked.
+    """
+    try:
+        size = (directory / "data.mdb").stat().st_size
+    except FileNotFoundError:
+        return False
+    return size >= 2 * page_bytes and bool(size >= (environment.info()["last_pgno"] + 1) * page_bytes)
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Give a new file all of its blocks, before it is mapped. A file system that cannot leaves it as it was."""
+    if path.exists() and path.stat().st_size:
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            path.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(handle)
