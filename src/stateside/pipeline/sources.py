@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stateside.errors import ViewInvalid
 from stateside.pipeline import jars
-from stateside.pipeline.secret_options import with_secrets
 from stateside.positions import Position
+from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

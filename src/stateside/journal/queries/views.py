@@ -25,12 +25,14 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.errors import SetupError, ViewsBusy
+from stateside.journal.columns import SCHEMA
+from stateside.journal.frames import Offsets
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexing import Indexing, Part
 from stateside.journal.queries.snapshot import Snapshot
-from stateside.journal.stream import Stream, begin, gather
+from stateside.journal.stream import Stream, begin, gather, located
 from stateside.positions import Position
 from stateside.storage import try_lock
 
@@ -41,6 +43,7 @@ WAIT_S = 0.5
 
 log = logging.getLogger(__name__)
 
+_NOWHERE = np.empty(0, np.int64)
 _COLUMNS = ["id", "entity", "type", "time", "tags", "sequence"]
 
 
@@ -238,10 +241,10 @@ class Views:
             raise Damaged("the views are of another stream than the one that is there now")
         for partition in self.stream.partitions():
             start = max(state.covers(partition), begin(self.stream)[partition])
-            for first, batch in _portions(self.stream, partition, start, end[partition]):
+            for portion in _portions(self.stream, partition, start, end[partition]):
                 if stop.is_set():
                     return
-                state = _take_in(generation, id_, partition, first, batch)
+                state = _take_in(generation, id_, partition, portion)
                 watch(Progress(sum(state.offsets), end.events()))
 
     def _pause(self, stop: threading.Event) -> None:
@@ -271,33 +274,54 @@ def _opened(path: Path | None) -> Generation | None:
         return None
 
 
-def _take_in(generation: Generation, stream_id: str | None, partition: str, first: int, batch: pa.RecordBatch) -> State:
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """What a transaction takes in: all events with offsets start <= offset < behind, and where they stand."""
+
+    start: int
+    behind: int
+    offsets: Offsets
+    batch: pa.RecordBatch
+
+
+def _take_in(generation: Generation, stream_id: str | None, partition: str, portion: _Portion) -> State:
     """Step 4: the state that the views have then."""
     with generation.writing() as transaction:
         state = Snapshot(transaction, generation.databases).state
         state.stream = stream_id
         if not state.covers(partition):
-            state.offsets[state.number(partition)] = first  # what was dropped is in no views that are made anew
-        Indexing(transaction, generation.databases, state).add(Part(state.number(partition), first, batch))
+            state.offsets[state.number(partition)] = portion.start  # what was dropped is in no views that are made anew
+        part = Part(state.number(partition), portion.start, portion.behind, portion.offsets, portion.batch)
+        Indexing(transaction, generation.databases, state).add(part)
         transaction.put(b"state", state.pack(), db=generation.databases["meta"])
     return state
 
 
-def _portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Step 3: the events as batches of the size that a transaction takes, with what the views need of them."""
+def _portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[_Portion]:
+    """Step 3: the events in portions of the size that a transaction takes, with what the views need of them.
+
+    The last one reaches `stop`, with no event in it perhaps: a stream may have a gap there.
+    """
     waiting: list[pa.RecordBatch] = []
-    for _, batch in stream.batches(partition, start, stop):
+    places: list[Offsets] = []
+    rows = size = 0
+    for offsets, batch in located(stream, partition, start, stop):
         for low in range(0, batch.num_rows, TRANSACTION_EVENTS):
             waiting.append(batch.select(_COLUMNS).slice(low, TRANSACTION_EVENTS))
-            rows = sum(some.num_rows for some in waiting)
-            if rows >= TRANSACTION_EVENTS or sum(some.nbytes for some in waiting) >= TRANSACTION_BYTES:
-                yield start, _joined(waiting)
-                start, waiting = start + rows, []
-    if waiting:
-        yield start, _joined(waiting)
+            places.append(offsets[low : low + TRANSACTION_EVENTS])
+            rows, size = rows + waiting[-1].num_rows, size + waiting[-1].nbytes
+            if rows >= TRANSACTION_EVENTS or size >= TRANSACTION_BYTES:
+                behind = int(places[-1][-1]) + 1
+                yield _Portion(start, behind, np.concatenate(places), _joined(waiting))
+                start, waiting, places, rows, size = behind, [], [], 0, 0
+    if start < stop:
+        yield _Portion(start, stop, np.concatenate([_NOWHERE, *places]), _joined(waiting))
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The batches as one; without any an empty one."""
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema=pa.schema([SCHEMA.field(name) for name in _COLUMNS]))
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
