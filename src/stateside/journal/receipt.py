@@ -59,7 +59,7 @@ def check_expected(entity: str, expected: int | None, current: int) -> None:
     )
 
 
-def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> Receipt:
+def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored], partition: str = PARTITION) -> Receipt:
     """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
 
     EventRefused if that is not all of them, or one is another entity's: then it is no repetition.
@@ -72,7 +72,7 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
     if others:
         raise _refused(f"Of its events {_shown(sorted(there))} are stored already, and {_shown(others)} are not")
     sequences = [found.sequence for found in stored]
-    position = Position.of({PARTITION: max(found.offset for found in stored) + 1})
+    position = Position.of({partition: max(found.offset for found in stored) + 1})
     return Receipt(position, min(sequences), max(sequences), repeated=True)
 
 
