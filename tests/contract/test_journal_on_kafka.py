@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 from uuid import uuid4
@@ -21,12 +22,14 @@ class TestJournalOnKafka(JournalContract):
 
     @pytest.fixture(autouse=True)
     def _topics(self, broker: Broker) -> None:
-        self._address, self._names = broker.address, {}
+        self._address, self._creating = broker.address, threading.Lock()
+        self._names: dict[Path, str] = {}
 
     def writer(self, folder: Path, clock: Clock) -> AbstractContextManager[Writer]:
         topic = self._topic(folder)
-        if KafkaJournal(topic).id() is None:
-            create_topic(topic, partitions=1)
+        with self._creating:
+            if KafkaJournal(topic).id() is None:
+                create_topic(topic, partitions=1)
         return KafkaWriter(topic, folder / "index", clock=clock)
 
     def reader(self, folder: Path) -> Reader:

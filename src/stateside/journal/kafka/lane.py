@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,9 +84,10 @@ class Lane:
             assert partition is not None and offset is not None, "it is stored"
             delivered.setdefault(partition, []).append(offset)
 
-        for message in messages:
-            self._produce(message, note)
-        self._flush(errors)
+        with _fatal_errors():
+            for message in messages:
+                self._produce(message, note)
+            self._flush(errors)
         return delivered
 
     def _produce(self, message: Outgoing, note: Callable[[KafkaError | None, Message], None]) -> None:
@@ -157,6 +159,22 @@ class Lane:
                     where=self._topic.where,
                     next_step=_OPEN_AGAIN,
                 )
+
+
+@contextmanager
+def _fatal_errors() -> Iterator[None]:
+    """The client raises a fatal error, as that it is fenced, in the midst of calling `note`: Python then tells another.
+
+    (SystemError: a result with an exception set.)
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise KafkaException(*error.__cause__.args) from error
+        raise
 
 
 def _too_large(message: Outgoing, topic: Topic) -> EventRefused:
