@@ -12,8 +12,8 @@
         Queries(journal, views).entity("emma").current()
 
 `topic` has the address and the settings, `admin` what brokers say of it, `messages` how an event stands in a topic,
-`fetching` and `journal` the reads, `owner` who may write, `lane` its transactions, `index` what a writer knows,
-`writer` the appends, `failures` what errors of Kafka's mean.
+`fetching` and `journal` the reads, `owner` who may write, `lane` its transactions, `index` and `known` what a
+writer knows, `writer` the appends, `failures` what errors of Kafka's mean.
 """
 
 from stateside.journal.kafka.admin import create_topic

@@ -95,14 +95,17 @@ class Index:
             self._unwritten[b"e" + hash_of(entity)] = _NUMBER.pack(sequence)
         behind = int(offsets[-1]) + 1
         self._unwritten[_partition_key(partition)] = _REACHED.pack(behind, behind)
-        if len(self._unwritten) >= UNWRITTEN_MAX:
-            self.write()
 
     def reach(self, partition: int, offset: int) -> None:
         """There are no events between what it has of the partition and this offset."""
         reached, behind = self._reached(partition)
         if offset > reached:
             self._unwritten[_partition_key(partition)] = _REACHED.pack(offset, behind)
+
+    def write_if_due(self) -> None:
+        """Have it on disk if there is much of it."""
+        if len(self._unwritten) >= UNWRITTEN_MAX:
+            self.write()
 
     def write(self) -> None:
         """Have on disk all that was taken in."""

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 Delivered = dict[int, list[int]]  # the offsets of the messages, by partition and in the order of the sending
 Check = Callable[[Delivered], None]
+OnStep = Callable[
+    [int], None
+]  # told the number of each step of an append before it is done: for tests that crash there
 
 _OPEN_AGAIN = "Open the journal again: that settles it. Then append_to, or append_unstored, repeats what is not stored"
 
@@ -43,7 +46,7 @@ class Lane:
         self.partitions = frozenset(partitions)
         self._ended: StatesideError | None = None
 
-    def store(self, messages: Sequence[Outgoing], check: Check) -> Delivered:
+    def store(self, messages: Sequence[Outgoing], check: Check, on_step: OnStep) -> Delivered:
         """Store them, all or none, and say where they stand. `check` looks at that before it counts, and may object.
 
         JournalFenced, now and for ever, once another owner is there. EventRefused if a message is too large.
@@ -56,9 +59,11 @@ class Lane:
             raise self._ended
         committing = False
         try:
+            on_step(3)
             self._producer.begin_transaction()
-            delivered = self._send(messages)
+            delivered = self._send(messages, on_step)
             check(delivered)
+            on_step(5)
             committing = True
             self._producer.commit_transaction(self._topic.answer_s_max)
         except KafkaException as error:
@@ -72,7 +77,7 @@ class Lane:
         """Take nothing more."""
         self._ended = why
 
-    def _send(self, messages: Sequence[Outgoing]) -> Delivered:
+    def _send(self, messages: Sequence[Outgoing], on_step: OnStep) -> Delivered:
         delivered: Delivered = {}
         errors: list[KafkaError] = []
 
@@ -87,6 +92,7 @@ class Lane:
         with _fatal_errors():
             for message in messages:
                 self._produce(message, note)
+            on_step(4)
             self._flush(errors)
         return delivered
 
@@ -159,6 +165,10 @@ class Lane:
                     where=self._topic.where,
                     next_step=_OPEN_AGAIN,
                 )
+
+
+def ignore_step(number: int) -> None:
+    """Nobody watches."""
 
 
 @contextmanager

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import (
-    EntityElsewhere,
-    EventRefused,
-    EventsGone,
-    JournalAway,
-    JournalCorrupt,
-    SettingInvalid,
-    StatesideError,
-)
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway, SettingInvalid, StatesideError
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group, Receipts
 from stateside.journal.kafka.admin import Admin, check_policy
-from stateside.journal.kafka.index import Index, Place
+from stateside.journal.kafka.index import Place
 from stateside.journal.kafka.journal import KafkaJournal
-from stateside.journal.kafka.lane import Delivered, Lane, Outgoing
+from stateside.journal.kafka.known import Known, Moved, position_of
+from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, ignore_step
 from stateside.journal.kafka.messages import values_of
 from stateside.journal.kafka.owner import own_all, own_some
-from stateside.journal.kafka.topic import Topic, partition_of
-from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
+from stateside.journal.kafka.topic import Topic
+from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
 from stateside.journal.sequences import numbered
 from stateside.positions import Position
 
@@ -97,6 +89,7 @@ class KafkaWriter:
         clock: Clock | None = None,
         accept_gone: bool = False,
         pass_over: Iterable[str] = (),
+        on_step: OnStep = ignore_step,
     ) -> None:
         """`folder`: for the index, which may be deleted. `partitions`: those to own; all of them if not given.
 
@@ -104,7 +97,7 @@ class KafkaWriter:
         left then begin anew with sequence 1, and the ids of deleted events count as new. `pass_over`: messages that are
         no events, as `KafkaJournal` has it.
         """
-        self.topic, self._clock, self._accept_gone = topic, clock or SystemClock(), accept_gone
+        self.topic, self._clock, self._on_step = topic, clock or SystemClock(), on_step
         self._admin, self._journal = Admin(topic), KafkaJournal(topic, pass_over=pass_over)
         self._described = self._admin.described()
         settings = self._admin.settings()
@@ -114,11 +107,10 @@ class KafkaWriter:
         lanes = self._own(partitions is None, int(settings.get("max.message.bytes", MESSAGE_BYTES_MAX)))
         self._lanes = {number: lane for lane in lanes for number in lane.partitions}
         self._groups = {lane: Group(self._append_events) for lane in lanes}
-        self._next: dict[int, int] = {}  # by partition: the offset that the next message must get
-        self._index = Index(folder, self._described)
+        self._known = Known(self._journal, self._described, self.partitions, folder, accept_gone)
         try:
-            self._catch_up(self.partitions)
-            self._index.write()
+            self._known.catch_up(self.partitions)
+            self._known.write()
         except BaseException:
             self.close()
             raise
@@ -131,7 +123,7 @@ class KafkaWriter:
     @property
     def end(self) -> Position:
         """The position just behind the last event of each of this owner's partitions, as far as it knows."""
-        return _position({number: self._index.behind_last(number) for number in self.partitions})
+        return self._known.end(self.partitions)
 
     def append(self, events: Sequence[Event]) -> Position:
         """Store the events, all or none, and return their receipt once they are durable.
@@ -165,10 +157,10 @@ class KafkaWriter:
         self._lane([entity])
 
         def act() -> Receipt:
-            stored = self._stored([event.id for event in events])
+            stored = self._known.stored([event.id for event in events])
             if stored:
-                return repeated(entity, events, stored, str(self._partition(entity)))
-            (last,) = self._index.lasts([entity])
+                return repeated(entity, events, stored, str(self._known.partition_of(entity)))
+            (last,) = self._known.lasts([entity])
             check_expected(entity, expected_sequence, last)
             position = _receipt(self._append(batch)) if events else self.end
             return Receipt(position, last + 1, last + len(events))
@@ -182,8 +174,8 @@ class KafkaWriter:
         """
 
         def act() -> Receipt | None:
-            stored = self._stored([id_])
-            return repeated(entity, (), stored, str(self._partition(entity))) if stored else None
+            stored = self._known.stored([id_])
+            return repeated(entity, (), stored, str(self._known.partition_of(entity))) if stored else None
 
         return self._in_turn(act)
 
@@ -193,15 +185,15 @@ class KafkaWriter:
         For a producer that got no receipt for them: `since` is its last receipt. The receipt covers all the events.
         """
         batch = encode(events, self._clock.now_us())
-        touched = sorted({self._partition(entity) for entity in _entities(events)})
+        touched = sorted({self._known.partition_of(entity) for entity in _entities(events)})
 
         def act() -> Position:
             unstored = {event.id for event in events}
             for number in touched:
-                for _, found in self._journal.located(str(number), since[str(number)], self._index.covers(number)):
-                    unstored.difference_update(found.column("id").to_pylist())
+                for ids in self._known.ids(number, since[str(number)]):
+                    unstored.difference_update(ids)
             wanted = batch.filter(pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string())))
-            there = _position({number: self._index.behind_last(number) for number in touched})
+            there = self._known.end(touched)
             return there.joined(_receipt(self._append(wanted))) if wanted.num_rows else there
 
         return self._in_turn(act)
@@ -215,7 +207,7 @@ class KafkaWriter:
         rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
 
         def act() -> list[int]:
-            there = dict(zip(rows, self._index.places(rows), strict=True))
+            there = dict(zip(rows, self._known.places(rows), strict=True))
             new = sorted(row for id_, row in rows.items() if there[id_] is None)
             stored = self._append(batch.take(pa.array(new))) if new else []
             places = there | {events[row].id: place for row, place in zip(new, stored, strict=True)}
@@ -228,7 +220,7 @@ class KafkaWriter:
         with self._appending:
             self._end_lanes(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
             self._journal.close()
-            self._index.close()
+            self._known.close()
 
     def __enter__(self) -> KafkaWriter:
         return self
@@ -248,8 +240,9 @@ class KafkaWriter:
             for _ in range(_ATTEMPTS):
                 try:
                     return act()
-                except _Moved as moved:
-                    self._catch_up(moved.partitions)
+                except Moved as moved:
+                    with self._ending():
+                        self._known.catch_up(moved.partitions)
         raise JournalAway(
             "Others send to this topic all the time, who are not its owner",
             where=self.topic.where,
@@ -264,22 +257,21 @@ class KafkaWriter:
 
     def _append(self, batch: pa.RecordBatch) -> list[Place]:
         """Number the events and store them, in a turn; where each stands."""
-        batch, _ = numbered(batch, self._index.lasts)
+        batch, _ = numbered(batch, self._known.lasts)
         return self._store(batch)
 
     def _store(self, batch: pa.RecordBatch) -> list[Place]:
         """Steps 3 to 7, in a turn."""
         entities = batch.column("entity").to_pylist()
         lane = self._lane(entities)
-        partitions = [self._partition(entity) for entity in entities]
-        delivered = lane.store(self._messages(batch, partitions), self._check_places)
-        self._await_visible(lane, delivered)
-        numbers = np.array(partitions)
-        for number, offsets in delivered.items():
-            self._index.note(number, offsets, batch.take(pa.array(np.flatnonzero(numbers == number))))
-            self._next[number] = offsets[-1] + 2  # the mark of the transaction stands between
-        each = {number: iter(offsets) for number, offsets in delivered.items()}
-        return [Place(number, next(each[number])) for number in partitions]
+        partitions = [self._known.partition_of(entity) for entity in entities]
+        self._known.make_room()
+        delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
+        with self._ending():
+            self._on_step(6)
+            self._await_visible(delivered)
+            self._on_step(7)
+            return self._known.note(batch, partitions, delivered)
 
     def _messages(self, batch: pa.RecordBatch, partitions: Sequence[int]) -> list[Outgoing]:
         times_ms = (us // 1_000 for us in batch.column("appended").cast(pa.int64()).to_pylist())
@@ -287,91 +279,36 @@ class KafkaWriter:
         parts = zip(partitions, keys, values_of(batch), times_ms, strict=True)
         return [Outgoing(*part) for part in parts]
 
-    def _check_places(self, delivered: Delivered) -> None:
-        """Step 4: they stand just behind what is known, and nothing stands among them."""
-        moved = [
-            number
-            for number, offsets in delivered.items()
-            if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1
-        ]
-        if moved:
-            raise _Moved(moved)
-
-    def _await_visible(self, lane: Lane, delivered: Delivered) -> None:
+    def _await_visible(self, delivered: Delivered) -> None:
         """Step 6: Kafka moves the ends a moment after it has taken the commit."""
         deadline = time.monotonic() + self.topic.answer_s_max
         while True:
-            with _ending(lane):
-                ends = self._admin.ends(delivered)
+            ends = self._admin.ends(delivered)
             if all(ends[number] > offsets[-1] for number, offsets in delivered.items()):
                 return
             if time.monotonic() > deadline:
-                why = JournalAway(
+                raise JournalAway(
                     "The last append is stored, but readers do not see it yet",
                     where=self.topic.where,
                     next_step="See that all brokers run, and who else has a transaction open in this topic. "
                     "Open the journal again; the same append_to then gives the receipt",
                 )
-                lane.end(why)
-                raise why
             time.sleep(_LOOK_S)
 
-    def _stored(self, ids: Sequence[str]) -> list[Stored]:
-        """Those of the events with these ids that are there, as they stand in the topic."""
-        found = []
-        for place in self._index.places(ids):
-            for _, batch in self._at(place) if place is not None else ():
-                (id_,), (entity,), (sequence,) = (
-                    batch.column(name).to_pylist() for name in ("id", "entity", "sequence")
-                )
-                found.append(Stored(place.offset if place else 0, id_, entity, sequence))
-        return found
-
-    def _at(self, place: Place) -> Iterator[tuple[object, pa.RecordBatch]]:
-        return self._journal.located(str(place.partition), place.offset, place.offset + 1)
-
-    def _catch_up(self, partitions: Sequence[int]) -> None:
-        """Know all that the partitions have. JournalAway if the topic is another one than at the start."""
-        if self._admin.described() != self._described:
-            raise self._another()
-        ends = self._admin.ends(partitions)
-        if any(self._index.covers(number) > ends[number] for number in partitions):
-            self._index.forget()
-            partitions, ends = self.partitions, self._admin.ends(self.partitions)
-        for number in partitions:
-            self._read(number, ends[number])
-            self._next[number] = ends[number]
-
-    def _read(self, number: int, end: int) -> None:
-        start, begin = self._index.covers(number), self._admin.begins([number])[number]
-        if start < begin:
-            if not self._accept_gone:
-                raise self._gone(number, start, begin)
-            start = min(begin, end)
-        for offsets, batch in self._journal.located(str(number), start, end):
-            self._check_partition(number, batch)
-            self._index.note(number, offsets.tolist(), batch)
-        self._index.reach(number, end)
-
-    def _check_partition(self, number: int, batch: pa.RecordBatch) -> None:
-        for entity in pc.unique(batch.column("entity")).to_pylist():
-            if self._partition(entity) != number:
-                raise JournalCorrupt(
-                    f"Events of {entity!r} stand in partition {number}; of {self._described.partitions} partitions "
-                    f"theirs is {self._partition(entity)}",
-                    where=self.topic.where,
-                    next_step="Nothing was stored. A journal keeps its number of partitions: were some added to the "
-                    "topic? Copy the events into a new topic then",
-                )
-
-    def _partition(self, entity: str) -> int:
-        return partition_of(entity, self._described.partitions)
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """After what goes wrong here this writer takes nothing more: it does not know what the topic has."""
+        try:
+            yield
+        except StatesideError as error:
+            self._end_lanes(error)
+            raise
 
     def _lane(self, entities: Sequence[str]) -> Lane:
         """The lane of these entities' partitions; EntityElsewhere or EventRefused if there is no one for all."""
         lanes: dict[Lane, int] = {}
         for entity in dict.fromkeys(entities):
-            number = self._partition(entity)
+            number = self._known.partition_of(entity)
             if number not in self._lanes:
                 raise EntityElsewhere(
                     f"{entity!r} belongs to partition {number}, and this writer owns {_listed(self.partitions)}",
@@ -391,42 +328,6 @@ class KafkaWriter:
     def _end_lanes(self, why: StatesideError) -> None:
         for lane in self._lanes.values():
             lane.end(why)
-
-    def _another(self) -> JournalAway:
-        why = JournalAway(
-            f"The topic is another one than it was when this writer was opened: not {self._described.id}",
-            where=self.topic.where,
-            next_step="Nothing was stored. If it was made anew on purpose, open the journal again; else bring it back",
-        )
-        self._end_lanes(why)
-        return why
-
-    def _gone(self, number: int, start: int, begin: int) -> EventsGone:
-        return EventsGone(
-            f"The events at {number}:{start} to {number}:{begin - 1} are gone: Kafka's retention deleted them before "
-            "this writer's index knew of them, so the last sequences of their entities are not known",
-            where=self.topic.where,
-            next_step=f"Bring back an index that knows them ({self._index.directory.parent}, from the machine of the "
-            "last owner), or go on without them (accept_gone): entities of which nothing is left then begin with 1",
-        )
-
-
-class _Moved(Exception):
-    """These partitions have more, or less, than this owner knows."""
-
-    def __init__(self, partitions: Sequence[int]) -> None:
-        super().__init__(partitions)
-        self.partitions = partitions
-
-
-@contextmanager
-def _ending(lane: Lane) -> Iterator[None]:
-    """What goes wrong after a commit ends the lane: the next owner reads what is stored."""
-    try:
-        yield
-    except StatesideError as error:
-        lane.end(error)
-        raise
 
 
 def _wanted(topic: Topic, partitions: Sequence[int] | None, there: int) -> list[int]:
@@ -453,11 +354,7 @@ def _receipt(places: Sequence[Place]) -> Position:
     behind: dict[int, int] = {}
     for place in places:
         behind[place.partition] = max(place.offset + 1, behind.get(place.partition, 0))
-    return _position(behind)
-
-
-def _position(offsets: Mapping[int, int]) -> Position:
-    return Position.of({str(partition): offset for partition, offset in offsets.items()})
+    return position_of(behind)
 
 
 def _listed(numbers: Sequence[int]) -> str:
