@@ -14,12 +14,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import Generic, Protocol
 from uuid import uuid4
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, SequenceConflict
-from stateside.journal.appending import Appending
 from stateside.journal.columns import decode, encode
 from stateside.journal.entities.entity import Command, Entity, NewEvent, State
 from stateside.journal.entities.images import Image, Images
@@ -48,6 +47,16 @@ class Outcome(Generic[State]):
     events: tuple[Event, ...] = ()
 
 
+class Writer(Protocol):
+    """What entities need of a journal's writer, whatever it is stored on."""
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """Store events of one entity if its last one has the expected sequence."""
+
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of one of the entity's events by its id."""
+
+
 class Entities(Generic[State, Command]):
     """The entities of one kind. For any number of threads, and beside other processes with the same journal.
 
@@ -58,7 +67,7 @@ class Entities(Generic[State, Command]):
 
     def __init__(
         self,
-        writer: Appending,
+        writer: Writer,
         queries: Queries,
         kind: Entity[State, Command],
         *,

@@ -240,7 +240,10 @@ class Views:
         if not self._belongs(state):
             raise Damaged("the views are of another stream than the one that is there now")
         for partition in self.stream.partitions():
-            start = max(state.covers(partition), begin(self.stream)[partition])
+            covered = state.covers(partition)
+            start = max(covered, begin(self.stream)[partition])
+            if covered and start > covered:  # as Kafka's retention does, which asks nobody
+                raise Damaged(f"events from {partition}:{covered} on were deleted before the views had them")
             for portion in _portions(self.stream, partition, start, end[partition]):
                 if stop.is_set():
                     return
