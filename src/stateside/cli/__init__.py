@@ -1,8 +1,8 @@
 """The command line: thin. It parses, calls, prints.
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `tokens` who may ask,
-`billing` the commands of that application.
+what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `kafka` journals there,
+`tokens` who may ask, `billing` the commands of that application.
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
@@ -11,6 +11,7 @@ from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
 from stateside.cli.journal import journal
+from stateside.cli.kafka import create, dev
 from stateside.cli.retention import archive, drop, readers
 from stateside.cli.serving import serve
 from stateside.cli.tokens import token
@@ -22,6 +23,7 @@ for command in (
     audit,
     billing,
     demo,
+    dev,
     doctor,
     get,
     journal,
@@ -38,5 +40,5 @@ for command in (
     watch,
 ):
     main.add_command(command)
-for command in (archive, drop, readers):
+for command in (archive, create, drop, readers):
     journal.add_command(command)

@@ -82,7 +82,7 @@ class Trimmed(Protocol):
         """The position of the first events that are there."""
 
 
-def begin(stream: Stream) -> Position:
+def begin(stream: Stream | Trimmed) -> Position:
     """The position of the first events of any stream that are there."""
     return stream.begin() if isinstance(stream, Trimmed) else Position.start()
 

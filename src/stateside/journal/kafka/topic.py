@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stateside.errors import SettingInvalid
+from stateside.positions import Position
 from stateside.secret_options import with_secrets, without_secrets
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ class Topic:
             )
         if taken := _OURS & self.options.keys():
             raise SettingInvalid(f"The journal sets {min(taken)!r} itself", next_step="Leave it out of the options")
+
+    def in_stamps(self, position: Position) -> Position:
+        """A receipt, or another position in this topic, as the stamps of a view that reads it have it: orders-0:12.
+
+        It is what to ask for as `min_position`, to read one's own event.
+        """
+        return Position.of({f"{self.name}-{partition}": offset for partition, offset in position.parts})
 
     @property
     def where(self) -> str:
