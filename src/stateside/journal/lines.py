@@ -158,11 +158,11 @@ def event_of(fields: Any, now_us: int) -> Event:
         if needed not in fields:
             raise ValueError(f"it has no {needed}")
     return Event(
-        id=fields.get("id", str(uuid4())),
+        id=fields["id"] if "id" in fields else str(uuid4()),
         entity=fields["entity"],
         type=fields["type"],
         time_us=_time_us(fields, now_us),
-        payload=_payload(fields),
+        payload=payload_of(fields),
         tags=tuple(tags) if isinstance(tags := fields.get("tags", ()), list) else tags,
         version=fields.get("version", 1),
         metadata=fields.get("metadata", {}),
@@ -185,7 +185,8 @@ def fields_of(event: Event) -> dict[str, Any]:
     return fields | {name: value for name, value in (others | given).items() if value is not None}
 
 
-def _payload(fields: dict[str, Any]) -> Any:
+def payload_of(fields: dict[str, Any]) -> Any:
+    """The payload that these fields have; ValueError if it is two, or none."""
     if "data" not in fields:
         return fields.get("payload", {})
     if "payload" in fields:

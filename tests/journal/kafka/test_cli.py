@@ -19,6 +19,7 @@ from stateside.journal.kafka.address import topic_at
 from stateside.ops.broker import Broker
 from stateside.processes import free_port
 from tests.journal.kafka.topics import delete_before, new_topic, real
+from tests.sizes import in_full
 
 LINES = "".join(
     json.dumps({"id": f"c-{n}", "entity": name, "type": "call", "tags": ["night"], "payload": {"n": n}}) + "\n"
@@ -89,7 +90,10 @@ def test_an_address_has_servers_a_topic_and_options() -> None:
     assert topic.options == {"sasl.username": "me", "sasl.password": "env:SECRET"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "ending",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=in_full("Ctrl-C shows the same"))],
+)
 @pytest.mark.e2e
 @pytest.mark.network
 @pytest.mark.timeout(900)

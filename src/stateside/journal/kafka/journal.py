@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from types import TracebackType
 
@@ -16,7 +16,7 @@ from stateside.journal.event import Event
 from stateside.journal.frames import Offsets
 from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.fetching import MESSAGES_AT_ONCE, Fetcher, Gone
-from stateside.journal.kafka.messages import NoEvent, batch_of
+from stateside.journal.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.kafka.topic import Topic
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
@@ -85,25 +85,14 @@ class KafkaJournal:
 
     def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """As `Sparse` says. JournalCorrupt at a message that is no event, EventsGone if some of them are deleted."""
-        self._check_range(partition, start, stop)
-        number = int(partition)
-        try:
-            for messages in self._fetcher.messages(number, start, stop) if start < stop else ():
-                wanted = [message for message in messages if (number, message.offset()) not in self._passed_over]
-                if wanted:
-                    yield batch_of(wanted)
-        except NoEvent as found:
-            raise self._no_event(partition, found) from found
-        except Gone as gone:
-            raise self._gone(partition, start) from gone
+        yield from self._events(partition, start, stop, lambda offset: True)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Gathering` says."""
+        """As `Gathering` says: what lies between them is fetched, too, but not looked at."""
         for wanted in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_OFFSETS) + 1):
-            for found, batch in self.located(partition, int(wanted[0]), int(wanted[-1]) + 1) if len(wanted) else ():
-                rows = np.flatnonzero(np.isin(found, wanted, assume_unique=True))
-                if len(rows):
-                    yield found[rows], batch.take(pa.array(rows))
+            if len(wanted):
+                among = set(wanted.tolist())
+                yield from self._events(partition, int(wanted[0]), int(wanted[-1]) + 1, among.__contains__)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
         """As `Stream` says: looks at the end, at first often."""
@@ -125,6 +114,27 @@ class KafkaJournal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _events(
+        self, partition: str, start: int, stop: int, wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """Those events of a range that stand at wanted offsets."""
+        self._check_range(partition, start, stop)
+        number = int(partition)
+        try:
+            for messages in self._fetcher.messages(number, start, stop) if start < stop else ():
+                found = [
+                    message for message in messages if self._counts(number, message) and wanted(offset_of(message))
+                ]
+                if found:
+                    yield batch_of(found)
+        except NoEvent as error:
+            raise self._no_event(partition, error) from error
+        except Gone as error:
+            raise self._gone(partition, start) from error
+
+    def _counts(self, partition: int, message: Message) -> bool:
+        return not self._passed_over or (partition, message.offset()) not in self._passed_over
 
     def _named(self, *positions: Position) -> Sequence[str]:
         """The partitions; PositionInvalid if a position names another one."""

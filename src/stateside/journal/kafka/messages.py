@@ -27,12 +27,12 @@ from stateside.errors import EventRefused
 from stateside.journal.columns import SCHEMA, encode
 from stateside.journal.event import Event, fault
 from stateside.journal.frames import Offsets
-from stateside.journal.lines import FIELDS, GIVEN_BY_THE_JOURNAL, event_of
+from stateside.journal.lines import FIELDS, GIVEN_BY_THE_JOURNAL, payload_of
 
 HEADERS: list[tuple[str, str | bytes | None]] = [("stateside-event", b"1")]
 
-_KNOWN = frozenset((*FIELDS, *GIVEN_BY_THE_JOURNAL))
-_NEEDED = ("id", "time_us", "sequence", "appended_us")
+_KNOWN = frozenset((*FIELDS, *GIVEN_BY_THE_JOURNAL)) - {"time"}  # a line may have that instead of time_us
+_NEEDED = ("id", "entity", "type", "time_us", "sequence", "appended_us")
 _LONG_NUMBER = re.compile(rb"\d{19}")  # the fast parser would make a float of one that does not fit 64 bits
 _APPENDED, _SEQUENCE = (SCHEMA.get_field_index(name) for name in ("appended", "sequence"))
 
@@ -86,14 +86,14 @@ def batch_of(messages: Sequence[Message]) -> tuple[Offsets, pa.RecordBatch]:
             events.append(_event(fields))
             given.append((fields["appended_us"], fields["sequence"]))
         except (ValueError, TypeError, RecursionError) as error:
-            raise NoEvent(_offset(message), str(error)) from error
+            raise NoEvent(offset_of(message), str(error)) from error
     try:
         batch = encode(events, 0)
     except EventRefused as refusal:
         raise _first_fault(messages, events) from refusal
     batch = _with_column(batch, _APPENDED, pa.array([appended for appended, _ in given], SCHEMA.field(_APPENDED).type))
     batch = _with_column(batch, _SEQUENCE, pa.array([sequence for _, sequence in given], pa.int64()))
-    return np.array([_offset(message) for message in messages], np.int64), batch
+    return np.array([offset_of(message) for message in messages], np.int64), batch
 
 
 def _fields(message: Message) -> dict[str, Any]:
@@ -117,28 +117,36 @@ def _fields(message: Message) -> dict[str, Any]:
         if type(fields[name]) is not int or not least <= fields[name] < 2**63:
             raise ValueError(f"its {name} is {fields[name]!r:.40}")
     key = message.key()
-    if key is None or key != str(fields.get("entity")).encode(errors="replace"):
+    if key is None or key != str(fields["entity"]).encode(errors="replace"):
         raise ValueError("its key is not its entity")
     return fields
 
 
 def _event(fields: dict[str, Any]) -> Event:
-    """The event; what this Stateside does not know of it is part of its extra."""
-    unknown = fields.keys() - _KNOWN
-    if unknown:
-        extra = fields.get("extra", {})
+    """The event, of which not all is checked yet; what this Stateside does not know of it is part of its extra."""
+    tags, extra = fields.get("tags", ()), fields.get("extra", {})
+    if not fields.keys() <= _KNOWN:
         if not isinstance(extra, dict):
             raise ValueError("its extra is not an object")
-        known = {name: value for name, value in fields.items() if name in _KNOWN}
-        fields = known | {"extra": extra | {name: fields[name] for name in sorted(unknown)}}
-    return event_of(fields, 0)
+        extra = extra | {name: value for name, value in fields.items() if name not in _KNOWN}
+    return Event(
+        fields["id"],
+        fields["entity"],
+        fields["type"],
+        fields["time_us"],
+        payload_of(fields) if "data" in fields else fields.get("payload", {}),
+        tuple(tags) if isinstance(tags, list) else tags,
+        version=fields.get("version", 1),
+        metadata=fields.get("metadata", {}),
+        extra=extra,
+    )
 
 
 def _first_fault(messages: Sequence[Message], events: Sequence[Event]) -> NoEvent:
     for message, event in zip(messages, events, strict=True):
         reason = fault(event)
         if reason is not None:
-            return NoEvent(_offset(message), reason)
+            return NoEvent(offset_of(message), reason)
     raise AssertionError("what was refused has a fault")
 
 
@@ -146,7 +154,8 @@ def _with_column(batch: pa.RecordBatch, at: int, column: pa.Array) -> pa.RecordB
     return batch.set_column(at, SCHEMA.field(at), column)
 
 
-def _offset(message: Message) -> int:
+def offset_of(message: Message) -> int:
+    """Where a message that was read stands."""
     offset = message.offset()
-    assert offset is not None, "it was read"
+    assert offset is not None, "only one that is sent has none"
     return offset
