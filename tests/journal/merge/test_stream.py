@@ -159,3 +159,22 @@ def test_a_reader_waits_for_its_own_event(tmp_path: Path) -> None:
             stop.set()
             thread.join()
     assert stream.sources().done == Position.of({"a.1": 5})
+
+
+def test_the_tail_has_what_is_not_merged_as_far_as_nothing_is_missing_in_between(tmp_path: Path) -> None:
+    stream = MergedStream(tmp_path)
+    with NodeWriter(tmp_path, "b") as other, NodeWriter(tmp_path, "a") as node:
+        for writer, ids in ((other, ["1"]), (node, ["2", "3"]), (other, ["4"])):
+            writer.append_to("emma", [event(id_) for id_ in ids])
+            writer.release(writer.slots)
+    assert [found.id for found in stream.tail("emma", 1, 9)] == ["1", "2", "3", "4"]
+    assert [found.id for found in stream.tail("emma", 2, 3)] == ["2", "3"]
+    assert stream.tail("nobody", 1, 9) == []
+    with Merger(tmp_path) as merger:
+        away = (tmp_path / "nodes" / "a").rename(tmp_path / "away")
+        merger.merge()
+        assert stream.tail("emma", 2, 4) == []
+        assert [found.id for found in stream.tail("emma", 4, 4)] == ["4"]
+        away.rename(tmp_path / "nodes" / "a")
+        merger.merge()
+    assert stream.tail("emma", 1, 4) == [], "all of it is in the stream"

@@ -491,3 +491,26 @@ def test_a_fenced_owner_makes_no_end_mark_where_one_is_missing(tmp_path: Path) -
         pass
     assert not mark.exists()
     kill(node)
+
+
+def test_what_a_producer_has_no_receipt_for_is_looked_for_behind_its_last_one_in_all_epochs(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        last = node.append([event("1")])
+        node.append([event("2")])
+    with NodeWriter(tmp_path, "a", take_over=True) as node:
+        assert node.append_unstored([event("2"), event("3")], since=last) == Position.of({"a.2": 1})
+        assert node.append_unstored([event("1"), event("2"), event("3")], since=Position.start()) == node.end
+        assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
+        since = node.append([event("4")])
+        node.append_unstored([event("2"), event("3"), event("4")], since=since)  # they stand before it: once more
+    assert [id_ for id_, _ in all_ids(tmp_path)] == ["1", "2", "3", "4", "2", "3", "4"]
+
+
+def test_an_append_of_what_is_stored_once_gives_each_event_s_own_receipt(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as one, NodeWriter(tmp_path, "b") as other:
+        one.append_to("emma", [event("1")])
+        one.release(one.slots)
+        told = other.append_once([event("2"), event("1"), event("3"), event("2")])
+        assert [str(receipt) for receipt in told] == ["b.1:1", "a.1:1", "b.1:2", "b.1:1"]
+        assert other.append_once([event("3"), event("1")]) == [told[2], told[1]]
+    assert sorted(all_ids(tmp_path)) == [("1", 1), ("2", 2), ("3", 3)]
