@@ -2,7 +2,8 @@
 
 A position says, for each partition of a journal, how many of its events lie before it: `{partition: offset}`. Offsets
 count from 0, so the position of an empty journal, the *start*, is 0 everywhere; a partition that is not named stands at
-0. Positions are partially ordered: one *covers* another if it has seen at least as much of every partition.
+0. (A journal on Kafka has its topic's offsets, of which some have no event.) Positions are partially ordered: one
+*covers* another if it has seen at least as much of every partition.
 
 Short text form, for headers, URLs and logs, sorted by partition and without zeros:
 

@@ -24,4 +24,5 @@ def test_every_command_of_the_page_works_one_after_the_other(tmp_path: Path, mon
 
 
 def test_the_page_shows_every_command() -> None:
-    assert {command.split()[1] for command in COMMANDS} == set(journal.commands)
+    elsewhere = {"create"}  # docs/journal-kafka.md
+    assert {command.split()[1] for command in COMMANDS} == set(journal.commands) - elsewhere

@@ -10,7 +10,7 @@ import pytest
 
 from stateside.errors import EventRefused, JournalAway
 from stateside.journal import Event, Journal, JournalWriter, group
-from stateside.journal.group import Group
+from stateside.journal.group import Group, Receipts
 
 
 def event(id_: str) -> Event:
@@ -26,7 +26,7 @@ class Disk:
         self.busy = threading.Event()
         self.error: BaseException | None = None
 
-    def store(self, events: Sequence[Event]) -> int:
+    def store(self, events: Sequence[Event]) -> Receipts[int]:
         self.busy.set()
         assert self.free.wait(10)
         if self.error is not None:
@@ -34,7 +34,8 @@ class Disk:
         if any(event.id == "bad" for event in events):
             raise EventRefused("bad")
         self.stored.append([event.id for event in events])
-        return sum(map(len, self.stored[:-1]))
+        first = sum(map(len, self.stored[:-1]))
+        return lambda low, high: first + high
 
 
 def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:

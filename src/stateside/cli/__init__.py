@@ -1,8 +1,8 @@
 """The command line: thin. It parses, calls, prints.
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `tokens` who may ask,
-`billing` the commands of that application.
+what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `kafka` journals there,
+`tokens` who may ask, `billing` the commands of that application.
 """
 
 from stateside.cli.applications import append, demo, doctor, new, run
@@ -11,6 +11,7 @@ from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
 from stateside.cli.group import PORT, main
 from stateside.cli.journal import journal
+from stateside.cli.kafka import create, dev
 from stateside.cli.merging import merge
 from stateside.cli.retention import archive, drop, readers, trim
 from stateside.cli.serving import serve
@@ -23,6 +24,7 @@ for command in (
     audit,
     billing,
     demo,
+    dev,
     doctor,
     get,
     journal,
@@ -39,5 +41,5 @@ for command in (
     watch,
 ):
     main.add_command(command)
-for command in (archive, drop, merge, readers, trim):
+for command in (archive, create, drop, merge, readers, trim):
     journal.add_command(command)

@@ -6,12 +6,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stateside.cli.group import FILE, FOLDER, PORT
+from stateside.cli.kafka import beside, kafka_option
 from stateside.errors import RequestInvalid, SettingInvalid
+
+if TYPE_CHECKING:
+    from stateside.journal import JournalWriter
+    from stateside.journal.kafka import KafkaWriter
+    from stateside.journal.nodes import NodeWriter
 
 
 @click.command()
@@ -115,13 +121,20 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 
 @click.command()
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder; made if there is none.")
+@kafka_option
 @click.option("--node", metavar="NAME", help="Append as this node, to its own log (docs/nodes.md).")
 @click.option("--take-over", is_flag=True, help="Of a node whose owner is paused or away: fence it.")
 @click.option("--dead-letters", type=FILE, help="Go on at lines that are no events, and add them here with the reason.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt and the counts as a JSON object.")
 @click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
 def append(
-    folder: Path, node: str | None, take_over: bool, dead_letters: Path | None, as_json: bool, lines: Any
+    folder: Path,
+    kafka: str | None,
+    node: str | None,
+    take_over: bool,
+    dead_letters: Path | None,
+    as_json: bool,
+    lines: Any,
 ) -> None:
     """Append events to an application's journal: JSON lines from FILE, or from standard input.
 
@@ -134,18 +147,20 @@ def append(
 
     Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
     stops, and says which one, why, and what is stored. Appending the same lines again stores them again.
+
+    Of a journal on Kafka this process becomes the owner, and whoever was it before is told so. The folder then holds
+    its index.
     """
-    from stateside.journal import JournalWriter
     from stateside.journal.lines import Intake
-    from stateside.journal.nodes import NodeWriter
-    from stateside.layout import Layout
 
     if lines.isatty():
         click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
-    if take_over and node is None:
-        raise SettingInvalid("There is nothing to take over", next_step="Give --node NAME as well")
-    journal = Layout(folder).journal
-    with JournalWriter(journal) if node is None else NodeWriter(journal, node, take_over=take_over) as writer:
+    if (take_over and node is None) or (node and kafka):
+        raise SettingInvalid(
+            "There is no such writer",
+            next_step="--take-over goes with --node NAME, and --node without --kafka: there it takes over by itself",
+        )
+    with _writer(folder, kafka, node, take_over) as writer:
         intake = Intake(writer, dead_letters)
         try:
             intake.take(lines)
@@ -153,6 +168,23 @@ def append(
             click.echo(f"{intake.stored:,} events stored, {intake.refused:,} lines refused", err=True)
         told = {"receipt": str(intake.receipt), "stored": intake.stored, "refused": intake.refused}
         click.echo(json.dumps(told) if as_json else told["receipt"])
+
+
+def _writer(
+    folder: Path, kafka: str | None, node: str | None, take_over: bool
+) -> JournalWriter | NodeWriter | KafkaWriter:
+    from stateside.journal import JournalWriter
+    from stateside.journal.kafka import KafkaWriter
+    from stateside.journal.kafka.address import topic_at
+    from stateside.journal.nodes import NodeWriter
+    from stateside.layout import Layout
+
+    if node is not None:
+        return NodeWriter(Layout(folder).journal, node, take_over=take_over)
+    if kafka is None:
+        return JournalWriter(Layout(folder).journal)
+    topic = topic_at(kafka)
+    return KafkaWriter(topic, beside(folder, topic, "index"))
 
 
 @click.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -16,11 +17,13 @@ import click
 from stateside.cli.applications import append
 from stateside.cli.bars import bar
 from stateside.cli.group import FILE, FOLDER
+from stateside.cli.kafka import check_place, journal_place, kafka_option, kafka_queries, kafka_statistics, kafka_views
 from stateside.cli.tables import readable, show_json
 from stateside.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal.queries import Found, Queries
+    from stateside.journal.queries import Found, Queries, Views
+    from stateside.journal.stream import Stream, Trimmed
     from stateside.journal.upkeep import Place, Selection
     from stateside.journal.upkeep.exporting import Format
     from stateside.positions import Position
@@ -83,14 +86,12 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @journal.command()
-@journal_folder
+@journal_place
 @as_json_flag
-def stat(folder: Path, as_json: bool) -> None:
+def stat(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     """Tell how large the journal is, where it ends, and how far what is made of it has come."""
-    from stateside.journal.upkeep import node_statistics, statistics
-
-    place = place_of(folder)
-    found = node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
+    check_place(folder, kafka)
+    found = _statistics(folder) if folder and kafka is None else kafka_statistics(kafka or "")
     if as_json:
         show_json(found)
         return
@@ -103,35 +104,38 @@ def stat(folder: Path, as_json: bool) -> None:
 
 
 @journal.command()
-@journal_folder
+@journal_place
 @_selection_flags
 @_limit
 @click.option("--follow", is_flag=True, help="Then go on with events as they come, until Ctrl-C.")
 @as_json_flag
-def read(folder: Path, limit: int | None, follow: bool, as_json: bool, **conditions: Any) -> None:
+def read(
+    folder: Path | None, kafka: str | None, limit: int | None, follow: bool, as_json: bool, **conditions: Any
+) -> None:
     """Print events, in the journal's order. With --json a line each, as `export` has them, and with the position.
 
     The position is the one to read on --from behind the event.
     """
-    place = place_of(folder)
-    selection = _from_begin(place, _selection(**conditions), conditions["start"])
-    with place.queries() as queries:
+    with _queries(folder, kafka) as queries:
+        selection = _from_begin(queries.stream, _selection(**conditions), conditions["start"])
         if selection.entity is not None and not follow:
-            _check_known(queries, selection.entity, folder)
+            _check_known(queries, selection.entity, str(folder or kafka))
         found = selection.live(queries) if follow else selection.found(queries)
         for one in islice(found, limit):
             _show_event(one, as_json)
 
 
 @journal.command()
-@journal_folder
+@journal_place
 @click.option("--prefix", default="", help="Only ids that begin so.")
 @click.option("--after", help="Only ids behind this one: the last one of the page before.")
 @_limit
 @as_json_flag
-def ids(folder: Path, prefix: str, after: str | None, limit: int | None, as_json: bool) -> None:
+def ids(
+    folder: Path | None, kafka: str | None, prefix: str, after: str | None, limit: int | None, as_json: bool
+) -> None:
     """Print the ids of all entities, in the order of their bytes, one a line."""
-    with place_of(folder).queries() as queries:
+    with _queries(folder, kafka) as queries:
         for entity in islice(queries.entities(prefix, after).current(), limit):
             show_json({"entity": entity}, lines=True) if as_json else click.echo(entity)
 
@@ -177,11 +181,12 @@ def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: A
     The file is there when all of it is. Prints how many events it has, and the position at which the next export goes
     on.
     """
+    from stateside.journal import Journal
     from stateside.journal.upkeep import export as run_export
     from stateside.journal.upkeep import export_to
 
     place = place_of(folder)
-    selection = _from_begin(place, _selection(**conditions), conditions["start"])
+    selection = _from_begin(Journal(place.directory), _selection(**conditions), conditions["start"])
     chosen = format_ or _format(out)
     if str(out) == "-":
         done = export_to(place, selection, sys.stdout.buffer, chosen)
@@ -198,17 +203,15 @@ def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: A
 
 @journal.command()
 @journal_folder
+@kafka_option
 @click.option("--rebuild", is_flag=True, help="Make them anew from the journal's beginning.")
 @as_json_flag
-def views(folder: Path, rebuild: bool, as_json: bool) -> None:
+def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None:
     """Bring the views of queries to the journal's end: where events of entities, tags, types and times stand.
 
     Queries are right without them, and much faster with them. Ctrl-C loses nothing: the next call goes on.
     """
-    from stateside.journal.queries import Views
-
-    place = place_of(folder)
-    with Views(place.stream(), place.views) as followed, bar("following the journal") as watch:
+    with _views(folder, kafka) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(lambda progress: watch(progress.events, progress.total))
     click.echo(json_line({"position": str(position)}) if as_json else str(position))
@@ -225,6 +228,13 @@ def place_of(folder: Path) -> Place:
     return Place.of(Layout(folder).journal)
 
 
+def _statistics(folder: Path) -> dict[str, Any]:
+    from stateside.journal.upkeep import node_statistics, statistics
+
+    place = place_of(folder)
+    return node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
+
+
 def _selection(start: Position | None, type_: str | None, **others: Any) -> Selection:
     from stateside.journal.upkeep import Selection
     from stateside.positions import Position
@@ -232,21 +242,45 @@ def _selection(start: Position | None, type_: str | None, **others: Any) -> Sele
     return Selection(start or Position.start(), type=type_, **others)
 
 
-def _from_begin(place: Place, selection: Selection, asked: Position | None) -> Selection:
+@contextmanager
+def _queries(folder: Path | None, kafka: str | None) -> Iterator[Queries]:
+    """What can be asked of the journal that is named."""
+    check_place(folder, kafka)
+    found = place_of(folder).queries() if folder and kafka is None else kafka_queries(folder, kafka or "")
+    with found as queries:
+        yield queries
+
+
+@contextmanager
+def _views(folder: Path, kafka: str | None) -> Iterator[Views]:
+    from stateside.journal.queries import Views
+
+    if kafka is not None:
+        with kafka_views(folder, kafka) as views:
+            yield views
+        return
+    place = place_of(folder)
+    with Views(place.stream(), place.views) as views:
+        yield views
+
+
+def _from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
     """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
-    begin = place.stream().begin()
+    from stateside.journal.stream import begin as begin_of
+
+    begin = begin_of(stream)
     if asked is not None or not begin.events():
         return selection
     click.echo(f"The events before {begin} are gone; it begins there.", err=True)
     return replace(selection, start=begin)
 
 
-def _check_known(queries: Queries, entity: str, folder: Path) -> None:
+def _check_known(queries: Queries, entity: str, where: str) -> None:
     """EntityUnknown for a name that no event has: else a slip of the pen would look like an entity without events."""
     if queries.last_sequence(entity) == 0:
         raise EntityUnknown(
             f"This journal has no event of an entity {entity!r:.220}",
-            where=str(folder),
+            where=where,
             next_step="`stateside journal ids --prefix …` lists those that it has",
         )
 

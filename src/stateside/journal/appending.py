@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from stateside.clock import Clock
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
-from stateside.journal.group import Group
+from stateside.journal.group import Group, Receipts
 from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
@@ -119,12 +119,13 @@ class Appending(ABC):
                 self._append(batch.take(pa.array(new)))
         return [(there | stored)[event.id] or 0 for event in events]
 
-    def _append_events(self, events: Sequence[Event]) -> int:
+    def _append_events(self, events: Sequence[Event]) -> Receipts[int]:
+        """What a group of threads appends; each is told the offset behind its own events."""
         batch = encode(events, self._clock.now_us())
         with self._turn():
             first = self._offset
             self._append(batch)
-            return first
+        return lambda low, high: first + high
 
     def _append(self, batch: pa.RecordBatch) -> Position:
         """Number the events and store them, in this writer's turn."""

@@ -13,30 +13,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from stateside.errors import EventRefused, JournalAway
 from stateside.journal.event import Event
 
 EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
 
-Store = Callable[[Sequence[Event]], int]
+Receipt = TypeVar("Receipt")
+Receipts = Callable[[int, int], Receipt]  # what those of the events are told that stand from the one up to the other
+Store = Callable[[Sequence[Event]], Receipts[Receipt]]
 
 
-class Group:
-    """The appends of all threads to one journal. `store` stores events and returns the offset of the first one."""
+class Group(Generic[Receipt]):
+    """The appends of all threads to one journal. `store` stores events and says what each append of them is told."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[Receipt]) -> None:
         self._store = store
-        self._line: deque[_Append] = deque()
+        self._line: deque[_Append[Receipt]] = deque()
         self._led = False
         self._changing = threading.Lock()  # the two above
 
-    def append(self, events: Sequence[Event]) -> int:
-        """Store the events, with those of other threads perhaps; the offset after the last one of these.
+    def append(self, events: Sequence[Event]) -> Receipt:
+        """Store the events, with those of other threads perhaps; the receipt for these.
 
         If they are refused, or the journal is away, that is raised here; a refusal of others' events is not.
         """
-        own = _Append(events)
+        own: _Append[Receipt] = _Append(events)
         with self._changing:
             self._line.append(own)
             own.leads, self._led = not self._led, True
@@ -48,7 +51,7 @@ class Group:
             self._leave(own)
         return own.answer()
 
-    def _taken(self) -> list[_Append]:
+    def _taken(self) -> list[_Append[Receipt]]:
         """Those first in line, which are stored together: who leads is the first of all."""
         with self._changing:
             taken = [self._line.popleft()]
@@ -58,7 +61,7 @@ class Group:
                 count += len(taken[-1].events)
         return taken
 
-    def _leave(self, own: _Append) -> None:
+    def _leave(self, own: _Append[Receipt]) -> None:
         """Let the next one lead. An interrupted thread may go while it still stands in line."""
         with self._changing:
             if not own.settled and own in self._line:
@@ -68,9 +71,9 @@ class Group:
                 if self._line:
                     self._line[0].lead()
 
-    def _settle(self, appends: list[_Append]) -> None:
+    def _settle(self, appends: list[_Append[Receipt]]) -> None:
         try:
-            offset = self._store([event for append in appends for event in append.events])
+            receipts = self._store([event for append in appends for event in append.events])
         except EventRefused as error:
             if len(appends) == 1:
                 appends[0].tell(error)
@@ -82,18 +85,19 @@ class Group:
             if not isinstance(error, Exception):
                 raise
         else:
+            low = 0
             for append in appends:
-                offset += len(append.events)
-                append.tell(offset)
+                append.tell(receipts(low, low + len(append.events)))
+                low += len(append.events)
 
 
-class _Append:
+class _Append(Generic[Receipt]):
     """One thread's events, and what became of them."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.leads = False
-        self._answer: int | Exception | None = None
+        self._answer: Receipt | Exception | None = None
         self._gate = threading.Lock()  # closed until there is something to do
         self._gate.acquire()
 
@@ -114,13 +118,13 @@ class _Append:
         self.leads = True
         self._gate.release()
 
-    def tell(self, answer: int | Exception) -> None:
-        """The offset after its events, or why they are not stored."""
+    def tell(self, answer: Receipt | Exception) -> None:
+        """The receipt for its events, or why they are not stored."""
         self._answer = answer
         if not self.leads:
             self._gate.release()
 
-    def answer(self) -> int:
+    def answer(self) -> Receipt:
         """What it was told."""
         assert self._answer is not None
         if isinstance(self._answer, Exception):

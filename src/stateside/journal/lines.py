@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,8 +34,7 @@ from uuid import uuid4
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused
 from stateside.journal.event import Event, fault
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.writer import JournalWriter
+from stateside.positions import Position
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
 CHUNK_BYTES = 1024 * 1024  # what comes in at once is appended at once
@@ -50,6 +49,17 @@ class Input(Protocol):
 
     def read1(self, size: int, /) -> bytes:
         """What is there, waiting only if that is nothing; empty at the end."""
+
+
+class Writer(Protocol):
+    """What takes events in, whatever the journal is stored on."""
+
+    @property
+    def end(self) -> Position:
+        """The position after the last durable event."""
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """Store the events, all or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,7 @@ class Intake:
     letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
     """
 
-    def __init__(
-        self, writer: JournalWriter | NodeWriter, dead_letters: Path | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, writer: Writer, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
         self._writer = writer
         self._dead_letters = dead_letters
         self._clock = clock or SystemClock()
@@ -150,11 +158,11 @@ def event_of(fields: Any, now_us: int) -> Event:
         if needed not in fields:
             raise ValueError(f"it has no {needed}")
     return Event(
-        id=fields.get("id", str(uuid4())),
+        id=fields["id"] if "id" in fields else str(uuid4()),
         entity=fields["entity"],
         type=fields["type"],
         time_us=_time_us(fields, now_us),
-        payload=_payload(fields),
+        payload=payload_of(fields),
         tags=tuple(tags) if isinstance(tags := fields.get("tags", ()), list) else tags,
         version=fields.get("version", 1),
         metadata=fields.get("metadata", {}),
@@ -177,7 +185,8 @@ def fields_of(event: Event) -> dict[str, Any]:
     return fields | {name: value for name, value in (others | given).items() if value is not None}
 
 
-def _payload(fields: dict[str, Any]) -> Any:
+def payload_of(fields: dict[str, Any]) -> Any:
+    """The payload that these fields have; ValueError if it is two, or none."""
     if "data" not in fields:
         return fields.get("payload", {})
     if "payload" in fields:

@@ -1,7 +1,8 @@
 """Streams: what queries and views follow. A journal on files is one; merged logs and Kafka's topics are others.
 
 A stream has partitions, each a row of events with offsets from 0 on. An event never changes its offset, and all events
-of an entity stand in one partition, in the order of their sequence.
+of an entity stand in one partition, in the order of their sequence. There is an event at each offset, unless the stream
+is `Sparse`: then some offsets have none, and never will.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Stream(Protocol):
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The events with offsets start <= offset < stop, each batch with the offset of its first event.
 
-        In the journal's schema (`columns`). PositionInvalid if the range goes beyond the end; JournalCorrupt where
-        events that were there are not any more, EventsGone if somebody decided so (`Trimmed`). Memory: one batch, of a
-        few MiB or of one append.
+        A batch has no gap in it, and is in the journal's schema (`columns`). PositionInvalid if the range goes beyond
+        the end; JournalCorrupt where events that were there are not any more, EventsGone if somebody decided so
+        (`Trimmed`). Memory: one batch, of a few MiB or of one append.
         """
 
     def wait(self, position: Position, timeout_s: float) -> bool:
@@ -62,6 +63,17 @@ class Gathering(Protocol):
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """The events at these offsets, which ascend: some of them at a time, with their offsets."""
+
+
+@runtime_checkable
+class Sparse(Protocol):
+    """A stream with gaps between its events, as those of a Kafka topic, in which transactions take offsets too.
+
+    Its end may lie behind a gap. So `end` covers every receipt, and need not be one.
+    """
+
+    def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """As `batches`, with the offset of each event: a batch may go on behind a gap."""
 
 
 @runtime_checkable
@@ -83,9 +95,18 @@ class Tailed(Protocol):
         """
 
 
-def begin(stream: Stream) -> Position:
+def begin(stream: Stream | Trimmed) -> Position:
     """The position of the first events of any stream that are there."""
     return stream.begin() if isinstance(stream, Trimmed) else Position.start()
+
+
+def located(stream: Stream, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+    """The events of any stream with offsets start <= offset < stop, some at a time, each with its offset."""
+    if isinstance(stream, Sparse):
+        yield from stream.located(partition, start, stop)
+        return
+    for first, batch in stream.batches(partition, start, stop):
+        yield np.arange(first, first + batch.num_rows), batch
 
 
 def gather(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
@@ -99,10 +120,10 @@ def gather(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[O
 
 
 def _from_range(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-    for first, batch in stream.batches(partition, int(offsets[0]), int(offsets[-1]) + 1):
-        low, high = np.searchsorted(offsets, [first, first + batch.num_rows])
-        if low < high:
-            yield offsets[low:high], batch.take(pa.array(offsets[low:high] - first))
+    for found, batch in located(stream, partition, int(offsets[0]), int(offsets[-1]) + 1):
+        rows = np.flatnonzero(np.isin(found, offsets, assume_unique=True))
+        if len(rows):
+            yield found[rows], batch.take(pa.array(rows))
 
 
 def moved(end: Callable[[], Position], position: Position, timeout_s: float) -> bool:

@@ -65,9 +65,9 @@ _SETTINGS = {
 class Broker:
     """One broker on one folder. Its ports are drawn once: started again, it is found at the same address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self._folder = folder
-        self._port, self._controller_port = free_port(), free_port()
+        self._port, self._controller_port = port or free_port(), free_port()
         self._child: Child | None = None
 
     @property
@@ -145,7 +145,7 @@ class Broker:
                 raise SetupError(
                     f"Port {port} of {LOOPBACK}, on which the Kafka broker was to listen, is taken",
                     where=listener(port) or str(reason),
-                    next_step="Try again: another one is drawn",
+                    next_step="Try again: another one is drawn, unless you name it",
                 )
 
     @property

@@ -2,6 +2,7 @@
 
     @app.view(key=["item"], source=sources.journal(types=["impression"]))
     @app.view(key=["item"], source=sources.kafka("localhost:9092", "impressions", fields="item string"))
+    @app.view(key=["item"], source=sources.kafka_journal("localhost:9092", "events", fields="item string"))
     @app.view(key=["item"], source=sources.files("incoming", fields="item string, at timestamp"))
     @app.view(key=["value"], source=sources.stream(lambda spark: spark.readStream.format("rate").load()))
 
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stateside.errors import ViewInvalid
 from stateside.pipeline import jars
-from stateside.pipeline.secret_options import with_secrets
 from stateside.positions import Position
+from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -205,6 +206,24 @@ def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] |
     `fields` is DDL; `options` are Spark's own, and a value `env:NAME` is taken from that environment variable.
     """
     return KafkaTopic(servers, topic, fields, dict(options or {}))
+
+
+def kafka_journal(
+    servers: str,
+    topic: str,
+    *,
+    fields: str = "",
+    types: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Source:
+    """A journal on Kafka (`journal.kafka`), from its earliest event on; `kafka_events` says what columns it has.
+
+    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`.
+    """
+    from stateside.pipeline.kafka_events import KafkaEvents
+
+    return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}))
 
 
 def files(

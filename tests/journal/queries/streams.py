@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 
+import numpy as np
 import pyarrow as pa
 
 from stateside.journal.columns import encode
 from stateside.journal.event import Event
+from stateside.journal.frames import Offsets
 from stateside.positions import Position
 
 
@@ -44,6 +48,52 @@ class MemoryStream:
             batch = encode(events, 0)
             numbers = pa.array([event.sequence for event in events], pa.int64())
             yield first, batch.set_column(batch.schema.get_field_index("sequence"), "sequence", numbers)
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        return not position.covers(self.end())
+
+
+class SparseStream:
+    """A partition with a gap behind each append, of another width each time: some are wider than a zone."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[int, Event]] = []
+        self.behind = 0
+        self._counts: Counter[str] = Counter()
+        self._gaps = cycle([1, 1, 11, 0, 2])
+
+    def append(self, events: Sequence[Event]) -> None:
+        for offset, event in enumerate(events, self.behind):
+            self._counts[event.entity] += 1
+            self.log.append((offset, replace(event, sequence=self._counts[event.entity])))
+        self.behind += len(events) + next(self._gaps)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def id(self) -> str | None:
+        return "sparse"
+
+    def end(self) -> Position:
+        return Position.of({"0": self.behind})
+
+    def partitions(self) -> Sequence[str]:
+        return ("0",)
+
+    def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        assert 0 <= start <= stop <= self.behind
+        wanted = [(offset, event) for offset, event in self.log if start <= offset < stop]
+        for low in range(0, len(wanted), 7):
+            events = [event for _, event in wanted[low : low + 7]]
+            batch = encode(events, 0)
+            numbers = pa.array([event.sequence for event in events], pa.int64())
+            numbered = batch.set_column(batch.schema.get_field_index("sequence"), "sequence", numbers)
+            yield np.array([offset for offset, _ in wanted[low : low + 7]]), numbered
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for offsets, batch in self.located(partition, start, stop):
+            for row, offset in enumerate(offsets.tolist()):
+                yield offset, batch.slice(row, 1)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
         return not position.covers(self.end())

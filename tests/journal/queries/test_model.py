@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.journal import Event, JournalWriter, frames
-from stateside.journal.queries import Progress, Queries, Views, indexing, questions, views, walk
+from stateside.journal.queries import Progress, Queries, Views, indexing, portions, questions, walk
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from stateside.journal.stream import FileStream
-from tests.journal.queries.streams import Model
+from tests.journal.queries.streams import Model, SparseStream
 from tests.sizes import examples, sized
 
 ENTITIES = ["a", "ab", "b", "ä", "漢" * 200, "漢" * 199 + "x", "zed"]
@@ -26,7 +26,7 @@ TAGS = ["red", "green", "漢" * 200]
 TYPES = ["call", "fee"]
 TIMES = [0, 5, 1_000, 10**15, 7 * 10**15]
 SMALL = [
-    (views, "TRANSACTION_EVENTS", 5),
+    (portions, "TRANSACTION_EVENTS", 5),
     (frames, "GROUP_BYTES", 2_000),
     (walk, "PAGE_EVENTS", 3),
     (questions, "LOOK_EVENTS", 4),
@@ -56,12 +56,18 @@ class QueriesMachine(RuleBasedStateMachine):
         self.patches = [patch.object(module, name, value) for module, name, value in SMALL]
         for each in self.patches:
             each.start()
-        self.writer = JournalWriter(self.folder / "journal", segment_bytes_max=4_000)
+        self.writer = self.new_writer()
         self.model = Model()
         self.open()
 
+    def new_writer(self) -> Any:
+        return JournalWriter(self.folder / "journal", segment_bytes_max=4_000)
+
+    def new_stream(self) -> Any:
+        return FileStream(self.folder / "journal")
+
     def open(self) -> None:
-        self.stream = FileStream(self.folder / "journal")
+        self.stream = self.new_stream()
         self.views = Views(self.stream, self.folder / "views")
         self.queries = Queries(self.stream, self.views)
 
@@ -210,7 +216,19 @@ class QueriesMachine(RuleBasedStateMachine):
             assert list(query.current(found[at].position)) == found[at + 1 :]
 
 
+class SparseQueriesMachine(QueriesMachine):
+    """The same, of a stream that has gaps between its events."""
+
+    def new_writer(self) -> Any:
+        return SparseStream()
+
+    def new_stream(self) -> Any:
+        return self.writer
+
+
 TestQueries = QueriesMachine.TestCase
 TestQueries.settings = settings(
     max_examples=examples(40, 200), stateful_step_count=sized(15, 40), deadline=None, print_blob=True
 )
+TestQueriesOfASparseStream = SparseQueriesMachine.TestCase
+TestQueriesOfASparseStream.settings = TestQueries.settings

@@ -14,9 +14,8 @@ import pytest
 
 from stateside.errors import SetupError, ViewsBusy
 from stateside.journal import Event, JournalWriter
-from stateside.journal.queries import Progress, Queries, Views
+from stateside.journal.queries import Progress, Queries, Views, portions
 from stateside.journal.queries import generation as generations
-from stateside.journal.queries import views as views_module
 from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
 from stateside.positions import Position
@@ -110,7 +109,7 @@ def test_who_follows_for_good_begins_anew_when_the_views_or_the_journal_are_repl
 
 
 def test_a_rebuild_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views_module, "TRANSACTION_EVENTS", 10)
+    monkeypatch.setattr(portions, "TRANSACTION_EVENTS", 10)
     append(tmp_path, range(35))
     told: list[Progress] = []
     with opened(tmp_path) as views:
@@ -220,10 +219,10 @@ def test_a_second_views_object_in_one_process_is_told_to_share(tmp_path: Path) -
 CHILD = """
 import sys, threading
 from pathlib import Path
-from stateside.journal.queries import Views, views
+from stateside.journal.queries import Views, portions, views
 from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
-views.TRANSACTION_EVENTS, views.TRANSACTION_S_MIN = 500, 0.01
+portions.TRANSACTION_EVENTS, views.TRANSACTION_S_MIN = 500, 0.01
 folder = Path(sys.argv[1])
 opened = Views(FileStream(folder / "journal"), folder / "views")
 print("ready", flush=True)
@@ -263,7 +262,7 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_views_that_are_right(tmp
 def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
-    monkeypatch.setattr(views_module, "TRANSACTION_EVENTS", 30)
+    monkeypatch.setattr(portions, "TRANSACTION_EVENTS", 30)
     append(tmp_path, range(100))
     with opened(tmp_path) as views:
         views.follow()

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from stateside.errors import ArchiveInvalid, PipelineRunning, SetupError, SinkAway, SinkRefused, ViewInvalid
 from stateside.layout import Layout
 from stateside.ops.broker import Broker
-from stateside.pipeline.secret_options import with_secrets
 from stateside.pipeline.sinks import kafka_notes
 from stateside.pipeline.sinks.kafka import kafka, messages_of
 from stateside.pipeline.sinks.kafka_notes import Mark, Notes
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkFactory
 from stateside.processes import free_port
+from stateside.secret_options import with_secrets
 from tests.sizes import sized
 
 from .harness import VIEW, SinkCase, SinkSuite, Values, Verdict, World

@@ -48,13 +48,13 @@ class Outcome(Generic[State]):
 
 
 class Writer(Protocol):
-    """What entities need of a journal's writer: those of files, of a node and in memory are such."""
+    """What entities need of a journal's writer, whatever it is stored on."""
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """As `Appending.append_to`."""
+        """Store events of one entity if its last one has the expected sequence."""
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """As `Appending.receipt_of`."""
+        """The receipt of one of the entity's events by its id."""
 
 
 class Entities(Generic[State, Command]):

@@ -16,7 +16,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
-from stateside.journal.group import Group
+from stateside.journal.group import Group, Receipts
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.ids import copy_index
@@ -220,9 +220,10 @@ class NodeWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _append_together(self, events: Sequence[Event]) -> int:
-        """What a group of threads appends; the offset of the first event."""
-        return self.append_batch(encode(events, self._clock.now_us()))[self.log] - len(events)
+    def _append_together(self, events: Sequence[Event]) -> Receipts[int]:
+        """What a group of threads appends; each is told the offset behind its own events."""
+        first = self.append_batch(encode(events, self._clock.now_us()))[self.log] - len(events)
+        return lambda low, high: first + high
 
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:

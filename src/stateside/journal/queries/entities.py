@@ -18,7 +18,7 @@ from stateside.errors import NotFreshEnough
 from stateside.journal.queries.format import ENTITY, Damaged, term_key
 from stateside.journal.queries.views import Views
 from stateside.journal.queries.walker import Walker
-from stateside.journal.stream import Stream
+from stateside.journal.stream import Stream, located
 from stateside.positions import Position
 
 PAGE_IDS = 1_000
@@ -93,7 +93,7 @@ class _Tail:
         bound: bytes | None = None  # the last one that is kept, once there are too many
         for partition in self._stream.partitions():
             start = min(self._covered[partition], self._end[partition])
-            for _, batch in self._stream.batches(partition, start, self._end[partition]):
+            for _, batch in located(self._stream, partition, start, self._end[partition]):
                 names = pc.unique(batch.column("entity")).to_pylist()
                 wanted = (key for key in map(_key, names) if key[0] > begin and key[1].startswith(self._prefix))
                 found.update(key for key in wanted if bound is None or key[0] < bound)
@@ -150,22 +150,24 @@ class BirthWalk(Walker[Born]):
         seen = self._seen.get(partition)
         if seen is None or seen.read != at or covered < seen.since:
             seen = self._seen[partition] = _Seen(covered, min(covered, at))
-        for first, batch in self._stream.batches(partition, seen.read, stop):
-            new = self._new(partition, first, batch.column("entity").to_pylist(), seen)
+        for offsets, batch in located(self._stream, partition, seen.read, stop):
+            new = self._new(partition, offsets.tolist(), batch.column("entity").to_pylist(), seen)
             if new is None:
                 return
-            seen.read = first + batch.num_rows
+            seen.read = int(offsets[-1]) + 1
             yield self._page(partition, [born for born in new if born[0] >= at]), max(at, seen.read)
+        seen.read = stop
+        yield [], stop
 
-    def _new(self, partition: str, first: int, names: list[str], seen: _Seen) -> list[tuple[int, str]] | None:
+    def _new(self, partition: str, offsets: list[int], names: list[str], seen: _Seen) -> list[tuple[int, str]] | None:
         """Those of the entities that neither the views nor this walk has seen; None if the views tell more, or less."""
         births: dict[str, int] = {}
-        for offset, name in enumerate(names, first):
+        for offset, name in zip(offsets, names, strict=True):
             if name not in seen.ids:
                 births.setdefault(name, offset)
         try:
             with self._views.snapshot() as snapshot:
-                if not seen.since <= (snapshot.state.covers(partition) if snapshot else 0) <= first:
+                if not seen.since <= (snapshot.state.covers(partition) if snapshot else 0) <= offsets[0]:
                     return None
                 new = [(at, name) for name, at in births.items() if not (snapshot and snapshot.entity(name))]
         except Damaged:

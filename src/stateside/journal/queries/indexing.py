@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateside.journal.frames import Offsets
 from stateside.journal.queries import format as form
 from stateside.journal.queries.format import ENTITY, TAG, TYPE, State, Term, Zone
 
@@ -22,10 +24,12 @@ Items = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Events of one partition, from an offset on, without a gap."""
+    """All events of one partition from an offset up to, and without, another, and the offset of each."""
 
     partition: int
     first: int
+    behind: int
+    offsets: Offsets
     batch: pa.RecordBatch
 
 
@@ -39,19 +43,18 @@ class Indexing:
     def add(self, part: Part) -> None:
         """Take these events in: the ones that come next in their partition."""
         assert part.first == self._state.offsets[part.partition], "the views have every event once"
-        self._add_entities(part)
-        self._add_terms(TYPE, part, *_encoded(part.batch.column("type")))
-        self._add_terms(TAG, part, *_encoded_tags(part.batch.column("tags")))
+        if part.batch.num_rows:
+            self._add_entities(part)
+            self._add_terms(TYPE, part, *_encoded(part.batch.column("type")))
+            self._add_terms(TAG, part, *_encoded_tags(part.batch.column("tags")))
+            self._state.last_ids[part.partition] = part.batch.column("id")[-1].as_py()
         self._add_zones(part)
-        self._state.offsets[part.partition] = part.first + part.batch.num_rows
-        self._state.last_ids[part.partition] = part.batch.column("id")[-1].as_py()
+        self._state.offsets[part.partition] = part.behind
 
     def _add_entities(self, part: Part) -> None:
         found: dict[str, _Entity] = {}
-        sequences = part.batch.column("sequence").to_pylist()
-        for offset, (name, sequence) in enumerate(
-            zip(part.batch.column("entity").to_pylist(), sequences, strict=True), part.first
-        ):
+        names, sequences = (part.batch.column(column).to_pylist() for column in ("entity", "sequence"))
+        for offset, name, sequence in zip(part.offsets.tolist(), names, sequences, strict=True):
             entity = found.get(name)
             if entity is None:
                 entity = found[name] = self._entity(name, part.partition, offset)
@@ -71,7 +74,7 @@ class Indexing:
         """Let each name's events be known: `codes` says which name, in the order of the `rows` that have it."""
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
-        offsets = rows[order] + part.first
+        offsets = part.offsets[rows[order]]
         terms, places = [], []
         for code, name in enumerate(names):
             encoded = name.encode()
@@ -92,19 +95,24 @@ class Indexing:
         return Term(self._state.terms)
 
     def _add_zones(self, part: Part) -> None:
-        """Tell the times of the events, in zones of so many; the last one goes on where it has room."""
+        """Tell the times of the events, in zones of so many; the last one goes on where it has room.
+
+        Each offset is in a zone, whether it has an event or not.
+        """
         times = part.batch.column("time").cast(pa.int64()).to_numpy()
+        bounds = [*part.offsets.tolist(), part.behind]
         key, zone = self._last_zone(part)
         at = 0
-        while at < len(times):
+        while zone.behind < part.behind:
             first = form.partition_offset(key)[1]
-            taken = min(len(times) - at, first + ZONE_EVENTS - zone.behind)
-            if taken <= 0:
+            reached = bisect_left(bounds, first + ZONE_EVENTS, at, len(times))
+            if reached == at < len(times) and zone.behind > first:  # it is full
                 key, zone = form.partition_key(part.partition, zone.behind), Zone(zone.behind, ())
                 continue
-            zone = Zone(zone.behind + taken, _spans(times[at : at + taken], zone.spans))
+            reached = min(max(reached, at + 1), len(times))  # a first event may stand behind a wide gap
+            spans = _spans(times[at:reached], zone.spans) if reached > at else zone.spans
+            zone, at = Zone(bounds[reached], spans), reached
             self._put("zones", [(key, zone.pack(key))])
-            at += taken
 
     def _last_zone(self, part: Part) -> tuple[bytes, Zone]:
         """The zone that the events before these are in; an empty one at the partition's beginning."""

@@ -21,27 +21,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from stateside.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import Damaged, State
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexing import Indexing, Part
+from stateside.journal.queries.portions import Portion, portions
 from stateside.journal.queries.progress import Progress, Watch, nobody
 from stateside.journal.queries.snapshot import Snapshot
 from stateside.journal.stream import Stream, begin, gather
 from stateside.positions import Position
 from stateside.storage import try_lock
 
-TRANSACTION_EVENTS = 50_000
-TRANSACTION_BYTES = 32 << 20
 TRANSACTION_S_MIN = 0.2  # a few events wait so long for others: queries read them from the stream meanwhile
 WAIT_S = 0.5
 
 log = logging.getLogger(__name__)
-
-_COLUMNS = ["id", "entity", "type", "time", "tags", "sequence"]
 
 
 class Views:
@@ -234,11 +230,14 @@ class Views:
         if not self._belongs(state):
             raise Damaged("the views are of another stream than the one that is there now")
         for partition in self.stream.partitions():
-            start = max(state.covers(partition), begin(self.stream)[partition])
-            for first, batch in _portions(self.stream, partition, start, end[partition]):
+            covered = state.covers(partition)
+            start = max(covered, begin(self.stream)[partition])
+            if covered and start > covered:  # as Kafka's retention does, which asks nobody
+                raise Damaged(f"events from {partition}:{covered} on were deleted before the views had them")
+            for portion in portions(self.stream, partition, start, end[partition]):
                 if stop.is_set():
                     return
-                state = _take_in(generation, id_, partition, first, batch)
+                state = _take_in(generation, id_, partition, portion)
                 watch(Progress(sum(state.offsets), end.events()))
 
     def _pause(self, stop: threading.Event) -> None:
@@ -268,31 +267,14 @@ def _opened(path: Path | None) -> Generation | None:
         return None
 
 
-def _take_in(generation: Generation, stream_id: str | None, partition: str, first: int, batch: pa.RecordBatch) -> State:
+def _take_in(generation: Generation, stream_id: str | None, partition: str, portion: Portion) -> State:
     """Step 4: the state that the views have then."""
     with generation.writing() as transaction:
         state = Snapshot(transaction, generation.databases).state
         state.stream = stream_id
         if not state.covers(partition):
-            state.offsets[state.number(partition)] = first  # what was dropped is in no views that are made anew
-        Indexing(transaction, generation.databases, state).add(Part(state.number(partition), first, batch))
+            state.offsets[state.number(partition)] = portion.start  # what was dropped is in no views that are made anew
+        part = Part(state.number(partition), portion.start, portion.behind, portion.offsets, portion.batch)
+        Indexing(transaction, generation.databases, state).add(part)
         transaction.put(b"state", state.pack(), db=generation.databases["meta"])
     return state
-
-
-def _portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Step 3: the events as batches of the size that a transaction takes, with what the views need of them."""
-    waiting: list[pa.RecordBatch] = []
-    for _, batch in stream.batches(partition, start, stop):
-        for low in range(0, batch.num_rows, TRANSACTION_EVENTS):
-            waiting.append(batch.select(_COLUMNS).slice(low, TRANSACTION_EVENTS))
-            rows = sum(some.num_rows for some in waiting)
-            if rows >= TRANSACTION_EVENTS or sum(some.nbytes for some in waiting) >= TRANSACTION_BYTES:
-                yield start, _joined(waiting)
-                start, waiting = start + rows, []
-    if waiting:
-        yield start, _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -16,7 +16,7 @@ from stateside.journal.queries.questions import LOOK_EVENTS, EntityEvents, Quest
 from stateside.journal.queries.snapshot import Places
 from stateside.journal.queries.views import Views
 from stateside.journal.queries.walker import Walker
-from stateside.journal.stream import Stream, begin, gather
+from stateside.journal.stream import Stream, begin, gather, located
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
@@ -85,10 +85,10 @@ class Walk(Walker[Found]):
         yield [], places.behind
 
     def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
-        for first, batch in self._stream.batches(partition, places.start, places.stop):
+        for offsets, batch in located(self._stream, partition, places.start, places.stop):
             rows = np.flatnonzero(self._question.matches(batch))
-            yield from self._paged(partition, rows + first, _taken(batch, rows))
-            yield [], first + batch.num_rows
+            yield from self._paged(partition, offsets[rows], _taken(batch, rows))
+            yield [], int(offsets[-1]) + 1
         yield [], places.stop
 
     def _paged(self, partition: str, offsets: Offsets, batch: pa.RecordBatch) -> Iterator[tuple[Page, int]]:
@@ -135,7 +135,7 @@ class EntityWalk(Walk):
             covered, known = self._known(partition)
             last = max(last, known)
             start = max(min(covered, end[partition]), begin(self._stream)[partition])
-            for _, batch in self._stream.batches(partition, start, end[partition]):
+            for _, batch in located(self._stream, partition, start, end[partition]):
                 for given in batch.filter(pa.array(self._question.matches(batch)))["sequence"].to_pylist():
                     last = numbered(given, last) or last
         return last
@@ -177,21 +177,23 @@ class EntityWalk(Walk):
 
     def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
         start, last = self._numbered[partition]
-        for first, batch in self._stream.batches(partition, start, places.stop):
+        for offsets, batch in located(self._stream, partition, start, places.stop):
             rows, sequences = [], []
             matching = np.flatnonzero(self._question.matches(batch))
             for row, given in zip(matching.tolist(), batch["sequence"].take(matching).to_pylist(), strict=True):
                 sequence = numbered(given, last)
-                if sequence is not None and first + row >= places.start and sequence in self._wanted:
+                if sequence is not None and offsets[row] >= places.start and sequence in self._wanted:
                     rows.append(row)
                     sequences.append(sequence)
                 last = sequence or last
-            self._numbered[partition] = first + batch.num_rows, last
+            behind = int(offsets[-1]) + 1
+            self._numbered[partition] = behind, last
             wanted = np.array(rows, np.int64)
-            yield from self._numbered_pages(partition, wanted + first, np.array(sequences), _taken(batch, wanted))
+            yield from self._numbered_pages(partition, offsets[wanted], np.array(sequences), _taken(batch, wanted))
             if self.done:
                 return
-            yield [], max(places.start, first + batch.num_rows)
+            yield [], max(places.start, behind)
+        self._numbered[partition] = places.stop, last
         yield [], places.stop
 
     def _numbered_pages(

@@ -32,10 +32,10 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from stateside.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
-from stateside.pipeline.secret_options import with_secrets
 from stateside.pipeline.sinks.cut import Cut
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
     import httpx

@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stateside.errors import ArchiveInvalid, PipelineRunning, SinkAway, SinkRefused, StatesideError, ViewInvalid
-from stateside.pipeline.secret_options import with_secrets, without_secrets
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.kafka_notes import ANSWER_S_MAX, NOTE_KEY, Mark, Notes
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.secret_options import with_secrets, without_secrets
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer

@@ -1,0 +1,144 @@
+"""Journals on Kafka at the command line, and a broker for people who try them."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stateside.cli.group import FOLDER
+from stateside.cli.tables import show_json
+from stateside.errors import SettingInvalid
+
+if TYPE_CHECKING:
+    from stateside.journal.kafka import Topic
+    from stateside.journal.queries import Queries, Views
+
+kafka_option = click.option("--kafka", metavar="ADDRESS", help="A journal on Kafka: kafka://localhost:9092/orders.")
+
+
+def journal_place(command: Callable[..., None]) -> Callable[..., None]:
+    """Which journal: an application's, or one on Kafka, and then beside which folder its views are kept, if any."""
+    folder = click.option("--dir", "folder", type=FOLDER, help="The application's folder; needed unless --kafka is.")
+    return folder(kafka_option(command))
+
+
+def check_place(folder: Path | None, kafka: str | None) -> None:
+    """Some journal must be named."""
+    if folder is None and kafka is None:
+        raise click.UsageError("Missing option '--dir', or '--kafka'.")
+
+
+def beside(folder: Path, topic: Topic, what: str) -> Path:
+    """Where something of a topic's is kept in an application's folder."""
+    return folder / "kafka" / topic.name / what
+
+
+@contextmanager
+def kafka_views(folder: Path | None, kafka: str) -> Iterator[Views]:
+    """The views of a journal on Kafka; without a folder there are none, and queries read the topic itself."""
+    from stateside.journal.kafka import KafkaJournal
+    from stateside.journal.kafka.address import topic_at
+    from stateside.journal.queries import Views
+
+    topic = topic_at(kafka)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
+        journal = stack.enter_context(KafkaJournal(topic))
+        yield stack.enter_context(Views(journal, beside(root, topic, "views")))
+
+
+@contextmanager
+def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
+    """What can be asked of a journal on Kafka."""
+    from stateside.journal.queries import Queries
+
+    with kafka_views(folder, kafka) as views:
+        yield Queries(views.stream, views)
+
+
+def kafka_statistics(kafka: str) -> dict[str, Any]:
+    """What `stat` tells of a journal on Kafka. Offsets are more than events: transactions take some, too."""
+    from stateside.journal.kafka import KafkaJournal
+    from stateside.journal.kafka.address import topic_at
+
+    with KafkaJournal(topic_at(kafka)) as journal:
+        begin, end = journal.begin(), journal.end()
+        return {
+            "journal": journal.id(),
+            "topic": journal.topic.name,
+            "partitions": len(journal.partitions()),
+            "begin": str(begin),
+            "end": str(end),
+            "offsets": end.events() - begin.events(),
+        }
+
+
+@click.command()
+@click.argument("address")
+@click.option("--partitions", required=True, type=click.IntRange(1), help="How many, for good.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the Kafka topic.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def create(address: str, partitions: int, settings: tuple[str, ...], as_json: bool) -> None:
+    """Create the topic of a new journal on Kafka, like kafka://localhost:9092/orders.
+
+    It keeps its events for ever, unless a setting says otherwise. An entity keeps its partition for good, so their
+    number cannot be changed later: as many as there will be processes that write, or tasks that read, at a time.
+    """
+    from stateside.journal.kafka import create_topic
+    from stateside.journal.kafka.address import topic_at
+
+    if bad := [text for text in settings if "=" not in text]:
+        raise SettingInvalid(f"{bad[0]!r} is no setting of a topic", next_step="Write --set retention.ms=86400000")
+    described = create_topic(
+        topic_at(address), partitions=partitions, settings=dict(text.split("=", 1) for text in settings)
+    )
+    if as_json:
+        show_json({"journal": described.id, "partitions": described.partitions})
+    else:
+        click.echo(f"{described.id}, {described.partitions} partitions")
+
+
+@click.group()
+def dev() -> None:
+    """Start parts that an application needs, on this machine, to try things."""
+
+
+@dev.command(name="kafka")
+@click.option("--folder", type=FOLDER, help="Keep its data here, or go on with what is here; else it is thrown away.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Listen on this port of the loopback interface.")
+@click.option("--topic", help="Create a journal of this name, unless it is there.")
+@click.option("--partitions", default=1, show_default=True, type=click.IntRange(1), help="Of that journal.")
+def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitions: int) -> None:
+    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine alone. The first time fetches its jars."""
+    from stateside.ops.broker import Broker
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    click.echo("Starting a Kafka broker …", err=True)
+    with ExitStack() as stack:
+        place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stateside-kafka-")))
+        broker = stack.enter_context(Broker(place.absolute(), port=port))
+        name = topic or "orders"
+        if topic is not None:
+            _create_unless_there(broker.address, topic, partitions)
+        else:
+            click.echo(f"stateside journal create kafka://{broker.address}/{name} --partitions 1")
+        click.echo(f"stateside journal append --kafka kafka://{broker.address}/{name} --dir FOLDER FILE")
+        click.echo(f"stateside journal read --kafka kafka://{broker.address}/{name} --follow")
+        click.echo(f"Kafka listens at {broker.address}. Ctrl-C ends it.", err=True)
+        signal.pause()
+
+
+def _create_unless_there(servers: str, name: str, partitions: int) -> None:
+    from stateside.journal.kafka import KafkaJournal, Topic, create_topic
+
+    with KafkaJournal(Topic(servers, name)) as journal:
+        if journal.id() is None:
+            create_topic(journal.topic, partitions=partitions)
+        elif len(journal.partitions()) != partitions:
+            click.echo(f"{name} is there already, with {len(journal.partitions())} partitions.", err=True)

@@ -1,0 +1,24 @@
+"""A journal on Kafka: the same contract, on a topic.
+
+    topic = Topic("localhost:9092", "orders")
+    create_topic(topic, partitions=4)                      # once; never by mistake
+
+    with KafkaWriter(topic, folder / "index") as writer:   # the owner of all partitions, from now on
+        receipt = writer.append_to("emma", [Event("o-1", "emma", "order", ..., {})], expected_sequence=0)
+
+    journal = KafkaJournal(topic)
+    journal.end().covers(receipt.position)                 # True
+    with Views(journal, folder / "views") as views:
+        Queries(journal, views).entity("emma").current()
+
+`topic` has the address and the settings, `admin` what brokers say of it, `messages` how an event stands in a topic,
+`fetching` and `journal` the reads, `owner` who may write, `lane` its transactions, `index` and `known` what a
+writer knows, `writer` the appends, `failures` what errors of Kafka's mean.
+"""
+
+from stateside.journal.kafka.admin import create_topic
+from stateside.journal.kafka.journal import KafkaJournal
+from stateside.journal.kafka.topic import Topic
+from stateside.journal.kafka.writer import KafkaWriter
+
+__all__ = ["KafkaJournal", "KafkaWriter", "Topic", "create_topic"]

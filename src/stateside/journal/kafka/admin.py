@@ -1,0 +1,150 @@
+"""What the brokers say of a topic: which one it is, where its partitions begin and end, how it is set up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from stateside.errors import JournalAway, SettingInvalid
+from stateside.journal.kafka.failures import MISSING, asking, is_one, missing, told
+from stateside.journal.kafka.topic import Topic
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin._listoffsets import OffsetSpec
+
+PARTITIONS_MAX = 1_000
+_LOOK_S = 0.1
+_SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # a journal keeps its events
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A topic as it is: its id, the same for its whole life and for no other topic, and how many partitions it has."""
+
+    id: str
+    partitions: int
+
+
+class Admin:
+    """Asks the brokers about one topic. Any number of threads may. A question takes about a millisecond."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self._client = topic.admin()
+
+    def found(self) -> Described | None:
+        """The topic; None if there is none. JournalAway if the brokers cannot be asked."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        wait_s = self.topic.answer_s_max
+        asked = self._client.describe_topics(TopicCollection([self.topic.name]), request_timeout=wait_s)
+        try:
+            found = asked[self.topic.name].result(wait_s + 1)
+        except KafkaException as error:
+            if is_one(error.args[0], MISSING):
+                return None
+            raise told(error.args[0], self.topic) from error
+        high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
+        return Described(str(UUID(int=(high % 2**64) << 64 | low % 2**64)), len(found.partitions))
+
+    def described(self) -> Described:
+        """The topic; JournalAway if there is none."""
+        found = self.found()
+        if found is None:
+            raise missing(self.topic)
+        return found
+
+    def begins(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The offsets at which the partitions begin: what was before them, retention has deleted."""
+        from confluent_kafka.admin._listoffsets import OffsetSpec
+
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The offsets up to which readers of committed events can read the partitions."""
+        from confluent_kafka.admin._listoffsets import OffsetSpec
+
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def settings(self) -> Mapping[str, str]:
+        """How the topic is set up; nothing if this client may not know."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin._config import ConfigResource
+        from confluent_kafka.admin._resource import ResourceType
+
+        resource = ConfigResource(ResourceType.TOPIC, self.topic.name)
+        asked = self._client.describe_configs([resource], request_timeout=self.topic.answer_s_max)
+        try:
+            return {name: entry.value for name, entry in asked[resource].result().items()}
+        except KafkaException as error:
+            if is_one(error.args[0], ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")):
+                return {}
+            raise told(error.args[0], self.topic) from error
+
+    def create(self, partitions: int, settings: Mapping[str, str]) -> Described:
+        """Create the topic; it is there for every client when this returns."""
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.cimpl import NewTopic
+
+        wait_s = self.topic.answer_s_max
+        new = NewTopic(self.topic.name, num_partitions=partitions, config=dict(settings))
+        try:
+            self._client.create_topics([new], request_timeout=wait_s)[self.topic.name].result(wait_s + 1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                raise SettingInvalid(
+                    f"There is a topic {self.topic.name!r} already",
+                    where=self.topic.servers,
+                    next_step="Use it as it is, or give the new journal another name",
+                ) from error
+            raise told(error.args[0], self.topic) from error
+        return self._awaited()
+
+    def _awaited(self) -> Described:
+        """The controller creates a topic a moment before the brokers hear of it."""
+        deadline = time.monotonic() + self.topic.answer_s_max
+        while (found := self.found()) is None:
+            if time.monotonic() > deadline:
+                raise JournalAway("The new topic does not appear", where=self.topic.where, next_step="Look at Kafka")
+            time.sleep(_LOOK_S)
+        return found
+
+    def _offsets(self, partitions: Iterable[int], which: OffsetSpec) -> dict[int, int]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        wanted: dict[Any, Any] = {TopicPartition(self.topic.name, partition): which for partition in partitions}
+        if not wanted:
+            return {}
+        wait_s = self.topic.answer_s_max
+        with asking(self.topic):
+            found = self._client.list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s
+            )
+            return {place.partition: int(answer.result(wait_s + 1).offset) for place, answer in found.items()}
+
+
+def create_topic(topic: Topic, *, partitions: int, settings: Mapping[str, str] | None = None) -> Described:
+    """Create the topic of a new journal, with so many partitions for good; SettingInvalid if there is one of that name.
+
+    It keeps its events for ever, unless `settings`, which are those of a Kafka topic, say otherwise. How many copies
+    there are the brokers decide (default.replication.factor).
+    """
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise SettingInvalid(f"A topic of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
+    wanted = {**_SETTINGS, **(settings or {})}
+    check_policy(topic, wanted)
+    return Admin(topic).create(partitions, wanted)
+
+
+def check_policy(topic: Topic, settings: Mapping[str, str]) -> None:
+    """SettingInvalid if Kafka would delete events of this topic because newer ones of the same entity are there."""
+    policy = settings.get("cleanup.policy", "delete")
+    if "compact" in policy:
+        raise SettingInvalid(
+            f"The topic's cleanup.policy is {policy!r}: of each entity it would keep the last event only",
+            where=topic.where,
+            next_step="Set it to delete (with retention.ms=-1 to keep all events), then try again",
+        )

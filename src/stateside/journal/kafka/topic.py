@@ -1,0 +1,126 @@
+"""Topics: where a journal on Kafka is, and how its brokers are reached.
+
+    topic = Topic("localhost:9092", "orders")
+    topic = Topic("kafka:9093", "orders", {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
+                                           "sasl.username": "shop", "sasl.password": "env:KAFKA_PASSWORD"})
+
+Options are librdkafka's, for every client that is made; a value `env:NAME` is taken from that environment variable when
+a client is made, and stands in no log and no message.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stateside.errors import SettingInvalid
+from stateside.positions import Position
+from stateside.secret_options import with_secrets, without_secrets
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka.admin import AdminClient
+
+ANSWER_S_MAX = 15.0  # longer than this a broker may be silent, then it counts as away
+FETCH_WAIT_MS = 10  # so long a broker waits for more events before it says that there are none
+PREFETCH_KB = 16_384  # of one reader; the client's own default is four times as much
+
+log = logging.getLogger(__name__)
+
+Client = TypeVar("Client")
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+_QUIET = {"log_level": "2"}  # what goes wrong is told by errors; at 3 each vain attempt to connect would be a line
+_OURS = {
+    *("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "max.in.flight"),
+    *("isolation.level", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A value; nothing is connected to. SettingInvalid if it cannot be one."""
+
+    servers: str
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    answer_s_max: float = ANSWER_S_MAX
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in (".", ".."):
+            raise SettingInvalid(
+                f"{self.name!r} is no name of a Kafka topic", next_step="Use letters, digits, '.', '_', '-'"
+            )
+        if taken := _OURS & self.options.keys():
+            raise SettingInvalid(f"The journal sets {min(taken)!r} itself", next_step="Leave it out of the options")
+
+    def in_stamps(self, position: Position) -> Position:
+        """A receipt, or another position in this topic, as the stamps of a view that reads it have it: orders-0:12.
+
+        It is what to ask for as `min_position`, to read one's own event.
+        """
+        return Position.of({f"{self.name}-{partition}": offset for partition, offset in position.parts})
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"topic {self.name} at {self.servers}"
+
+    def admin(self) -> AdminClient:
+        """What asks about topics."""
+        from confluent_kafka.admin import AdminClient
+
+        return self._made(AdminClient, {})
+
+    def consumer(self) -> Consumer:
+        """What reads committed events of partitions that it is told, belongs to no group, and never skips."""
+        from confluent_kafka import Consumer
+
+        settings = {
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "queued.max.messages.kbytes": PREFETCH_KB,
+            "group.id": "stateside",  # the client wants one; as nothing is subscribed to it is never joined
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+        return self._made(Consumer, settings)
+
+    def producer(self, transactional_id: str, message_bytes_max: int) -> Producer:
+        """What stores events in transactions; who had the same id before cannot any more once it is initialised."""
+        from confluent_kafka import Producer
+
+        settings = {
+            "linger.ms": 0,
+            "batch.size": message_bytes_max,
+            "message.max.bytes": message_bytes_max,
+            "transactional.id": transactional_id,
+        }
+        return self._made(Producer, settings)
+
+    def _made(self, kind: Callable[..., Client], settings: Mapping[str, Any]) -> Client:
+        from confluent_kafka import KafkaException
+
+        given = with_secrets(self.options)
+        try:
+            return kind({**_QUIET, **settings, **given, "bootstrap.servers": self.servers}, logger=log)
+        except (KafkaException, ValueError, TypeError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise SettingInvalid(  # not `from error`: it may have a secret in its text
+            f"Kafka's options are not in order: {without_secrets(reason, self.options)}",
+            where=self.where,
+            next_step="Mend them, then try again",
+        )
+
+
+def partition_of(entity: str, partitions: int) -> int:
+    """In which of so many partitions an entity's events stand, for good: CRC-32 of its UTF-8, modulo their number.
+
+    (librdkafka's partitioner `consistent` says the same.)
+    """
+    return zlib.crc32(entity.encode()) % partitions

@@ -1,0 +1,361 @@
+"""Appending to a journal on Kafka: the owner of partitions stores each append in one transaction."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway, SettingInvalid, StatesideError
+from stateside.journal.columns import conformed, encode
+from stateside.journal.event import Event
+from stateside.journal.group import Group, Receipts
+from stateside.journal.kafka.admin import Admin, check_policy
+from stateside.journal.kafka.index import Place
+from stateside.journal.kafka.journal import KafkaJournal
+from stateside.journal.kafka.known import Known, Moved, position_of
+from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, ignore_step
+from stateside.journal.kafka.messages import values_of
+from stateside.journal.kafka.owner import own_all, own_some
+from stateside.journal.kafka.topic import Topic
+from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
+from stateside.journal.sequences import numbered
+from stateside.positions import Position
+
+MESSAGE_BYTES_MAX = 1_000_000  # of a topic that does not say, or takes more
+_BATCH_OVERHEAD_BYTES = 128  # what Kafka puts around messages
+_ATTEMPTS = 3
+_LOOK_S = 0.001
+
+Answer = TypeVar("Answer")
+
+
+class KafkaWriter:
+    """The owner of a topic's partitions: of all of them, or of some. Threads may share it.
+
+    The same appends as `JournalWriter` has, and the same promises. There is one owner of a partition at a time: who
+    opens the journal takes its partitions over, at once, from whoever had them (`owner` has the argument).
+
+    How a process becomes able to append:
+
+    1. It becomes the owner of its partitions (`owner`): from here on no other one can store anything in them.
+    2. It opens its `index`, in the folder, and reads what the partitions have beyond that, up to their end: so it knows
+       the last sequence of each entity, and where each event id stands. EventsGone if retention deleted what it would
+       have to read.
+
+    How an append is stored and acknowledged:
+
+    1. The events are checked. An entity has its partition (`topic.partition_of`); EntityElsewhere if that is not one of
+       this owner's.
+    2. Ids that are there already: the first receipt. Else each event gets the next sequence of its entity.
+    3. A transaction is begun, and the messages (`messages`) are sent. No reader sees them yet.
+    4. All are acknowledged by all brokers that must have them (acks=all), each with its offset. If these are not the
+       offsets just behind what this owner knows, somebody who is no owner has sent something to the topic, or it was
+       made anew: the transaction is aborted, what is there is read, and it goes on with step 2.
+    5. The transaction is committed: all of the append counts from now on, in one atomic step. Kafka refuses it if
+       another owner is there: JournalFenced.
+    6. The owner waits until the partitions' ends, as readers of committed events see them, lie behind the events.
+    7. The index takes them in, in memory, and the receipt is returned: the position just behind the events, in their
+       partitions.
+
+    A crash before step 5 leaves an open transaction, which the next owner's step 1 has aborted. A crash after it leaves
+    events that are stored without a receipt: `append_to` with the same ids, at any owner, gives the first one.
+
+    Why sequences have no gap and no double: what an owner stored is settled before its successor reads (`owner`, step
+    3), and the successor knows of all of it before it numbers anything. Nobody else stores anything in between.
+
+    An append of several entities is one transaction, so all or none, if this is the owner of all partitions. An owner
+    of some stores appends within one partition each, and refuses others (EventRefused).
+
+    After an error that leaves it open whether an append is stored, this writer takes nothing more until it is opened
+    again. What a loss of power does to acknowledged events the brokers decide: they have them in memory, on as many
+    machines as the topic has copies in sync (`min.insync.replicas`), and write them to disk when they see fit.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        folder: Path,
+        *,
+        partitions: Sequence[int] | None = None,
+        clock: Clock | None = None,
+        accept_gone: bool = False,
+        pass_over: Iterable[str] = (),
+        on_step: OnStep = ignore_step,
+    ) -> None:
+        """`folder`: for the index, which may be deleted. `partitions`: those to own; all of them if not given.
+
+        `accept_gone`: where the index lacks what retention has deleted, go on without it. Entities of which no event is
+        left then begin anew with sequence 1, and the ids of deleted events count as new. `pass_over`: messages that are
+        no events, as `KafkaJournal` has it.
+        """
+        self.topic, self._clock, self._on_step = topic, clock or SystemClock(), on_step
+        self._admin, self._journal = Admin(topic), KafkaJournal(topic, pass_over=pass_over)
+        self._described = self._admin.described()
+        settings = self._admin.settings()
+        check_policy(topic, settings)
+        self.partitions = _wanted(topic, partitions, self._described.partitions)
+        self._appending = threading.Lock()
+        lanes = self._own(partitions is None, int(settings.get("max.message.bytes", MESSAGE_BYTES_MAX)))
+        self._lanes = {number: lane for lane in lanes for number in lane.partitions}
+        self._groups = {lane: Group(self._append_events) for lane in lanes}
+        self._known = Known(self._journal, self._described, self.partitions, folder, accept_gone)
+        try:
+            self._known.catch_up(self.partitions)
+            self._known.write()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def journal_id(self) -> str:
+        """Which journal this is: the topic's id."""
+        return self._described.id
+
+    @property
+    def end(self) -> Position:
+        """The position just behind the last event of each of this owner's partitions, as far as it knows."""
+        return self._known.end(self.partitions)
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """Store the events, all or none, and return their receipt once they are durable.
+
+        Threads that share a writer share its transactions, too.
+        """
+        if not events:
+            return self.end
+        return self._groups[self._lane(_entities(events))].append(events)
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
+        batch = conformed(batch)
+        return self._in_turn(lambda: _receipt(self._append(batch)) if batch.num_rows else self.end)
+
+    def append_numbered(self, batch: pa.RecordBatch) -> Position:
+        """Store events that have their sequences already, as they are: for who copies journals. Nothing is compared."""
+        batch = conformed(batch)
+        assert batch.column("sequence").null_count == 0, "each event must have its sequence"
+        return self._in_turn(lambda: _receipt(self._store(batch)) if batch.num_rows else self.end)
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
+
+        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
+        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
+        there, or an event is another entity's.
+        """
+        batch = encode(events, self._clock.now_us())
+        check_entity(entity, events)
+        self._lane([entity])
+
+        def act() -> Receipt:
+            stored = self._known.stored([event.id for event in events])
+            if stored:
+                return repeated(entity, events, stored)
+            (last,) = self._known.lasts([entity])
+            check_expected(entity, expected_sequence, last)
+            position = _receipt(self._append(batch)) if events else self.end
+            return Receipt(position, last + 1, last + len(events))
+
+        return self._in_turn(act)
+
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of one of the entity's events by its id; None if no event has that id.
+
+        EventRefused if it is another entity's.
+        """
+
+        def act() -> Receipt | None:
+            stored = self._known.stored([id_])
+            return repeated(entity, (), stored) if stored else None
+
+        return self._in_turn(act)
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
+
+        For a producer that got no receipt for them: `since` is its last receipt. The receipt covers all the events.
+        """
+        batch = encode(events, self._clock.now_us())
+        touched = sorted({self._known.partition_of(entity) for entity in _entities(events)})
+
+        def act() -> Position:
+            unstored = {event.id for event in events}
+            for number in touched:
+                for ids in self._known.ids(number, since[str(number)]):
+                    unstored.difference_update(ids)
+            wanted = batch.filter(pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string())))
+            there = self._known.end(touched)
+            return there.joined(_receipt(self._append(wanted))) if wanted.num_rows else there
+
+        return self._in_turn(act)
+
+    def append_once(self, events: Sequence[Event]) -> list[int]:
+        """Store those of the events whose ids are not there yet, all or none; the offset of each in its partition.
+
+        For an event whose id is there already that is the first one's, whatever else they say.
+        """
+        batch = encode(events, self._clock.now_us())
+        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
+
+        def act() -> list[int]:
+            there = dict(zip(rows, self._known.places(rows), strict=True))
+            new = sorted(row for id_, row in rows.items() if there[id_] is None)
+            stored = self._append(batch.take(pa.array(new))) if new else []
+            places = there | {events[row].id: place for row, place in zip(new, stored, strict=True)}
+            return [place.offset for event in events if (place := places[event.id]) is not None]
+
+        return self._in_turn(act)
+
+    def close(self) -> None:
+        """Append no more. Everything acknowledged is stored already."""
+        with self._appending:
+            self._end_lanes(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
+            self._journal.close()
+            self._known.close()
+
+    def __enter__(self) -> KafkaWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _own(self, of_all: bool, message_bytes_max: int) -> list[Lane]:
+        size = min(MESSAGE_BYTES_MAX, max(1_000, message_bytes_max - _BATCH_OVERHEAD_BYTES))
+        if of_all:
+            return [own_all(self.topic, self._described.partitions, size)]
+        return own_some(self.topic, self.partitions, size)
+
+    def _in_turn(self, act: Callable[[], Answer]) -> Answer:
+        """What is done in one turn; anew, if it turned out that the partitions have more than was known."""
+        with self._appending:
+            for _ in range(_ATTEMPTS):
+                try:
+                    return act()
+                except Moved as moved:
+                    with self._ending():
+                        self._known.catch_up(moved.partitions)
+        raise JournalAway(
+            "Others send to this topic all the time, who are not its owner",
+            where=self.topic.where,
+            next_step="Nothing was stored. Have them write to another topic, or through the owner",
+        )
+
+    def _append_events(self, events: Sequence[Event]) -> Receipts[Position]:
+        """What a group of threads appends."""
+        batch = encode(events, self._clock.now_us())
+        places = self._in_turn(lambda: self._append(batch))
+        return lambda low, high: _receipt(places[low:high])
+
+    def _append(self, batch: pa.RecordBatch) -> list[Place]:
+        """Number the events and store them, in a turn; where each stands."""
+        batch, _ = numbered(batch, self._known.lasts)
+        return self._store(batch)
+
+    def _store(self, batch: pa.RecordBatch) -> list[Place]:
+        """Steps 3 to 7, in a turn."""
+        entities = batch.column("entity").to_pylist()
+        lane = self._lane(entities)
+        partitions = [self._known.partition_of(entity) for entity in entities]
+        self._known.make_room()
+        delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
+        with self._ending():
+            self._on_step(6)
+            self._await_visible(delivered)
+            self._on_step(7)
+            return self._known.note(batch, partitions, delivered)
+
+    def _messages(self, batch: pa.RecordBatch, partitions: Sequence[int]) -> list[Outgoing]:
+        times_ms = (us // 1_000 for us in batch.column("appended").cast(pa.int64()).to_pylist())
+        keys = (entity.encode() for entity in batch.column("entity").to_pylist())
+        parts = zip(partitions, keys, values_of(batch), times_ms, strict=True)
+        return [Outgoing(*part) for part in parts]
+
+    def _await_visible(self, delivered: Delivered) -> None:
+        """Step 6: Kafka moves the ends a moment after it has taken the commit."""
+        deadline = time.monotonic() + self.topic.answer_s_max
+        while True:
+            ends = self._admin.ends(delivered)
+            if all(ends[number] > offsets[-1] for number, offsets in delivered.items()):
+                return
+            if time.monotonic() > deadline:
+                raise JournalAway(
+                    "The last append is stored, but readers do not see it yet",
+                    where=self.topic.where,
+                    next_step="See that all brokers run, and who else has a transaction open in this topic. "
+                    "Open the journal again; the same append_to then gives the receipt",
+                )
+            time.sleep(_LOOK_S)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """After what goes wrong here this writer takes nothing more: it does not know what the topic has."""
+        try:
+            yield
+        except StatesideError as error:
+            self._end_lanes(error)
+            raise
+
+    def _lane(self, entities: Sequence[str]) -> Lane:
+        """The lane of these entities' partitions; EntityElsewhere or EventRefused if there is no one for all."""
+        lanes: dict[Lane, int] = {}
+        for entity in dict.fromkeys(entities):
+            number = self._known.partition_of(entity)
+            if number not in self._lanes:
+                raise EntityElsewhere(
+                    f"{entity!r} belongs to partition {number}, and this writer owns {_listed(self.partitions)}",
+                    where=self.topic.where,
+                    next_step="Append them at the owner of that partition",
+                )
+            lanes.setdefault(self._lanes[number], number)
+        if len(lanes) > 1:
+            raise EventRefused(
+                f"The events of this append belong to partitions {_listed(sorted(lanes.values()))}: only the owner of "
+                "all partitions stores such ones, all or none",
+                where=self.topic.where,
+                next_step="Nothing was stored. Append the events of each partition by themselves",
+            )
+        return next(iter(lanes), next(iter(self._lanes.values())))
+
+    def _end_lanes(self, why: StatesideError) -> None:
+        for lane in self._lanes.values():
+            lane.end(why)
+
+
+def _wanted(topic: Topic, partitions: Sequence[int] | None, there: int) -> list[int]:
+    if partitions is None:
+        return list(range(there))
+    wanted = sorted(set(partitions))
+    if not wanted or not 0 <= wanted[0] <= wanted[-1] < there:
+        raise SettingInvalid(
+            f"The partitions {_listed(wanted) or 'none'} are to be owned, and there are 0 to {there - 1}",
+            where=topic.where,
+            next_step="Name some of these, or none at all to own them all",
+        )
+    return wanted
+
+
+def _entities(events: Sequence[Event]) -> list[str]:
+    """The entities of what may be events; the others are refused for what they are, later."""
+    found = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
+    return sorted(entity for entity in found if entity.isprintable())
+
+
+def _receipt(places: Sequence[Place]) -> Position:
+    """The position just behind these events, in their partitions."""
+    behind: dict[int, int] = {}
+    for place in places:
+        behind[place.partition] = max(place.offset + 1, behind.get(place.partition, 0))
+    return position_of(behind)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,119 @@
+"""Journals on Kafka at the command line, and `stateside dev kafka` as people run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stateside.cli import main
+from stateside.errors import SettingInvalid
+from stateside.journal.kafka import KafkaJournal
+from stateside.journal.kafka.address import topic_at
+from stateside.ops.broker import Broker
+from stateside.processes import free_port
+from tests.journal.kafka.topics import delete_before, new_topic, real
+from tests.sizes import in_full
+
+LINES = "".join(
+    json.dumps({"id": f"c-{n}", "entity": name, "type": "call", "tags": ["night"], "payload": {"n": n}}) + "\n"
+    for n, name in enumerate(["emma", "ben", "emma"])
+)
+
+
+def run(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["journal", *arguments], input=given)
+
+
+class TestJournal:
+    pytestmark = real
+
+    def test_it_is_created_appended_to_and_read(self, broker: Broker, tmp_path: Path) -> None:
+        address, folder = f"kafka://{broker.address}/cli-{os.getpid()}", str(tmp_path)
+        assert "2 partitions" in run("create", address, "--partitions", "2").stdout
+        assert "There is a topic" in run("create", address, "--partitions", "2").output
+        appended = run("append", "--kafka", address, "--dir", folder, "--json", given=LINES)
+        assert json.loads(appended.stdout)["stored"] == 3
+        found = [json.loads(line) for line in run("read", "--kafka", address, "--json").stdout.splitlines()]
+        assert {(each["id"], each["sequence"]) for each in found} == {("c-0", 1), ("c-1", 1), ("c-2", 2)}
+        assert run("views", "--kafka", address, "--dir", folder).exit_code == 0
+        mine = run("read", "--kafka", address, "--dir", folder, "--entity", "emma", "--from", "start", "--json")
+        assert [json.loads(line)["id"] for line in mine.stdout.splitlines()] == ["c-0", "c-2"]
+        assert run("ids", "--kafka", address).stdout.split() == ["ben", "emma"]
+        told = json.loads(run("stat", "--kafka", address, "--json").stdout)
+        assert told["journal"] == KafkaJournal(topic_at(address)).id()
+        assert (told["partitions"], told["begin"]) == (2, "start")
+
+    def test_people_are_told_that_events_are_gone(self, broker: Broker, tmp_path: Path) -> None:
+        topic = new_topic(broker)
+        address = f"kafka://{broker.address}/{topic.name}"
+        for line in LINES.splitlines():
+            assert run("append", "--kafka", address, "--dir", str(tmp_path), given=line).exit_code == 0
+        delete_before(topic, 2)
+        found = run("read", "--kafka", address, "--json")
+        assert [json.loads(line)["id"] for line in found.stdout.splitlines()] == ["c-1", "c-2"]
+        assert "The events before 0:2 are gone" in found.stderr
+        assert "The events at 0:0 to 0:1 are gone" in run("read", "--kafka", address, "--from", "0:0").output
+
+    def test_a_missing_topic_is_one_sentence(self, broker: Broker) -> None:
+        for command in ("stat", "read"):
+            found = run(command, "--kafka", f"kafka://{broker.address}/nowhere")
+            assert found.exit_code == 1
+            assert "There is no topic 'nowhere'" in found.output
+            assert "Traceback" not in found.output
+
+
+def test_some_journal_must_be_named() -> None:
+    for command in ("stat", "read", "ids"):
+        assert "Missing option '--dir', or '--kafka'" in run(command).output
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:9092/orders", "kafka:///orders", "kafka://here:1", "kafka://u:hunter2@here:1/t", "kafka://here:1/t?x"],
+)
+def test_what_is_no_address_is_refused_and_not_repeated(address: str) -> None:
+    with pytest.raises(SettingInvalid) as refusal:
+        topic_at(address)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_an_address_has_servers_a_topic_and_options() -> None:
+    topic = topic_at("kafka://a:1,b:2/orders?sasl.username=me&sasl.password=env:SECRET")
+    assert (topic.servers, topic.name) == ("a:1,b:2", "orders")
+    assert topic.options == {"sasl.username": "me", "sasl.password": "env:SECRET"}
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=in_full("Ctrl-C shows the same"))],
+)
+@pytest.mark.e2e
+@pytest.mark.network
+@pytest.mark.timeout(900)
+def test_a_broker_for_people_says_where_it_is_and_ends_when_told(tmp_path: Path, ending: signal.Signals) -> None:
+    port = free_port()
+    flags = ["--folder", str(tmp_path / "kafka"), "--port", str(port), "--topic", "shop", "--partitions", "2"]
+    command = [sys.executable, "-m", "stateside", "dev", "kafka", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        for line in process.stderr:
+            if f"Kafka listens at 127.0.0.1:{port}" in line:
+                break
+        topic = topic_at(process.stdout.readline().split(" --kafka ")[1].split()[0])
+        assert (topic.name, len(KafkaJournal(topic).partitions())) == ("shop", 2)
+        process.send_signal(ending)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Stopped." in told
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,30 @@
+"""A driver of its own, with the Kafka connector: `kafka_journal_driver.py ADDRESS TOPIC FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import stateside
+from stateside.layout import Layout
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.sources import kafka_journal
+
+
+def application(address: str, topic: str) -> stateside.App:
+    app = stateside.App("shop", source=kafka_journal(address, topic, fields="amount long", types=["order"]))
+
+    @app.view(key=["entity", "_malformed"])
+    def spending(events: DataFrame) -> DataFrame:
+        last = F.max("sequence").alias("last")
+        return events.groupBy("entity", "_malformed").agg(F.sum("amount").alias("total"), F.count("*").alias("n"), last)
+
+    return app
+
+
+if __name__ == "__main__":
+    with Runner(application(*sys.argv[1:3]), Layout(Path(sys.argv[3]))) as runner:
+        runner.run_to_end()
