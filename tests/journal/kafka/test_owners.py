@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stateside.errors import EntityElsewhere, EventRefused, JournalFenced, SettingInvalid
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway, JournalFenced, SettingInvalid
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic
 from stateside.ops.broker import Broker
 from tests.journal.kafka.topics import event, names_in, new_topic, real, sequences
@@ -157,3 +158,22 @@ class TestTwoOwners:
     def test_partitions_that_are_not_there_cannot_be_owned(self, broker: Broker, tmp_path: Path) -> None:
         with pytest.raises(SettingInvalid, match="The partitions 0, 2 are to be owned, and there are 0 to 1"):
             KafkaWriter(new_topic(broker, 2), tmp_path, partitions=[0, 2])
+
+
+def test_while_the_broker_is_away_nothing_is_acknowledged_and_afterwards_who_opens_again_goes_on(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = replace(new_topic(broker), answer_s_max=5.0)
+    with KafkaWriter(topic, tmp_path) as writer:
+        writer.append_to("emma", [event("a")])
+        broker.kill()
+        try:
+            for _ in range(2):
+                with pytest.raises(JournalAway, match=r"Kafka (does not answer|did not say)") as away:
+                    writer.append_to("emma", [event("b")])
+            assert "Open the journal again" in str(away.value)
+        finally:
+            broker.start()
+    with KafkaWriter(replace(topic, answer_s_max=30.0), tmp_path) as writer:
+        assert writer.append_to("emma", [event("b")]).last_sequence == 2
+    assert ids(topic) == ["a", "b"]
