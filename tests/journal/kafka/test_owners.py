@@ -169,9 +169,8 @@ def test_while_the_broker_is_away_nothing_is_acknowledged_and_afterwards_who_ope
         broker.kill()
         try:
             for _ in range(2):
-                with pytest.raises(JournalAway, match=r"Kafka (does not answer|did not say)") as away:
+                with pytest.raises(JournalAway, match=r"Kafka (does not answer|did not say)"):
                     writer.append_to("emma", [event("b")])
-            assert "Open the journal again" in str(away.value)
         finally:
             broker.start()
     with KafkaWriter(replace(topic, answer_s_max=30.0), tmp_path) as writer:
