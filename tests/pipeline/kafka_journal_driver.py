@@ -15,7 +15,10 @@ from stateside.pipeline.sources import kafka_journal
 
 
 def application(address: str, topic: str) -> stateside.App:
-    app = stateside.App("shop", source=kafka_journal(address, topic, fields="amount long", types=["order"]))
+    app = stateside.App(
+        "shop",
+        source=kafka_journal(address, topic, fields="amount long", types=["order", "it's"], tags=["web", "it's"]),
+    )
 
     @app.view(key=["entity", "_malformed"])
     def spending(events: DataFrame) -> DataFrame:

@@ -101,8 +101,9 @@ class TestEvents:
 def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, tmp_path: Path) -> None:
     topic, layout = new_topic(broker, 2), Layout(tmp_path / "application")
     with KafkaWriter(topic, tmp_path / "index") as writer:
-        orders = [Event(f"o{n}", f"customer-{n % 3}", "order", n, {"amount": n}) for n in range(30)]
-        writer.append([*orders, Event("x", "customer-0", "return", 0, {"amount": 1_000})])
+        orders = [Event(f"o{n}", f"customer-{n % 3}", "order", n, {"amount": n}, ("web",)) for n in range(30)]
+        others = [Event("x", "customer-0", "return", 0, {}, ("web",)), Event("y", "customer-0", "order", 0, {})]
+        writer.append([*orders, *others])
         send(topic, b"hello", b"customer-0", 1)
         command = [sys.executable, str(DRIVER), topic.servers, topic.name, str(layout.root)]
         done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=DRIVER_S_MAX)

@@ -19,7 +19,7 @@ offsets that a query needs were deleted by retention, the query stops (Spark's f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,7 +27,7 @@ from stateside.errors import ViewInvalid
 from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from stateside.pipeline.sources import Reading
 
@@ -82,15 +82,12 @@ class KafkaEvents:
             events = events.where(condition)
         return events
 
-    def _conditions(self) -> list[Column]:
-        from pyspark.sql import functions as F
-
-        malformed = F.col("_malformed")
+    def _conditions(self) -> list[str]:
         found = []
         if self.types:
-            found.append(malformed | F.col("type").isin(list(self.types)))
+            found.append(f"_malformed or type in ({_quoted(self.types)})")
         if self.tags:
-            found.append(malformed | F.arrays_overlap("tags", F.array(*map(F.lit, self.tags))))
+            found.append(f"_malformed or arrays_overlap(tags, array({_quoted(self.tags)}))")
         return found
 
 
@@ -114,8 +111,8 @@ def parse_events(messages: DataFrame, fields: str) -> DataFrame:
     if not fields:
         return told.drop("_fields")
     _check_names(told)
-    told = told.withColumn("_fields", _unless_broken())
-    return told.select("*", "_fields.*").drop("_fields", "_broken")
+    whole = told.selectExpr("* except (_fields)", "if(_fields._broken is null, _fields, null) as _fields")
+    return whole.select("*", "_fields.*").drop("_fields", "_broken")
 
 
 def _judgement() -> str:
@@ -142,14 +139,12 @@ def _from_json(text: str, schema: str) -> str:
     return f"from_json({text}, '{schema}, _broken string', {options})"
 
 
-def _unless_broken() -> Column:
-    from pyspark.sql import functions as F
-
-    return F.when(F.col("_fields._broken").isNull(), F.col("_fields"))
+def _quoted(texts: Sequence[str]) -> str:
+    return ", ".join(f"'{_escaped(text)}'" for text in texts)
 
 
-def _escaped(fields: str) -> str:
-    return fields.replace("\\", "\\\\").replace("'", "\\'")
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _check_names(told: DataFrame) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from stateside.errors import (
     SetupError,
 )
 from stateside.journal import Event
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic, fetching
 from stateside.journal.queries import Queries, Views
 from stateside.ops.broker import Broker
 from stateside.positions import Position
@@ -76,10 +77,27 @@ def test_a_live_query_gets_what_comes_and_ends_when_the_topic_is_made_anew(broke
         create_topic(topic, partitions=1)
         with KafkaWriter(topic, tmp_path / "index") as again:
             again.append([event("x") for _ in range(9)])
-            with pytest.raises(JournalAway, match="another one than it was when the query began"):
+            with pytest.raises(JournalAway, match=r"another one than it was when the (query|reader) began"):
                 next(live)
             assert views.follow() == views.stream.end()  # made anew, of the new topic
             assert {each.event.id for each in Queries(views.stream, views).entity("emma").current()} == {"x"}
+
+
+def test_a_reader_that_takes_its_time_is_not_led_into_another_topic(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "MESSAGES_AT_ONCE", 2)
+    topic = new_topic(broker)
+    with KafkaWriter(topic, tmp_path) as writer:
+        writer.append([event(f"old-{n}") for n in range(9)])
+    reading = KafkaJournal(topic).located("0", 0, 9)
+    next(reading)
+    delete(topic)
+    create_topic(topic, partitions=1)
+    with KafkaWriter(topic, tmp_path) as writer:
+        writer.append([event(f"new-{n}") for n in range(20)])
+    with pytest.raises(JournalAway, match="another one than it was when the reader began"):
+        list(reading)
 
 
 def test_entities_live_on_kafka_too(broker: Broker, tmp_path: Path) -> None:
@@ -148,7 +166,14 @@ class TestWhatCanBeWrong:
         with KafkaWriter(topic, tmp_path) as writer:
             writer.append([event(f"{n}") for n in range(9)])
         journal = KafkaJournal(topic)
-        monkeypatch.setattr(journal, "_check_range", lambda *range_: delete_before(topic, 5))
+        checked = journal._checked
+
+        def delete_after(*range_: Any) -> str:
+            found = checked(*range_)
+            delete_before(topic, 5)
+            return found
+
+        monkeypatch.setattr(journal, "_checked", delete_after)
         with pytest.raises(EventsGone, match="at 0:0 to 0:4 are gone"):
             list(journal.located("0", 0, 9))
 

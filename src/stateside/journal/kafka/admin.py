@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from stateside.errors import JournalAway, SettingInvalid
-from stateside.journal.kafka.failures import MISSING, asking, is_one, missing, told
+from stateside.journal.kafka.failures import MISSING, MOVING, is_one, missing, told
 from stateside.journal.kafka.topic import Topic
 
 if TYPE_CHECKING:
@@ -104,26 +104,36 @@ class Admin:
         return self._awaited()
 
     def _awaited(self) -> Described:
-        """The controller creates a topic a moment before the brokers hear of it."""
+        """The controller creates a topic a moment before the brokers hear of it, and of who leads its partitions."""
         deadline = time.monotonic() + self.topic.answer_s_max
-        while (found := self.found()) is None:
-            if time.monotonic() > deadline:
-                raise JournalAway("The new topic does not appear", where=self.topic.where, next_step="Look at Kafka")
+        while True:
+            try:
+                found = self.described()
+                self.ends(range(found.partitions))
+                return found
+            except JournalAway:
+                if time.monotonic() > deadline:
+                    raise
             time.sleep(_LOOK_S)
-        return found
 
     def _offsets(self, partitions: Iterable[int], which: OffsetSpec) -> dict[int, int]:
-        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         wanted: dict[Any, Any] = {TopicPartition(self.topic.name, partition): which for partition in partitions}
         if not wanted:
             return {}
         wait_s = self.topic.answer_s_max
-        with asking(self.topic):
-            found = self._client.list_offsets(
+        deadline = time.monotonic() + wait_s
+        while True:
+            asked = self._client.list_offsets(
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s
             )
-            return {place.partition: int(answer.result(wait_s + 1).offset) for place, answer in found.items()}
+            try:
+                return {place.partition: int(answer.result(wait_s + 1).offset) for place, answer in asked.items()}
+            except KafkaException as error:
+                if not is_one(error.args[0], MOVING) or time.monotonic() > deadline:
+                    raise told(error.args[0], self.topic) from error
+            time.sleep(_LOOK_S)
 
 
 def create_topic(topic: Topic, *, partitions: int, settings: Mapping[str, str] | None = None) -> Described:

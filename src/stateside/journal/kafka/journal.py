@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import EventsGone, JournalCorrupt, PositionInvalid
+from stateside.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid
 from stateside.journal.columns import decode
 from stateside.journal.event import Event
 from stateside.journal.frames import Offsets
@@ -118,19 +118,25 @@ class KafkaJournal:
     def _events(
         self, partition: str, start: int, stop: int, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """Those events of a range that stand at wanted offsets."""
-        self._check_range(partition, start, stop)
+        """Those events of a range that stand at wanted offsets.
+
+        After each fetch it is looked whether the topic is still the same: a reader may take its time between two, and
+        the client would read on in another topic of the same name.
+        """
+        topic_id = self._checked(partition, start, stop)
         number = int(partition)
         try:
             for messages in self._fetcher.messages(number, start, stop) if start < stop else ():
                 found = [
                     message for message in messages if self._counts(number, message) and wanted(offset_of(message))
                 ]
+                self._check_same(topic_id)
                 if found:
                     yield batch_of(found)
         except NoEvent as error:
             raise self._no_event(partition, error) from error
         except Gone as error:
+            self._check_same(topic_id)
             raise self._gone(partition, start) from error
 
     def _counts(self, partition: int, message: Message) -> bool:
@@ -145,8 +151,10 @@ class KafkaJournal:
                     raise self._invalid(f"This topic has {len(partitions)} partitions, and none is {name!r}")
         return partitions
 
-    def _check_range(self, partition: str, start: int, stop: int) -> None:
-        if partition not in self.partitions():
+    def _checked(self, partition: str, start: int, stop: int) -> str:
+        """The id of the topic, which has this range."""
+        described = self._admin.described()
+        if partition not in map(str, range(described.partitions)):
             raise self._invalid(f"This topic has no partition {partition!r}")
         number = int(partition)
         end = self._admin.ends([number])[number]
@@ -154,6 +162,15 @@ class KafkaJournal:
             raise self._invalid(f"Offsets {start} to {stop} do not lie in partition {partition}, which ends at {end}")
         if start < stop and start < self._admin.begins([number])[number]:
             raise self._gone(partition, start)
+        return described.id
+
+    def _check_same(self, topic_id: str) -> None:
+        if self.id() != topic_id:
+            raise JournalAway(
+                f"The topic is another one than it was when the reader began: not {topic_id}",
+                where=self.topic.where,
+                next_step="Begin to read anew, in the topic that is there now",
+            )
 
     def _invalid(self, what: str) -> PositionInvalid:
         return PositionInvalid(

@@ -46,10 +46,12 @@ class KafkaWriter:
 
     How a process becomes able to append:
 
-    1. It becomes the owner of its partitions (`owner`): from here on no other one can store anything in them.
-    2. It opens its `index`, in the folder, and reads what the partitions have beyond that, up to their end: so it knows
-       the last sequence of each entity, and where each event id stands. EventsGone if retention deleted what it would
-       have to read.
+    1. It opens its `index`, in the folder, and reads what the partitions have beyond that. EventsGone if retention
+       deleted what it would have to read. Who is the owner meanwhile goes on: nobody is fenced for an attempt that
+       fails here, nor while this takes long.
+    2. It becomes the owner of its partitions (`owner`): from here on no other one can store anything in them.
+    3. It reads what came meanwhile, up to the partitions' end: so it knows the last sequence of each entity, and where
+       each event id stands.
 
     How an append is stored and acknowledged:
 
@@ -104,13 +106,13 @@ class KafkaWriter:
         check_policy(topic, settings)
         self.partitions = _wanted(topic, partitions, self._described.partitions)
         self._appending = threading.Lock()
-        lanes = self._own(partitions is None, int(settings.get("max.message.bytes", MESSAGE_BYTES_MAX)))
-        self._lanes = {number: lane for lane in lanes for number in lane.partitions}
-        self._groups = {lane: Group(self._append_events) for lane in lanes}
+        self._lanes: dict[int, Lane] = {}
         self._known = Known(self._journal, self._described, self.partitions, folder, accept_gone)
         try:
             self._known.catch_up(self.partitions)
             self._known.write()
+            self._own(partitions is None, int(settings.get("max.message.bytes", MESSAGE_BYTES_MAX)))
+            self._known.catch_up(self.partitions)
         except BaseException:
             self.close()
             raise
@@ -228,11 +230,14 @@ class KafkaWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _own(self, of_all: bool, message_bytes_max: int) -> list[Lane]:
+    def _own(self, of_all: bool, message_bytes_max: int) -> None:
         size = min(MESSAGE_BYTES_MAX, max(1_000, message_bytes_max - _BATCH_OVERHEAD_BYTES))
         if of_all:
-            return [own_all(self.topic, self._described.partitions, size)]
-        return own_some(self.topic, self.partitions, size)
+            lanes = [own_all(self.topic, self._described.partitions, size)]
+        else:
+            lanes = own_some(self.topic, self.partitions, size)
+        self._lanes = {number: lane for lane in lanes for number in lane.partitions}
+        self._groups = {lane: Group(self._append_events) for lane in lanes}
 
     def _in_turn(self, act: Callable[[], Answer]) -> Answer:
         """What is done in one turn; anew, if it turned out that the partitions have more than was known."""
