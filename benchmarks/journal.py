@@ -53,13 +53,14 @@ def _events(number: int) -> list[Event]:
 def _concurrent(folder: Path) -> Result:
     """Single durable appends of many threads, against the least that any group commit in Python has to do."""
     handle = os.open(folder / "bare-group", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    bare, number = BareGroup(handle), count()
-    record = b"x" * 150
+    bare, record = BareGroup(handle), b"x" * 150
+    names = [f"{name}-{turn}" for name in range(APPENDERS) for turn in range(TURNS * (ROUNDS + 1))]
+    made = iter([[Event(name, name.partition("-")[0], "call", 1_760_000_000_000_000, {"amount": 5})] for name in names])
     with JournalWriter(folder / "concurrent") as writer, ThreadPoolExecutor(APPENDERS) as pool:
 
-        def journal_thread(name: int) -> None:
+        def journal_thread(_: int) -> None:
             for _ in range(TURNS):
-                writer.append([Event(f"e{next(number)}", f"c{name}", "call", 1_760_000_000_000_000, {"amount": name})])
+                writer.append(next(made))
 
         def bare_thread(_: int) -> None:
             for _ in range(TURNS):
