@@ -321,7 +321,7 @@ def test_another_journal_than_the_one_that_was_read_stops_the_view(
     run_to(shop(), layout, spark)
     shutil.rmtree(layout.journal)
     append(layout, orders(*amounts))
-    with pytest.raises(PipelineFailed, match=r"This query has read journal .* up to 3; here is"):
+    with pytest.raises(PipelineFailed, match=r"This query has read journal .* up to 0:3; here is"):
         run_to(shop(), layout, spark)
 
 
