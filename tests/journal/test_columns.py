@@ -52,3 +52,9 @@ def test_fields_of_a_newer_schema_survive_reading_exporting_and_appending(tmp_pa
 def test_newer_fields_come_beside_those_that_were_unknown_before() -> None:
     (found,) = decode(with_newer([Event("e", "e", "t", 0, {}, extra={"a": 1, "b": 2})], b=[3]))
     assert found.extra == {"a": 1, "b": 3}
+
+
+def test_who_imports_the_journal_does_not_wait_for_pandas() -> None:
+    """Spark starts a Python for each task, and people a command at a time."""
+    program = "import sys, stateside.journal, stateside.pipeline.source; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

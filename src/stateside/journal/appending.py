@@ -40,7 +40,7 @@ class Appending(ABC):
 
         Threads that share a writer share its syncs, too (`group`): many of them store more than one alone.
         """
-        return Position.of({PARTITION: self._group.append(events)}) if events else self.end
+        return Position(((PARTITION, self._group.append(events)),)) if events else self.end
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, Final
 
@@ -66,8 +67,7 @@ _ADDED: Final = [
 SCHEMA: Final = pa.schema([*GIVEN, *_ADDED])
 
 _DECODE = json.JSONDecoder().raw_decode
-_NO_TAGS: Final = pa.ListArray.from_arrays(np.zeros(10_001, np.int32), pa.array([], pa.string()))  # what most appends
-_FIRST: Final = pa.array(np.ones(10_000, np.int16))  # have in these columns: of a small one, half of the time to make
+_ALIKE_ROWS: Final = 10_000  # of columns that most appends have alike: cut off, of small ones half the time to make
 
 
 def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
@@ -215,15 +215,25 @@ def _objects(attachments: list[Any]) -> pa.Array:
 
 
 def _lists(tags: list[Any]) -> pa.Array:
-    if any(tags) or len(tags) > len(_NO_TAGS):
+    if any(tags) or len(tags) > _ALIKE_ROWS:
         return pa.array(tags, SCHEMA.field("tags").type)
-    return _NO_TAGS[: len(tags)]
+    return _no_tags()[: len(tags)]
 
 
 def _versions(versions: list[int]) -> pa.Array:
-    if len(versions) > len(_FIRST) or versions.count(1) < len(versions):
+    if len(versions) > _ALIKE_ROWS or versions.count(1) < len(versions):
         return pa.array(versions, pa.int16())
-    return _FIRST[: len(versions)]
+    return _first_versions()[: len(versions)]
+
+
+@cache  # and not at the import: Arrow's first array imports pandas, which takes long
+def _no_tags() -> pa.Array:
+    return pa.ListArray.from_arrays(np.zeros(_ALIKE_ROWS + 1, np.int32), pa.array([], pa.string()))
+
+
+@cache
+def _first_versions() -> pa.Array:
+    return pa.array(np.ones(_ALIKE_ROWS, np.int16))
 
 
 def _refuse_the_first_bad(events: Sequence[Event]) -> None:

@@ -19,6 +19,7 @@ from stateside.errors import EventRefused, JournalAway
 from stateside.journal.event import Event
 
 EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
+PAUSE_S = 0.0001  # in which several threads come back in line; a sync takes longer
 
 Receipt = TypeVar("Receipt")
 Receipts = Callable[[int, int], Receipt]  # what those of the events are told that stand from the one up to the other
@@ -46,10 +47,20 @@ class Group(Generic[Receipt]):
         try:
             own.wait()
             if own.leads:
+                self._gather()
                 self._settle(self._taken())
         finally:
-            self._leave(own)
+            if own.leads or not own.settled:
+                self._leave(own)
         return own.answer()
+
+    def _gather(self) -> None:
+        """Let those who were answered just now come back in line, as long as more come: one frame stores them all."""
+        before, pause_s = 0, 0.0
+        while before < len(self._line) < EVENTS_TOGETHER_MAX:
+            before = len(self._line)
+            time.sleep(pause_s)
+            pause_s = PAUSE_S
 
     def _taken(self) -> list[_Append[Receipt]]:
         """Those first in line, which are stored together: who leads is the first of all."""
@@ -110,8 +121,6 @@ class _Append(Generic[Receipt]):
         """Until there is an answer, or this one leads."""
         if not self.leads:
             self._gate.acquire()
-            if self.leads:
-                time.sleep(0)  # those who were answered just now come back in line first, and are stored with this
 
     def lead(self) -> None:
         """Called while it waits: it is the first in line now."""
