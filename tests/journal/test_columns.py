@@ -1,6 +1,8 @@
 """The journal's schema over time: what is older is completed, what is newer is kept."""
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
