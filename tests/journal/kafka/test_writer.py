@@ -12,6 +12,7 @@ import pytest
 from stateside.errors import EventRefused, EventsGone, JournalAway, JournalCorrupt, SettingInvalid
 from stateside.journal.columns import encode
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
+from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.topic import partition_of
 from stateside.journal.receipt import Receipt
 from stateside.ops.broker import Broker
@@ -127,6 +128,17 @@ class TestOthersWhoSend:
             ("copied", 2),
             ("b", 3),
         ]
+
+    def test_that_the_ends_move_a_moment_late_is_no_other_sender(
+        self, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic, asked = new_topic(broker), Admin.ends
+        with KafkaWriter(topic, tmp_path) as writer:
+            writer.append_to("emma", [event("a")])
+            send(topic, stored_value("copied", 2))
+            late = iter([asked(writer._admin, [0])] * 4)
+            monkeypatch.setattr(Admin, "ends", lambda admin, numbers: next(late, None) or asked(admin, numbers))
+            assert writer.append_to("emma", [event("b")]).last_sequence == 3
 
     def test_a_message_that_is_no_event_stops_writer_and_reader_until_it_is_passed_over(
         self, broker: Broker, tmp_path: Path

@@ -22,11 +22,11 @@ _KNOWN_BY = ("id", "entity", "sequence")
 
 
 class Moved(Exception):
-    """These partitions have more, or less, than their owner knows."""
+    """Partitions have more, or less, than their owner knows; what was sent to them just now does not count."""
 
-    def __init__(self, partitions: Sequence[int]) -> None:
-        super().__init__(partitions)
-        self.partitions = partitions
+    def __init__(self, delivered: Delivered) -> None:
+        super().__init__(delivered)
+        self.delivered = delivered
 
 
 class Known:
@@ -68,13 +68,9 @@ class Known:
 
     def check(self, delivered: Delivered) -> None:
         """Moved, unless messages that got these offsets stand just behind what is known, and nothing among them."""
-        moved = [
-            number
-            for number, offsets in delivered.items()
-            if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1
-        ]
-        if moved:
-            raise Moved(moved)
+        for number, offsets in delivered.items():
+            if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1:
+                raise Moved(delivered)
 
     def note(self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered) -> list[Place]:
         """These events, each in its partition, were stored there; where each of them stands."""

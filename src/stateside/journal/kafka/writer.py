@@ -247,7 +247,8 @@ class KafkaWriter:
                     return act()
                 except Moved as moved:
                     with self._ending():
-                        self._known.catch_up(moved.partitions)
+                        self._await_visible(moved.delivered, "An append was taken back, but readers still wait for it")
+                        self._known.catch_up(list(moved.delivered))
         raise JournalAway(
             "Others send to this topic all the time, who are not its owner",
             where=self.topic.where,
@@ -274,7 +275,7 @@ class KafkaWriter:
         delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
         with self._ending():
             self._on_step(6)
-            self._await_visible(delivered)
+            self._await_visible(delivered, "The last append is stored, but readers do not see it yet")
             self._on_step(7)
             return self._known.note(batch, partitions, delivered)
 
@@ -284,8 +285,8 @@ class KafkaWriter:
         parts = zip(partitions, keys, values_of(batch), times_ms, strict=True)
         return [Outgoing(*part) for part in parts]
 
-    def _await_visible(self, delivered: Delivered) -> None:
-        """Step 6: Kafka moves the ends a moment after it has taken the commit."""
+    def _await_visible(self, delivered: Delivered, what: str) -> None:
+        """Step 6: Kafka moves the ends a moment after it has taken the commit, or the abort."""
         deadline = time.monotonic() + self.topic.answer_s_max
         while True:
             ends = self._admin.ends(delivered)
@@ -293,7 +294,7 @@ class KafkaWriter:
                 return
             if time.monotonic() > deadline:
                 raise JournalAway(
-                    "The last append is stored, but readers do not see it yet",
+                    what,
                     where=self.topic.where,
                     next_step="See that all brokers run, and who else has a transaction open in this topic. "
                     "Open the journal again; the same append_to then gives the receipt",
