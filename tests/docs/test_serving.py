@@ -15,7 +15,7 @@ from stateside.layout import Layout
 from stateside.serving import appender, server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
 from stateside.serving.changes import feed, pages, watcher
-from stateside.serving.reading import reader
+from stateside.serving.reading import kept_rows, reader
 from stateside.serving.reading.views import Views
 from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
 from stateside.serving.web import application, call, connection, connections, event_routes, loop, route
@@ -106,3 +106,8 @@ def test_the_limits_of_watching_are_those_of_the_code() -> None:
     assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
     assert reader.ROWS_MAX == 10_000
+
+
+def test_the_bound_of_rows_in_memory_is_that_of_the_code() -> None:
+    assert kept_rows.KEPT_BYTES_MAX == 64 << 20
+    assert "64 MiB for each view and" in SERVING

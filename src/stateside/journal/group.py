@@ -1,7 +1,8 @@
 """Group commit: what threads append while the disk is busy is stored together, as one frame with one sync.
 
 1. A thread puts its append in line. If nobody leads it does so at once; else it waits.
-2. Whoever leads takes all that stand in line, its own among them, and stores them as one: all or none.
+2. Whoever leads lets those come in line who were answered just now, takes all that stand there, its own among them,
+   and stores them as one: all or none.
 3. Each of them is told where its own events ended, and the first of those who came meanwhile leads next.
 
 As one frame holds them, there is never more than one frame that a crash can tear; and an append is still whole in it.

@@ -126,7 +126,7 @@ def _from_range(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tu
             yield found[rows], batch.take(pa.array(rows))
 
 
-def moved(end: Callable[[], Position], position: Position, timeout_s: float) -> bool:
+def moved(end: Callable[[], Position], position: Position, timeout_s: float, pause_s_max: float = PAUSE_S_MAX) -> bool:
     """Look at a stream's end, at first often, until it is beyond the position, so long at most; whether it is."""
     deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
     while position.covers(end()):
@@ -134,7 +134,7 @@ def moved(end: Callable[[], Position], position: Position, timeout_s: float) -> 
         if left_s <= 0:
             return False
         time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        pause_s = min(2 * pause_s, pause_s_max)
     return True
 
 

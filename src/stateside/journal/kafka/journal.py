@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from types import TracebackType
@@ -18,10 +17,11 @@ from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.fetching import MESSAGES_AT_ONCE, Fetcher, Gone
 from stateside.journal.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.kafka.topic import Topic
+from stateside.journal.stream import moved
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
-PAUSE_S_MIN, PAUSE_S_MAX = 0.002, 0.05  # a look at the end asks a broker, and takes about a millisecond
+PAUSE_S_MAX = 0.05  # a look at the end asks a broker, and takes about a millisecond
 GAP_OFFSETS = MESSAGES_AT_ONCE  # to read over so many is as quick as to ask a broker anew
 
 
@@ -96,14 +96,7 @@ class KafkaJournal:
 
     def wait(self, position: Position, timeout_s: float) -> bool:
         """As `Stream` says: looks at the end, at first often."""
-        deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
-        while position.covers(self.end()):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        return True
+        return moved(self.end, position, timeout_s, PAUSE_S_MAX)
 
     def close(self) -> None:
         """Let the connections go. It may be used again."""

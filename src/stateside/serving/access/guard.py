@@ -90,32 +90,18 @@ class Guard:
 class Visit:
     """One request, from its arrival until its answer has been sent."""
 
-    __slots__ = ("_address", "_call", "_checked_s", "_counted", "_entered", "_guard", "_holder", "route")
+    __slots__ = ("_address", "_call", "_checked_s", "_counted", "_guard", "_holder", "route")
 
     def __init__(self, guard: Guard, call: Arriving) -> None:
         self._guard, self._call = guard, call
         self._address = network(call.client)
         self._holder: Holder | None = None
-        self._entered: Holder | StatesideError | None = None  # who it is, or why nobody is let in
         self._counted: str | None = None
         self.route = "none"  # the pattern of the one that fits, once it is known
         self._checked_s = time.monotonic()
 
     def enter(self, *, needs_token: bool = True) -> Holder:
-        """Who asks, from now on counted as under way. Without a token everybody is nobody, who has no role.
-
-        A second time it says the same again, and counts nothing.
-        """
-        if self._entered is None:
-            try:
-                self._entered = self._enter(needs_token)
-            except StatesideError as error:
-                self._entered = error
-        if isinstance(self._entered, StatesideError):
-            raise self._entered
-        return self._entered
-
-    def _enter(self, needs_token: bool) -> Holder:
+        """Who asks, from now on counted as under way; once. Without a token everybody is nobody, who has no role."""
         try:
             holder = self._guard.holder(self._call.headers.get("authorization")) if needs_token else NOBODY
         except TokenInvalid:

@@ -15,7 +15,7 @@ from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import KeyInvalid
 from stateside.serving.reading.values import NO_VALUE, Leaf, described, leaves, nested, not_of_type, parse, parser
 
-_WHOLE = ("byte", "short", "integer", "long")
+WHOLE = ("byte", "short", "integer", "long")
 _FRACTIONS = ("float", "double")
 _END = object()
 
@@ -66,7 +66,7 @@ class _Unlike(Exception):
 
 def _column_parser(type_: SparkType) -> Callable[[Sequence[Any]], Sequence[Value]]:
     """What parses the parts of a column that are all texts, or all whole numbers; _Unlike or NO_VALUE for others."""
-    whole, text = isinstance(type_, Primitive) and type_.name in _WHOLE, type_ == Primitive("string")
+    whole, text = isinstance(type_, Primitive) and type_.name in WHOLE, type_ == Primitive("string")
     read = parser(type_) if not isinstance(type_, Struct) else None
 
     def parse_column(parts: Sequence[Any]) -> Sequence[Value]:
@@ -120,4 +120,4 @@ def _value(name: str, type_: SparkType, part: Any) -> Value:
 def _takes(type_: SparkType, number: int | float) -> bool:
     if isinstance(type_, Decimal) or (isinstance(type_, Primitive) and type_.name in _FRACTIONS):
         return True
-    return isinstance(number, int) and isinstance(type_, Primitive) and type_.name in _WHOLE
+    return isinstance(number, int) and isinstance(type_, Primitive) and type_.name in WHOLE

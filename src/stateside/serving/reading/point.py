@@ -21,6 +21,7 @@ from stateside.replica.keys import NO_KEY
 from stateside.replica.moment import Moment
 from stateside.replica.store import Snapshot
 from stateside.serving.reading.holding import check_held
+from stateside.serving.reading.json_key import WHOLE
 from stateside.serving.reading.kept_rows import KeptRows
 from stateside.serving.reading.lookup import KEYS_AT_ONCE_MAX, KEYS_MAX
 from stateside.serving.reading.reader import ViewReader
@@ -29,7 +30,6 @@ from stateside.serving.stamp import Stamp
 _AGE: Final = b'"age_ms":0,'
 _END: Final = b'],"cursor":null}'
 _NO_ROW: Final = b"null"
-_WHOLE: Final = ("byte", "short", "integer", "long")
 _SLASHES: Final = methodcaller("count", "/")
 
 
@@ -61,7 +61,7 @@ class PointReader:
     def __init__(self, reader: ViewReader) -> None:
         self.reader, self._shape = reader, reader.shape
         self._parts = len(self._shape.key_texts.parts)  # of a whole key
-        self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in _WHOLE]
+        self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in WHOLE]
         self.moment = Moment(reader.replica)
         self._kept = KeptRows()
         self._snapshot: Snapshot | None = None  # of which is what follows

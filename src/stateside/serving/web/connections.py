@@ -22,9 +22,6 @@ class Open(Protocol):
     def look(self, now_s: float) -> None:
         """Close it if it is open to no purpose."""
 
-    def say_goodbye(self) -> None:
-        """The process is about to stop: the next answer is the last one."""
-
 
 class Connections:
     """All of them, of one worker."""
