@@ -23,6 +23,11 @@ def mounted(folder: Path, size: str = "6m") -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def remount(disk: Path, option: str) -> None:
+    """Let it be written to or not: `rw` or `ro`."""
+    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+
+
 def fill(disk: Path) -> Path:
     """To the last block; the file that takes it all."""
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:

@@ -28,6 +28,7 @@
     │   ├── HeadTooLarge            head-too-large          431    a request's head that is longer than it may be
     │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
     │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
+    │   ├── IdentityTaken           identity-taken          409    a run under a name that another process has
     │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
     │   └── SqlTooLarge             sql-too-large           400    a statement whose result or memory is over the limit
     ├── StateError                                                 what is stored is damaged, missing or not ours
@@ -40,6 +41,7 @@
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
     │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
     │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
+    │   ├── LeaseInvalid            lease-invalid           500    a lease that cannot be read, or not be kept there
     │   ├── PastChanged             past-changed            500    a journal that is not what the last audit read
     │   └── ValueOverflow           value-overflow          500    a number that grew too large for its column
     │       └── MoneyOverflow       money-overflow          500    …and is an amount of money
@@ -48,6 +50,9 @@
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
         │   └── ViewBroken          view-broken             503    …and would do so again: somebody must mend it first
         ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
+        ├── LeadershipLost          leadership-lost         409    another process leads by now: this one may not go on
+        ├── CheckpointAway          checkpoint-away         503    Spark's checkpoint is not at its place for now
+        ├── ClusterAway             cluster-away            503    no master of Spark's answers, or no worker has room
         ├── JournalAway             journal-away            503    the journal cannot be written for now
         ├── ArchiveAway             archive-away            503    a table of the archive cannot be read for now
         ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
@@ -329,6 +334,13 @@ class MethodInvalid(InputError):
     status = 405
 
 
+class IdentityTaken(InputError):
+    """A run was given a name under which another process leads or stands by."""
+
+    code = "identity-taken"
+    status = 409
+
+
 class SqlInvalid(InputError):
     """A text that is no statement, or one that may not run here: it writes, or reaches beyond the relations."""
 
@@ -405,6 +417,12 @@ class ArchiveInvalid(StateError):
     code = "archive-invalid"
 
 
+class LeaseInvalid(StateError):
+    """The lease of an application cannot be read, or its folder cannot hold one."""
+
+    code = "lease-invalid"
+
+
 class PastChanged(StateError):
     """The journal is another one than at the last audit, or its events are. Nothing was audited."""
 
@@ -453,6 +471,25 @@ class PipelineRunning(OperatingError):
 
     code = "pipeline-running"
     status = 409
+
+
+class LeadershipLost(OperatingError):
+    """Another process leads the application by now. Nothing that this one did since counts."""
+
+    code = "leadership-lost"
+    status = 409
+
+
+class CheckpointAway(OperatingError):
+    """A running query's checkpoint is gone, or another one is in its place. Nothing is delivered until it is back."""
+
+    code = "checkpoint-away"
+
+
+class ClusterAway(OperatingError):
+    """The Spark cluster that was named does not answer, or has no room for an executor."""
+
+    code = "cluster-away"
 
 
 class JournalAway(OperatingError):

@@ -6,17 +6,19 @@ FOLDER/
   journal/base                what is known of events that retention has dropped; never to be deleted
   journal/summaries/          what finished segments hold; they may be deleted, and are then made anew
   journal/nodes/, merged/     instead of segments, where nodes write: their logs, and the stream that is made of these
+  journal/topic.json          instead of segments, where the journal is on Kafka: at which address; index/: its owner's
   journal/readers/NAME.json   up to where a reader that registered itself has read
   journal/nodes/NAME/EPOCH/   where several nodes write: the log of each owner of each node, a journal of its own
   journal/slots/              which node writes which entities
   journal/merged/PARTITION/   the stream that a merger makes of the nodes' logs; never to be deleted
   driver.lock                 held by the one Spark driver that may run here
+  lease/                      who leads and who stands by, where there are standbys (`leadership.lease`)
   keys.json                   what tokens are signed with; without it a server needs none, and listens on loopback only
   issued.json                 the register of the tokens that were issued, and of those that are revoked
   refusals.jsonl              whom a server turned away, and why; older ones in refusals.1.jsonl and so on
   pause                       while it is there no new batch is begun: the driver is about to stop
   clock.json                  how far billing's clockwork has come
-  views/VIEW/checkpoint/      Spark's own files, which only Spark writes
+  views/VIEW/checkpoint/      Spark's own files, which only Spark writes (but for paths: `pipeline.schema_paths`)
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
   views/VIEW/plans.json       of billing: the versions of price plans that rows and documents refer to
@@ -27,6 +29,7 @@ FOLDER/
   views/VIEW/progress.jsonl   what Spark reported of the newest batches
   views/VIEW/replica/         the LMDB copy that readers ask
   views/VIEW/marks/           which table or folder the view's sink has filled, so that it is never made anew
+  views/VIEW/savepoints/NAME/ the checkpoint as it was after one batch; each may be deleted
   views/VIEW/begun.json       the batch that a sink at most once was last given
   tables/NAME/                Delta tables: the archive
   files/PATH/                 what sinks write as files, one a batch
@@ -104,6 +107,11 @@ class ViewLayout:
     def begun(self) -> Path:
         """The note of the batch that was last begun, of a sink at most once."""
         return self.root / "begun.json"
+
+    @property
+    def savepoints(self) -> Path:
+        """The savepoints, a folder each."""
+        return self.root / "savepoints"
 
     def mark(self, name: str) -> Path:
         """The mark of the table or folder of this name that the view's sink fills."""

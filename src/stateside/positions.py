@@ -79,6 +79,15 @@ class Position:
         mine = self.as_dict()
         return Position.of(mine | {p: max(o, mine.get(p, 0)) for p, o in other.parts})
 
+    def one(self) -> int:
+        """The offset of a position in a stream of one partition, whatever its name; PositionInvalid of several."""
+        if len(self.parts) > 1:
+            raise PositionInvalid(
+                f"{str(self)[:80]!r} names several partitions, where one was expected",
+                next_step="Ask for a position of the journal that is read here",
+            )
+        return self.parts[0][1] if self.parts else 0
+
     def events(self) -> int:
         """How many events lie before this position, over all partitions."""
         return sum(offset for _, offset in self.parts)

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,15 +32,17 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 class Child:
     """A child process with its output in a log file. It does not outlive its parent, even one killed by SIGKILL."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is all of the child's; by default it has its parent's."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
+                _bound(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=environment,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children in order
             )
 
@@ -66,6 +68,41 @@ class Child:
     def tail(self, lines: int = 15) -> str:
         """The last lines of its output, for a message."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def last_words(self) -> str:
+        """The last line of its output that is no part of a stack trace."""
+        told = [line for line in self.tail(200).splitlines() if line and not line[0].isspace()]
+        return told[-1] if told else "none"
+
+
+async def run(command: Sequence[str], seconds_max: float) -> tuple[int, str, str]:
+    """Run a command to its end: its exit code, its output and its messages; TimeoutError if that takes too long.
+
+    It is killed then, and also when the task that waits for it is cancelled: a server that stops does not wait for it.
+    """
+    import asyncio  # every child of ours loads this module first, and has no use for it
+
+    process = await asyncio.create_subprocess_exec(
+        *_bound(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds_max):
+            told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    output, errors = (text.decode(errors="replace") for text in told)
+    return process.returncode or 0, output, errors
+
+
+def _bound(command: Sequence[str]) -> list[str]:
+    """The command in a process that ends with this one."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def die_with_parent(parent_pid: int) -> None:

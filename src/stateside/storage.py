@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 _COPY_BYTES = 1 << 20
+
+_LOCK_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +91,17 @@ class Storage:
         return self.filesystem.get_file_info(self.path(relative))
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+def write_atomically(
+    path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666, make_folder: bool = True
+) -> None:
     """Replace a local file in one step: readers see the old content or the new one, never a part.
 
     With `durable` it also survives a loss of power; without, only a crash of the process. `mode` is what it is made
-    with, less the process's umask: nobody else can open it for a moment either.
+    with, less the process's umask: nobody else can open it for a moment either. Without `make_folder` it is an error if
+    the folder is not there: storage that is away must not be begun anew in its place.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
@@ -119,15 +126,23 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def try_lock(path: Path) -> int | None:
-    """An exclusive lock on a local file, as a file descriptor; None if somebody else has it.
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """A lock on a local file, as a file descriptor; None if somebody else has it, unless both are `shared`.
 
     It is given back when the descriptor is closed, here and in every process that inherited it, or these have died.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         return None
+    return handle
+
+
+def lock_within(path: Path, s_max: float) -> int | None:
+    """The same, tried again for so long; None if somebody else has it all the while."""
+    deadline_s = time.monotonic() + s_max
+    while (handle := try_lock(path)) is None and time.monotonic() <= deadline_s:
+        time.sleep(_LOCK_LOOK_S)
     return handle

@@ -1,16 +1,20 @@
 """Group commit: threads that share a writer share its syncs, and nothing else."""
 
+import signal
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from stateside.errors import EventRefused, JournalAway
 from stateside.journal import Event, Journal, JournalWriter, group
-from stateside.journal.group import Group, Receipts
+from stateside.journal.group import Group
+from stateside.journal.settling import Answers, Request
+from stateside.positions import Position
 
 
 def event(id_: str) -> Event:
@@ -26,16 +30,25 @@ class Disk:
         self.busy = threading.Event()
         self.error: BaseException | None = None
 
-    def store(self, events: Sequence[Event]) -> Receipts[int]:
+    def store(self, requests: Sequence[Request]) -> Answers:
         self.busy.set()
         assert self.free.wait(10)
         if self.error is not None:
             raise self.error
-        if any(event.id == "bad" for event in events):
+        ids = [event.id for request in requests for event in request.events]
+        if "bad" in ids:
             raise EventRefused("bad")
-        self.stored.append([event.id for event in events])
-        first = sum(map(len, self.stored[:-1]))
-        return lambda low, high: first + high
+        first = sum(map(len, self.stored))
+        self.stored.append(ids)
+        ends = accumulate((len(request.events) for request in requests), initial=first)
+        return [Position.of({"0": end}) for end in list(ends)[1:]]
+
+
+def offset(together: Group, *ids: str) -> int:
+    """Append these; the offset behind them."""
+    position = together.append(Request([event(id_) for id_ in ids]))
+    assert isinstance(position, Position)
+    return position["0"]
 
 
 def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:
@@ -44,7 +57,7 @@ def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:
 
     def append(ids: list[str]) -> int | BaseException:
         try:
-            return together.append([event(id_) for id_ in ids])
+            return offset(together, *ids)
         except BaseException as error:
             return error
 
@@ -93,6 +106,66 @@ def test_an_interrupt_reaches_its_own_thread_and_the_others_are_told_of_it() -> 
     assert isinstance(first, KeyboardInterrupt)
     assert isinstance(second, KeyboardInterrupt)  # it leads for the third
     assert isinstance(third, JournalAway)
+
+
+def test_who_is_interrupted_in_line_goes_and_nothing_of_it_is_stored() -> None:
+    disk = Disk()
+    first, interrupted, third = interrupted_second(disk, until_taken=False)
+    assert (first, third) == (1, 2)
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert disk.stored == [["a"], ["c"]]
+
+
+def test_who_is_interrupted_while_others_store_for_it_goes_and_they_are_told_and_woken() -> None:
+    disk = Disk()
+    first, interrupted, third = interrupted_second(disk, until_taken=True)
+    assert (first, third) == (1, 4)
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert disk.stored == [["a"], ["z", "b", "c"]]
+
+
+def interrupted_second(disk: Disk, *, until_taken: bool) -> list[int | BaseException]:
+    """The answers to a, b and c, when b comes from the main thread, which is interrupted.
+
+    It stands in line then, or (`until_taken`) z, which came before it, is storing it.
+    """
+    together = Group(disk.store)
+    answers: dict[str, Future[int]] = {}
+
+    def others() -> None:
+        until(lambda: len(together._line) == (2 if until_taken else 1))  # b is there
+        answers["c"] = pool.submit(offset, together, "c")
+        until(lambda: len(together._line) == (3 if until_taken else 2))
+        if until_taken:
+            disk.busy.clear()
+            disk.free.set()
+            disk.free.clear()
+            assert disk.busy.wait(10)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers["a"] = pool.submit(offset, together, "a")
+        assert disk.busy.wait(10)
+        if until_taken:
+            answers["z"] = pool.submit(offset, together, "z")
+            until(lambda: len(together._line) == 1)
+        interrupting = pool.submit(others)
+        interrupt: BaseException | None = None
+        try:
+            offset(together, "b")
+        except KeyboardInterrupt as error:
+            interrupt = error
+        disk.free.set()
+        interrupting.result(10)
+        assert interrupt is not None
+        return [answers["a"].result(10), interrupt, answers["c"].result(10)]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_threads_that_share_a_writer_need_fewer_syncs_than_appends(

@@ -16,7 +16,7 @@ from stateside.journal.conditions import ANY, Conditions, Span
 from stateside.journal.segment import journal_id, segment_path
 from stateside.journal.selecting import Stretch, selected, shares, split, stretches
 from stateside.journal.upkeep import Place, drop, verify
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 
 def fill(folder: Path, appends: list[list[Event]], segment_bytes_max: int = 1) -> Journal:
@@ -161,6 +161,7 @@ SPANS = st.just(Span()) | st.builds(Span, st.integers(0, 9), st.integers(0, 9))
 CONDITIONS = st.builds(Conditions, SETS, SETS, SPANS)
 
 
+@not_in_fast("a property over whole journals; the examples here are small")
 @settings(max_examples=sized(60, 1_000), deadline=None)
 @given(
     appends=st.lists(EVENTS, min_size=1, max_size=8),

@@ -18,7 +18,7 @@ from stateside.journal.stream import FileStream, gather
 from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream
-from tests.sizes import examples
+from tests.sizes import examples, not_in_fast
 
 
 def event(number: int) -> Event:
@@ -115,6 +115,7 @@ def test_damage_is_told_with_its_place(folder: Path, tmp_path: Path, opened_befo
     assert read(stream, 0, 9) == [event(number) for number in range(9)]
 
 
+@not_in_fast("many segments")
 def test_where_frames_begin_is_kept_of_finished_segments_and_not_believed_if_it_is_damaged(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

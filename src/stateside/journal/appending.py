@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from stateside.clock import Clock
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
-from stateside.journal.group import Group, Receipts
-from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
+from stateside.journal.group import Group
+from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
+from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
 from stateside.positions import Position
 
 
@@ -28,7 +29,7 @@ class Appending(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._group = Group(self._append_events)
+        self._group = Group(self._append_together)
 
     @property
     def end(self) -> Position:
@@ -40,7 +41,11 @@ class Appending(ABC):
 
         Threads that share a writer share its syncs, too (`group`): many of them store more than one alone.
         """
-        return Position(((PARTITION, self._group.append(events)),)) if events else self.end
+        if not events:
+            return self.end
+        position = self._group.append(Request(events))
+        assert isinstance(position, Position)
+        return position
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
@@ -70,15 +75,9 @@ class Appending(ABC):
         with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
         there, or an event is another entity's.
         """
-        batch = encode(events, self._clock.now_us())
-        check_entity(entity, events)
-        with self._turn():
-            offsets = [offset for offset in self._offsets([event.id for event in events]) if offset is not None]
-            if offsets:
-                return repeated(entity, events, self._stored(offsets))
-            (last,) = self._lasts([entity])
-            check_expected(entity, expected_sequence, last)
-            return Receipt(self._append(batch), last + 1, last + len(events))
+        receipt = self._group.append(Request(events, entity, expected_sequence))
+        assert isinstance(receipt, Receipt)
+        return receipt
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
         """The receipt of one of the entity's events by its id; None if no event has that id.
@@ -119,13 +118,21 @@ class Appending(ABC):
                 self._append(batch.take(pa.array(new)))
         return [(there | stored)[event.id] or 0 for event in events]
 
-    def _append_events(self, events: Sequence[Event]) -> Receipts[int]:
-        """What a group of threads appends; each is told the offset behind its own events."""
-        batch = encode(events, self._clock.now_us())
+    def _append_together(self, requests: Sequence[Request]) -> Answers:
+        """What a group of threads appends."""
+        batch = encode(events_of(requests), self._clock.now_us())
         with self._turn():
-            first = self._offset
-            self._append(batch)
-        return lambda low, high: first + high
+            return settle(requests, batch, Turn(self._stored_of, self._lasts, self._append_parts))
+
+    def _stored_of(self, requests: Sequence[Request]) -> list[list[Stored]]:
+        offsets = iter(self._offsets([event.id for event in events_of(requests)]))
+        there = [[next(offsets) for _ in request.events] for request in requests]
+        return [self._stored([offset for offset in some if offset is not None]) for some in there]
+
+    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+        first = self._offset
+        self._append(batch)
+        return [Position(((PARTITION, first + high),)) if first + high else Position.start() for _, high in parts]
 
     def _append(self, batch: pa.RecordBatch) -> Position:
         """Number the events and store them, in this writer's turn."""
@@ -137,7 +144,9 @@ class Appending(ABC):
 
     def _stored(self, offsets: Sequence[int]) -> list[Stored]:
         """The events at these offsets."""
-        found = []
+        found: list[Stored] = []
+        if not offsets:
+            return found
         for first, batch in self._read(min(offsets), max(offsets) + 1):
             for offset in offsets:
                 if first <= offset < first + batch.num_rows:

@@ -1,9 +1,10 @@
 """Group commit: what threads append while the disk is busy is stored together, as one frame with one sync.
 
-1. A thread puts its append in line. If nobody leads it does so at once; else it waits.
-2. Whoever leads lets those come in line who were answered just now, takes all that stand there, its own among them,
-   and stores them as one: all or none.
-3. Each of them is told where its own events ended, and the first of those who came meanwhile leads next.
+1. A thread puts its append in line. If nobody leads it does so at once; else it sleeps.
+2. Whoever leads lets those come back in line who were answered just now, takes all that stand there, its own among
+   them, and stores them as one: all or none. Each is told where its own events ended.
+3. The first of those who came meanwhile leads next, and those who were told wake up. One wakes the next: as many
+   threads awake at once would take Python's lock from each other, for longer than a sync takes.
 
 As one frame holds them, there is never more than one frame that a crash can tear; and an append is still whole in it.
 """
@@ -11,135 +12,176 @@ As one frame holds them, there is never more than one frame that a crash can tea
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from contextlib import suppress
+from itertools import pairwise
 
 from stateside.errors import EventRefused, JournalAway
-from stateside.journal.event import Event
+from stateside.journal.receipt import Receipt
+from stateside.journal.settling import Answer, Answers, Request
+from stateside.positions import Position
 
 EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
-PAUSE_S = 0.0001  # in which several threads come back in line; a sync takes longer
+PAUSE_S = 0.0005  # if nobody comes for so long, nobody else is waited for; a sync takes about as long
 
-Receipt = TypeVar("Receipt")
-Receipts = Callable[[int, int], Receipt]  # what those of the events are told that stand from the one up to the other
-Store = Callable[[Sequence[Event]], Receipts[Receipt]]
+Store = Callable[[Sequence[Request]], Answers]
 
 
-class Group(Generic[Receipt]):
-    """The appends of all threads to one journal. `store` stores events and says what each append of them is told."""
+class Group:
+    """The appends of all threads to one journal. `store` stores them as one and says what each of them is told."""
 
-    def __init__(self, store: Store[Receipt]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._line: deque[_Append[Receipt]] = deque()
-        self._led = False
-        self._changing = threading.Lock()  # the two above
+        self._line: deque[_Append] = deque()
+        self._lead = threading.Lock()  # closed as long as somebody leads: it is handed on as it is
+        self._told: list[_Append] = []  # they have their answers, and sleep still
+        self._together = 0  # how many append at the moment: who were told just now, and who stand in line
+        self._gathering: _Append | None = None  # who leads, as long as it waits for so many
+        self._changing = threading.Lock()  # who leads next, and who wakes whom: an interrupted thread is left out
 
-    def append(self, events: Sequence[Event]) -> Receipt:
+    def append(self, request: Request) -> Position | Receipt:
         """Store the events, with those of other threads perhaps; the receipt for these.
 
         If they are refused, or the journal is away, that is raised here; a refusal of others' events is not.
         """
-        own: _Append[Receipt] = _Append(events)
-        with self._changing:
-            self._line.append(own)
-            own.leads, self._led = not self._led, True
+        own = _Append(request)
         try:
-            own.wait()
+            self._line.append(own)
+            if self._lead.acquire(blocking=False):
+                own.leads = True
+            else:
+                self._note_arrival()
+                own.sleep()
             if own.leads:
-                self._gather()
-                self._settle(self._taken())
-        finally:
-            if own.leads or not own.settled:
-                self._leave(own)
-        return own.answer()
+                self._gather(own)
+                while own.answer is None:
+                    self._settle(own, self._taken())
+                self._hand_on(own)
+            own.wake_next()
+        except BaseException:  # an interrupt: what else storing raises is an answer
+            self._withdraw(own)
+            raise
+        if isinstance(own.answer, Exception):
+            raise own.answer
+        assert own.answer is not None
+        return own.answer
 
-    def _gather(self) -> None:
-        """Let those who were answered just now come back in line, as long as more come: one frame stores them all."""
-        before, pause_s = 0, 0.0
-        while before < len(self._line) < EVENTS_TOGETHER_MAX:
+    def _gather(self, own: _Append) -> None:
+        """Let those who were told just now come back in line, as long as more come: one frame stores them all."""
+        before, self._gathering = 0, own
+        while before < len(self._line) < self._together:
             before = len(self._line)
-            time.sleep(pause_s)
-            pause_s = PAUSE_S
+            own.sleep(PAUSE_S)
+        self._gathering = None
 
-    def _taken(self) -> list[_Append[Receipt]]:
-        """Those first in line, which are stored together: who leads is the first of all."""
-        with self._changing:
-            taken = [self._line.popleft()]
-            count = len(taken[0].events)
-            while self._line and count + len(self._line[0].events) <= EVENTS_TOGETHER_MAX:
-                taken.append(self._line.popleft())
-                count += len(taken[-1].events)
+    def _note_arrival(self) -> None:
+        """If it is the last one that whoever leads waits for, say so."""
+        leader = self._gathering
+        if leader is not None and len(self._line) == self._together:
+            leader.wake()
+
+    def _taken(self) -> list[_Append]:
+        """Those first in line, which are stored together. Nobody else takes any."""
+        taken: list[_Append] = []
+        count = 0
+        with suppress(IndexError):  # the line is empty
+            while count < EVENTS_TOGETHER_MAX:
+                first = self._line.popleft()
+                count += len(first.request.events)
+                if taken and count > EVENTS_TOGETHER_MAX:
+                    self._line.appendleft(first)
+                    break
+                taken.append(first)
         return taken
 
-    def _leave(self, own: _Append[Receipt]) -> None:
-        """Let the next one lead. An interrupted thread may go while it still stands in line."""
-        with self._changing:
-            if not own.settled and own in self._line:
-                self._line.remove(own)
-            if own.leads:
-                self._led = bool(self._line)
-                if self._line:
-                    self._line[0].lead()
-
-    def _settle(self, appends: list[_Append[Receipt]]) -> None:
+    def _settle(self, own: _Append, appends: list[_Append]) -> None:
+        """Store the appends, and give each its answer."""
         try:
-            receipts = self._store([event for append in appends for event in append.events])
+            answers = self._store([append.request for append in appends])
         except EventRefused as error:
             if len(appends) == 1:
-                appends[0].tell(error)
+                self._tell(own, appends[0], error)
             for append in appends if len(appends) > 1 else ():
-                self._settle([append])  # each by itself: only the bad ones are refused
+                self._settle(own, [append])  # each by itself: only the bad ones are refused
         except BaseException as error:
             for append in appends:
-                append.tell(error if isinstance(error, Exception) else _interrupted(error))
+                self._tell(own, append, error if isinstance(error, Exception) else _interrupted(error))
             if not isinstance(error, Exception):
                 raise
         else:
-            low = 0
-            for append in appends:
-                append.tell(receipts(low, low + len(append.events)))
-                low += len(append.events)
+            later = []
+            for append, answer in zip(appends, answers, strict=True):
+                later.append(append) if answer is None else self._tell(own, append, answer)
+            if later:
+                self._settle(own, later)
+
+    def _tell(self, own: _Append, append: _Append, answer: Answer) -> None:
+        append.answer = answer
+        if append is not own:
+            self._told.append(append)
+
+    def _hand_on(self, own: _Append) -> None:
+        """Let the first in line lead; if there is none nobody does, until one comes. Then wake those who were told."""
+        own.leads = False
+        with self._changing:
+            told, self._told = [append for append in self._told if not append.gone], []
+            self._together = 1 + len(told) + len(self._line)
+            for append, following in pairwise(told):
+                append.wakes = following
+            if self._line:
+                self._line[0].lead()
+            else:
+                self._lead.release()
+        for first in told[:1]:
+            first.wake()
+        if self._line and self._lead.acquire(blocking=False):  # one came while nobody led any more, and sleeps
+            self._hand_on(own)
+
+    def _withdraw(self, own: _Append) -> None:
+        """An interrupted thread goes. If its events still stand in line, they are not stored."""
+        with self._changing:
+            own.gone = True
+            with suppress(ValueError):
+                self._line.remove(own)
+        if own.leads:
+            self._hand_on(own)
+        own.wake_next()
 
 
-class _Append(Generic[Receipt]):
-    """One thread's events, and what became of them."""
+class _Append:
+    """One thread's append, and what became of it."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = events
-        self.leads = False
-        self._answer: Receipt | Exception | None = None
-        self._gate = threading.Lock()  # closed until there is something to do
-        self._gate.acquire()
+    __slots__ = ("_gate", "answer", "gone", "leads", "request", "wakes")
 
-    @property
-    def settled(self) -> bool:
-        """Whether there is an answer."""
-        return self._answer is not None
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.leads = self.gone = False
+        self.answer: Answer | None = None
+        self.wakes: _Append | None = None  # whom it wakes once it is awake itself
+        self._gate = threading.Lock()
+        self._gate.acquire()  # closed until there is something to do
 
-    def wait(self) -> None:
-        """Until there is an answer, or this one leads."""
-        if not self.leads:
-            self._gate.acquire()
+    def sleep(self, s_max: float = -1) -> None:
+        """Until there is an answer, or this one leads, or has gathered enough; at most so long."""
+        self._gate.acquire(timeout=s_max)
 
     def lead(self) -> None:
-        """Called while it waits: it is the first in line now."""
+        """Called while it sleeps: it is the first in line now."""
         self.leads = True
-        self._gate.release()
+        self.wake()
 
-    def tell(self, answer: Receipt | Exception) -> None:
-        """The receipt for its events, or why they are not stored."""
-        self._answer = answer
-        if not self.leads:
+    def wake(self) -> None:
+        """Let it go on."""
+        try:  # noqa: SIM105 (every append comes here, and `suppress` takes longer than all the rest of it)
             self._gate.release()
+        except RuntimeError:
+            pass  # it is awake already: an interrupted thread may wake the next one twice
 
-    def answer(self) -> Receipt:
-        """What it was told."""
-        assert self._answer is not None
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+    def wake_next(self) -> None:
+        """Called by itself, once it is awake."""
+        if self.wakes is not None:
+            self.wakes.wake()
 
 
 def _interrupted(error: BaseException) -> JournalAway:

@@ -54,6 +54,21 @@ class Journal:
         """The end with its place in the files: later reads that start there find their frame at once."""
         return DurableEnd.read(self.directory) or DurableEnd(0, 0, 0)
 
+    def in_stamps(self, position: Position) -> Position:
+        """A position in this journal, such as a receipt, as stamps of a view have it that reads the journal."""
+        return position
+
+    def offset_at(self, position: Position) -> int:
+        """The offset of a position that a stamp has; PositionInvalid if that is not one of this journal."""
+        offset = position.one()
+        if self.in_stamps(Position.of({PARTITION: offset})) != position:
+            raise PositionInvalid(
+                f"{str(position)[:80]!r} is no position in this folder's journal, and its events cannot be shown",
+                where=str(self.directory),
+                next_step="The view has read another journal, or a topic: ask where that is",
+            )
+        return offset
+
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
         """The events from one position up to another (the end by default), in order."""
         first = 0 if start is None else start[PARTITION]

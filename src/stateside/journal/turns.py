@@ -57,6 +57,7 @@ class Turns:
         self._pid = os.getpid()
         self._note = f"{self._pid} {secrets.token_hex(8)}".encode().ljust(_NOTE_BYTES)
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._opened = os.fstat(self._handle)
 
     def _acquire(self) -> None:
         deadline = time.monotonic() + self._wait_s_max
@@ -75,7 +76,7 @@ class Turns:
     def _is_in_place(self) -> bool:
         """Whether the locked file is the one that others find: somebody may have deleted it."""
         try:
-            return os.path.samestat(os.fstat(self._handle), self._path.stat())
+            return os.path.samestat(self._opened, self._path.stat())
         except FileNotFoundError:
             return False
 

@@ -27,6 +27,7 @@ from stateside.journal.rolling import SEGMENT_S_MAX, Limits, Rolling
 from stateside.journal.segment import PARTITION as PARTITION
 from stateside.journal.segment import DurableEnd
 from stateside.journal.sequences import Sequences
+from stateside.journal.topic_note import check_none
 from stateside.journal.turns import WAIT_S_MAX, Turns
 from stateside.journal.writing import write_again, write_all
 from stateside.storage import write_atomically
@@ -93,6 +94,7 @@ class JournalWriter(Appending):
         super().__init__(clock or SystemClock())
         if durability not in get_args(Durability):
             raise SettingInvalid(f"durability is {durability!r}", next_step='Give "synced" or "written"')
+        check_none(directory)
         self._directory, self._durability = directory, durability
         self._broken: str | None = None
         self.journal_id = known

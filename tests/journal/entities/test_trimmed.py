@@ -8,6 +8,7 @@ from stateside.errors import EventsGone
 from stateside.journal import JournalWriter
 from stateside.journal.upkeep import Place, drop
 from tests.journal.entities.accounts import Account, Bank, Pay, bank, paid
+from tests.sizes import not_in_fast
 
 
 def fill(b: Bank, snapshots_of: str | None = None) -> None:
@@ -46,6 +47,7 @@ def test_a_snapshot_that_reaches_up_to_what_is_left_is_enough(tmp_path: Path, fo
         assert b.accounts().ask("emma", Pay(-25)).state.cents == 0
 
 
+@not_in_fast("a journal of several segments; trimmed ones are here")
 def test_a_snapshot_that_is_too_old_is_not_enough(tmp_path: Path) -> None:
     with bank(tmp_path) as b:
         fill(b, snapshots_of="emma")

@@ -18,7 +18,7 @@ from stateside.journal.kafka import KafkaJournal
 from stateside.journal.kafka.address import topic_at
 from stateside.ops.broker import Broker
 from stateside.processes import free_port
-from tests.journal.kafka.topics import delete_before, new_topic, real
+from tests.journal.kafka.topics import delete_before, new_topic, real, send, stored_value
 from tests.sizes import in_full
 
 LINES = "".join(
@@ -50,6 +50,32 @@ class TestJournal:
         assert told["journal"] == KafkaJournal(topic_at(address)).id()
         assert (told["partitions"], told["begin"]) == (2, "start")
 
+    def test_its_tags_are_counted_its_events_exported_and_all_of_it_verified(
+        self, broker: Broker, tmp_path: Path
+    ) -> None:
+        topic = new_topic(broker, partitions=2)
+        address, folder, out = f"kafka://{broker.address}/{topic.name}", str(tmp_path), tmp_path / "out.jsonl"
+        assert run("append", "--kafka", address, "--dir", folder, given=LINES).exit_code == 0
+        for flags in ([], ["--dir", folder]):  # by the topic alone, and by the views
+            assert run("tags", "--kafka", address, *flags).stdout.split() == ["3", "night"]
+            run("views", "--kafka", address, "--dir", folder)
+        told = run("export", "--kafka", address, "--out", str(out), "--entity", "emma", "--json")
+        assert json.loads(told.stdout)["events"] == 2
+        assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["c-0", "c-2"]
+        verdict = run("verify", "--kafka", address)
+        assert (verdict.exit_code, verdict.stdout) == (0, "3 events of 2 entities\nNothing is wrong.\n")
+
+    def test_verifying_finds_what_is_no_event_and_a_gap_and_says_where(self, broker: Broker) -> None:
+        topic = new_topic(broker, partitions=2)
+        for sequence in (1, 3):
+            send(topic, stored_value(f"s-{sequence}", sequence))
+        send(topic, b"no event", partition=1)
+        verdict = run("verify", "--kafka", f"kafka://{broker.address}/{topic.name}", "--json")
+        assert verdict.exit_code == 1
+        found = json.loads(verdict.stdout)
+        assert found["counts"] == {"gap": 1, "damage": 1}
+        assert "partition 0: The event at offset 1 of 'emma' has the sequence 3 after 1" in verdict.stdout
+
     def test_people_are_told_that_events_are_gone(self, broker: Broker, tmp_path: Path) -> None:
         topic = new_topic(broker)
         address = f"kafka://{broker.address}/{topic.name}"
@@ -70,8 +96,8 @@ class TestJournal:
 
 
 def test_some_journal_must_be_named() -> None:
-    for command in ("stat", "read", "ids"):
-        assert "Missing option '--dir', or '--kafka'" in run(command).output
+    for command in ("stat", "read", "ids", "tags", "verify", "export --out x.jsonl"):
+        assert "Missing option '--dir', or '--kafka'" in run(*command.split()).output
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from stateside.journal.nodes.log import node_logs
 from stateside.journal.nodes.slots import slot_of
 from stateside.journal.segment import DurableEnd
 from stateside.journal.stored import StoredStream
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 NODES = ("a", "b")
@@ -25,6 +25,7 @@ APPENDS = st.tuples(st.sampled_from(NODES), st.lists(ENTITIES, min_size=1, max_s
 STEPS = st.lists(APPENDS | st.sampled_from(["merge", "merge without a", "mark"]), min_size=1, max_size=12)
 
 
+@not_in_fast("a property over whole merges; the examples here are small")
 @settings(max_examples=sized(25, 500), deadline=None)
 @given(STEPS, st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=5), st.integers(1, 4))
 def test_what_is_said_to_be_covered_is_before_the_reader(

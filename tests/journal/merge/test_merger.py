@@ -14,6 +14,7 @@ from stateside.journal.merge import merger as merger_module
 from stateside.journal.merge.partition import MergedPartition
 from stateside.journal.nodes import NodeWriter
 from tests.journal.nodes.dying import Killed, at_call, die, event
+from tests.sizes import some
 
 
 def merged(folder: Path) -> list[tuple[str, str, int | None]]:
@@ -155,7 +156,7 @@ def test_an_event_that_comes_a_second_time_is_dropped_and_told(
 CALLS = [("pwrite", call) for call in range(1, 12)] + [("fdatasync", call) for call in range(1, 8)]
 
 
-@pytest.mark.parametrize(("function", "call"), CALLS)
+@pytest.mark.parametrize(("function", "call"), some(CALLS, 3))
 def test_a_merger_killed_at_any_call_loses_and_doubles_nothing_and_keeps_its_offsets(
     tmp_path: Path, function: str, call: int
 ) -> None:

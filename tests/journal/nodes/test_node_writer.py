@@ -28,6 +28,7 @@ from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.nodes.slots import SLOTS, slot_of
 from stateside.positions import Position
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
+from tests.sizes import not_in_fast
 
 
 def ids(log: NodeLog) -> list[tuple[str, int | None]]:
@@ -468,6 +469,7 @@ with NodeWriter(Path(sys.argv[1]), "a") as node:
 """
 
 
+@not_in_fast("whole processes")
 def test_of_two_owners_of_one_epoch_the_later_one_counts(tmp_path: Path, run_python: Callable[..., str]) -> None:
     """The lock is on a file that somebody deleted: both have one."""
     first = NodeWriter(tmp_path, "a")

@@ -20,7 +20,7 @@ from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
 from stateside.positions import Position
 from stateside.storage import try_lock
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 from tests.waiting import wait_until
 
 
@@ -69,6 +69,7 @@ def test_views_that_are_cut_short_under_who_reads_end_no_process(tmp_path: Path,
         assert tagged(views) == list(range(1, 30, 3))
 
 
+@not_in_fast("whole processes")
 def test_who_follows_for_good_takes_over_when_the_other_process_ends(tmp_path: Path) -> None:
     append(tmp_path, range(10))
     with opened(tmp_path) as views:
@@ -258,6 +259,7 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_views_that_are_right(tmp
             assert found == [event(number) for number in range(entity, count, 50)]
 
 
+@not_in_fast("every value of the views; some damages of them are tried in test_bad_input")
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "changed"])
 def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool

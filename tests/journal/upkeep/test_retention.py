@@ -26,6 +26,7 @@ from stateside.journal.upkeep import Place, Reader, drop, offset_before, registe
 from stateside.layout import Layout
 from stateside.ops.journal_readers import known_readers
 from stateside.positions import Position
+from tests.sizes import not_in_fast
 
 COUNT = 60
 
@@ -117,6 +118,7 @@ class TestIdsOfDroppedEvents:
 
 
 class TestBesideWriters:
+    @not_in_fast("writers that go on for a while")
     def test_they_go_on_while_segments_are_dropped(self, place: Place) -> None:
         """Two of them for the same entities: each reads what the other one stored, from where segments are going."""
         sequences: dict[str, list[int]] = defaultdict(list)

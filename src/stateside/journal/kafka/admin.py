@@ -136,17 +136,21 @@ class Admin:
             time.sleep(_LOOK_S)
 
 
-def create_topic(topic: Topic, *, partitions: int, settings: Mapping[str, str] | None = None) -> Described:
+def create_topic(
+    topic: Topic, *, partitions: int, settings: Mapping[str, str] | None = None, exists_ok: bool = False
+) -> Described:
     """Create the topic of a new journal, with so many partitions for good; SettingInvalid if there is one of that name.
 
     It keeps its events for ever, unless `settings`, which are those of a Kafka topic, say otherwise. How many copies
-    there are the brokers decide (default.replication.factor).
+    there are the brokers decide (default.replication.factor). `exists_ok`: one that is there, with as many partitions,
+    is as good.
     """
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise SettingInvalid(f"A topic of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
     wanted = {**_SETTINGS, **(settings or {})}
     check_policy(topic, wanted)
-    return Admin(topic).create(partitions, wanted)
+    found = Admin(topic).found() if exists_ok else None
+    return found if found and found.partitions == partitions else Admin(topic).create(partitions, wanted)
 
 
 def check_policy(topic: Topic, settings: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere, EventRefused, JournalAway, SettingInvalid, StatesideError
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
-from stateside.journal.group import Group, Receipts
+from stateside.journal.group import Group
 from stateside.journal.kafka.admin import Admin, check_policy
 from stateside.journal.kafka.index import Place
 from stateside.journal.kafka.journal import KafkaJournal
@@ -26,8 +26,9 @@ from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, igno
 from stateside.journal.kafka.messages import values_of
 from stateside.journal.kafka.owner import own_all, own_some
 from stateside.journal.kafka.topic import Topic
-from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
+from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.sequences import numbered
+from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
 from stateside.positions import Position
 
 MESSAGE_BYTES_MAX = 1_000_000  # of a topic that does not say, or takes more
@@ -35,7 +36,7 @@ _BATCH_OVERHEAD_BYTES = 128  # what Kafka puts around messages
 _ATTEMPTS = 3
 _LOOK_S = 0.001
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class KafkaWriter:
@@ -134,7 +135,9 @@ class KafkaWriter:
         """
         if not events:
             return self.end
-        return self._groups[self._lane(_entities(events))].append(events)
+        position = self._groups[self._lane(_entities(events))].append(Request(events))
+        assert isinstance(position, Position)
+        return position
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
@@ -154,20 +157,9 @@ class KafkaWriter:
         with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
         there, or an event is another entity's.
         """
-        batch = encode(events, self._clock.now_us())
-        check_entity(entity, events)
-        self._lane([entity])
-
-        def act() -> Receipt:
-            stored = self._known.stored([event.id for event in events])
-            if stored:
-                return repeated(entity, events, stored)
-            (last,) = self._known.lasts([entity])
-            check_expected(entity, expected_sequence, last)
-            position = _receipt(self._append(batch)) if events else self.end
-            return Receipt(position, last + 1, last + len(events))
-
-        return self._in_turn(act)
+        receipt = self._groups[self._lane([entity])].append(Request(events, entity, expected_sequence))
+        assert isinstance(receipt, Receipt)
+        return receipt
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
         """The receipt of one of the entity's events by its id; None if no event has that id.
@@ -237,9 +229,9 @@ class KafkaWriter:
         else:
             lanes = own_some(self.topic, self.partitions, size)
         self._lanes = {number: lane for lane in lanes for number in lane.partitions}
-        self._groups = {lane: Group(self._append_events) for lane in lanes}
+        self._groups = {lane: Group(self._append_together) for lane in lanes}
 
-    def _in_turn(self, act: Callable[[], Answer]) -> Answer:
+    def _in_turn(self, act: Callable[[], Result]) -> Result:
         """What is done in one turn; anew, if it turned out that the partitions have more than was known."""
         with self._appending:
             for _ in range(_ATTEMPTS):
@@ -255,11 +247,18 @@ class KafkaWriter:
             next_step="Nothing was stored. Have them write to another topic, or through the owner",
         )
 
-    def _append_events(self, events: Sequence[Event]) -> Receipts[Position]:
+    def _append_together(self, requests: Sequence[Request]) -> Answers:
         """What a group of threads appends."""
-        batch = encode(events, self._clock.now_us())
-        places = self._in_turn(lambda: self._append(batch))
-        return lambda low, high: _receipt(places[low:high])
+        batch = encode(events_of(requests), self._clock.now_us())
+        turn = Turn(self._stored_of, self._known.lasts, self._append_parts)
+        return self._in_turn(lambda: settle(requests, batch, turn))
+
+    def _stored_of(self, requests: Sequence[Request]) -> list[Sequence[Stored]]:
+        return [self._known.stored([event.id for event in request.events]) for request in requests]
+
+    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+        places = self._append(batch) if batch.num_rows else []
+        return [_receipt(places[low:high]) if low < high else self.end for low, high in parts]
 
     def _append(self, batch: pa.RecordBatch) -> list[Place]:
         """Number the events and store them, in a turn; where each stands."""

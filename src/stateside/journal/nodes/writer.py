@@ -16,7 +16,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
-from stateside.journal.group import Group, Receipts
+from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.ids import copy_index
@@ -26,9 +26,10 @@ from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, l
 from stateside.journal.nodes.ownership import become_owner, check_folder, check_name, giving_back, opening, seal_earlier
 from stateside.journal.nodes.reaching import reaching
 from stateside.journal.nodes.slots import Slots, slot_of
-from stateside.journal.receipt import Receipt, check_entity, check_expected, repeated
+from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
+from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
 from stateside.journal.turns import WAIT_S_MAX
 from stateside.journal.writer import SEGMENT_BYTES_MAX
 from stateside.positions import Position
@@ -126,10 +127,10 @@ class NodeWriter:
         """
         if not events:
             return self.end
-        missing = _slots_of(events) - self._granted
-        if missing:  # before the events are in line with others', who must not be refused for them
-            self.claim(missing)
-        return self._behind(self._group.append(events))
+        self._claim_before(_slots_of(events))
+        position = self._group.append(Request(events))
+        assert isinstance(position, Position)
+        return position
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """As `append`, of events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
@@ -139,15 +140,10 @@ class NodeWriter:
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
         """As of any journal's writer (`Appending.append_to`); the ids of all nodes' events are compared."""
-        batch = encode(events, self._clock.now_us())
-        check_entity(entity, events)
-        with self._turn([entity]):
-            stored = self._known.stored(entity, [event.id for event in events], self._offset) if events else []
-            if stored:
-                return repeated(entity, events, stored)
-            (last,) = self._last([entity])
-            check_expected(entity, expected_sequence, last)
-            return Receipt(self._store(batch), last + 1, last + len(events))
+        self._claim_before({slot_of(entity)})
+        receipt = self._group.append(Request(events, entity, expected_sequence))
+        assert isinstance(receipt, Receipt)
+        return receipt
 
     def append_once(self, events: Sequence[Event]) -> list[Position]:
         """Store those of the events whose ids no log has yet, all or none; the receipt of each event.
@@ -220,10 +216,30 @@ class NodeWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _append_together(self, events: Sequence[Event]) -> Receipts[int]:
-        """What a group of threads appends; each is told the offset behind its own events."""
-        first = self.append_batch(encode(events, self._clock.now_us()))[self.log] - len(events)
-        return lambda low, high: first + high
+    def _claim_before(self, slots: set[int]) -> None:
+        """Have these slots before the events are in line with others', who must not be refused for them."""
+        missing = slots - self._granted
+        if missing:
+            self.claim(missing)
+
+    def _append_together(self, requests: Sequence[Request]) -> Answers:
+        """What a group of threads appends."""
+        batch = encode(events_of(requests), self._clock.now_us())
+        entities = {request.entity for request in requests if request.entity is not None}
+        with self._turn(entities.union(batch.column("entity").unique().to_pylist())):
+            return settle(requests, batch, Turn(self._stored_of, self._last, self._store_parts))
+
+    def _stored_of(self, requests: Sequence[Request]) -> list[Sequence[Stored]]:
+        there: list[Sequence[Stored]] = []
+        for request in requests:
+            ids = [event.id for event in request.events]
+            there.append(self._known.stored(request.entity or "", ids, self._offset) if ids else [])
+        return there
+
+    def _store_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+        first = self._offset
+        self._store(batch)
+        return [self._behind(first + high) for _, high in parts]
 
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:

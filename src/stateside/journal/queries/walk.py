@@ -20,7 +20,7 @@ from stateside.journal.stream import Stream, begin, gather, located
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import Position
 
-PAGE_EVENTS = 1_024
+PAGE_EVENTS = 128  # larger ones keep Python's garbage collector busy, for longer than it takes to make more pages
 
 
 class Found(NamedTuple):

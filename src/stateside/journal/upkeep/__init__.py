@@ -5,7 +5,7 @@ meant, `exporting` writes them out. `verification` reads all of it and changes n
 order, `index_check` the indexes of ids and sequences, `view_check` the views of queries, `summary_check` the summaries
 of segments. `retention` drops segments that nobody needs any more, `readers` knows who does. Of a journal that nodes
 write, `node_statistics` tells how far the logs are merged, `node_verification` compares them with the stream, and
-`trimming` drops from them what is merged.
+`trimming` drops from them what is merged. `stream_verification` is for journals that others store, as Kafka does.
 """
 
 from stateside.journal.upkeep.exporting import Exported, export, export_to
@@ -17,6 +17,7 @@ from stateside.journal.upkeep.readers import Reader, register, unregister
 from stateside.journal.upkeep.retention import Dropped, drop, drop_all, offset_before, position_before
 from stateside.journal.upkeep.selection import Selection
 from stateside.journal.upkeep.statistics import Statistics, statistics, tags
+from stateside.journal.upkeep.stream_verification import verify_stream
 from stateside.journal.upkeep.trimming import trim
 from stateside.journal.upkeep.verdict import Verdict
 
@@ -43,4 +44,5 @@ __all__ = [
     "trim",
     "unregister",
     "verify",
+    "verify_stream",
 ]

@@ -21,7 +21,6 @@ from stateside.journal.columns import SCHEMA, decode
 from stateside.journal.event import json_bytes
 from stateside.journal.lines import fields_of
 from stateside.journal.stream import Stream
-from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.selection import Selection
 from stateside.positions import Position
 from stateside.storage import sync_directory
@@ -46,15 +45,14 @@ def nobody(offset: int, stop: int) -> None:
     """Watches nothing."""
 
 
-def export(place: Place, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
+def export(stream: Stream, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
     """Write the selected events to a new file, or over an old one, in one step."""
     with _whole_file(target) as file:
-        return export_to(place, selection, file, format, watch)
+        return export_to(stream, selection, file, format, watch)
 
 
-def export_to(place: Place, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody) -> Exported:
+def export_to(stream: Stream, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody) -> Exported:
     """Write the selected events to an open file or pipe."""
-    stream = place.stream()
     start, stop = selection.range(stream)
     write = _write_lines if format == "jsonl" else _write_parquet
     count = write(_watched(replace(selection, stop=stop), stream, start, stop, watch), file)

@@ -5,7 +5,7 @@ Memory: a name and a number for each entity, some 150 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,8 @@ class LogCheck:
         """Events are missing here: what comes next may have any sequence."""
         self.lasts, self._from_birth = {}, False
 
-    def take(self, first: int, batch: pa.RecordBatch) -> Numbered:
-        """The next events, from this offset on."""
+    def take(self, offsets: Sequence[int] | Offsets, batch: pa.RecordBatch) -> Numbered:
+        """The next events, with their offsets."""
         found, born = [], []
         rows = zip(batch.column("entity").to_pylist(), batch.column("sequence").to_pylist(), strict=True)
         for row, (entity, given) in enumerate(rows):
@@ -56,7 +56,7 @@ class LogCheck:
                 last = 0 if self._from_birth or given is None else given - 1
             sequence = last + 1 if given is None else given
             if sequence != last + 1 and not (self._has_gaps and sequence > last):
-                self._tell(first + row, entity, sequence, last)
+                self._tell(int(offsets[row]), entity, sequence, last)
             found.append(sequence if sequence > last else 0)
             self.lasts[entity] = max(last, sequence)
         return Numbered(np.array(found, np.int64), born)

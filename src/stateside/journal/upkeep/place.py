@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.errors import RequestInvalid
-from stateside.journal import segment
+from stateside.journal import segment, topic_note
 from stateside.journal.columns import conformed
 from stateside.journal.frames import Shown
 from stateside.journal.merge import MergedStream
@@ -40,6 +40,12 @@ class Place:
                 "This journal is written by nodes, and their logs were never merged",
                 where=str(directory),
                 next_step="Start `stateside journal merge` with the same folder, then ask again",
+            )
+        if (directory / topic_note.NAME).exists():
+            raise RequestInvalid(
+                "The journal of this folder is a topic on Kafka, and this looks after journals on files",
+                where=str(directory / topic_note.NAME),
+                next_step="`stateside journal stat`, `read`, `ids` and `views` look into the topic; more does Kafka",
             )
         if not place.has_nodes and not segment.segment_offsets(directory):
             raise RequestInvalid(

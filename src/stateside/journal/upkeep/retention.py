@@ -145,7 +145,7 @@ def _archived(place: Place, archive: Path, ranges: Sequence[tuple[int, int]], wa
         target = folder / f"{first:020d}-{behind:020d}.parquet"
         if not target.exists():
             start, stop = (Position.of({place.partition: at}) for at in (first, behind))
-            export(place, Selection(start, stop), target, "parquet")
+            export(place.stream(), Selection(start, stop), target, "parquet")
         _check_archive(target, behind - first)
         yield target
         watch(number, len(ranges))

@@ -12,6 +12,7 @@ from stateside.journal.queries import Views
 from stateside.journal.queries.format import TAG, Damaged, scope
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION
+from stateside.journal.stream import begin as begin_of
 from stateside.journal.upkeep.index_check import covered
 from stateside.journal.upkeep.place import Place
 from stateside.positions import Position
@@ -66,12 +67,11 @@ def statistics(place: Place) -> Statistics:
     )
 
 
-def tags(place: Place, prefix: str = "") -> dict[str, int]:
+def tags(views: Views, prefix: str = "") -> dict[str, int]:
     """All tags with a prefix by name, and how many events have each. Memory: the tags, not the events."""
-    stream = place.stream()
-    begin, end = stream.begin(), stream.end()
-    with Views(stream, place.views) as views:
-        found, known = _known_tags(views, prefix)
+    stream = views.stream
+    begin, end = begin_of(stream), stream.end()
+    found, known = _known_tags(views, prefix)
     for partition in stream.partitions():
         start = min(max(known[partition], begin[partition]), end[partition])
         for _, batch in stream.batches(partition, start, end[partition]):

@@ -34,11 +34,17 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """For people."""
-        read = f"{self.events:,} events of {self.entities:,} entities in {self.frames:,} frames of {self.segments:,} "
-        head = [f"{read}segments, up to offset {self.end:,}; compared with the log: {', '.join(self.compared) or '-'}"]
+        head = [f"{self.events:,} events of {self.entities:,} entities{self._stored()}"]
         told = [finding.sentence() for finding in self.findings.shown]
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.findings.counts.items())
         return head + self.notes + told + [f"Wrong: {counts}" if counts else "Nothing is wrong."]
+
+    def _stored(self) -> str:
+        """How they are stored, where that is Stateside's affair."""
+        if not self.segments:
+            return ""
+        frames = f" in {self.frames:,} frames of {self.segments:,} segments, up to offset {self.end:,}"
+        return f"{frames}; compared with the log: {', '.join(self.compared) or '-'}"
 
     def add(self, other: Verdict) -> None:
         """What was read of a part of the journal; its findings are the same object."""

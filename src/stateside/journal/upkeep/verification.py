@@ -172,7 +172,7 @@ class Verification:
             self._compare_sequences(first + low)
             if low < high:
                 part = batch.slice(low, high - low)
-                numbered = self._log.take(first + low, part)
+                numbered = self._log.take(range(first + low, first + high), part)
                 if self._views is not None and not self._damaged:
                     self._views.take(first + low, part, numbered)
 
