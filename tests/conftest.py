@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from stateside.layout import Layout
+from tests import quick_java
 from tests.sizes import FULL, examples
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ settings.load_profile("stateside")
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests start Spark some thirty times, for seconds each: Java's second compiler would take a third of all processor time
-# and never earn it back. Spark's launcher hands these on to every JVM that it starts.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
+quick_java.set_options(os.environ)
 
 
 LONG = frozenset({"spark", "e2e", "network"})

@@ -60,7 +60,7 @@ def _compress_snappy(content: bytes, block_bytes: int = 32 * 1024) -> bytes:
     """The stream that snappy-java makes."""
 
     def block(part: bytes) -> bytes:
-        body = pa.Codec("snappy").compress(part, asbytes=True)
+        body: bytes = pa.Codec("snappy").compress(part, asbytes=True)
         return struct.pack(">i", len(body)) + body
 
     parts = (content[at : at + block_bytes] for at in range(0, len(content), block_bytes))

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from stateside.errors import ViewInvalid
 from stateside.journal import Event
 from stateside.journal.columns import encode
-from stateside.journal.kafka import KafkaWriter
+from stateside.journal.kafka import KafkaWriter, create_topic
 from stateside.journal.kafka.messages import NoEvent, batch_of, values_of
 from stateside.journal.sequences import numbered
 from stateside.layout import Layout
@@ -24,7 +24,7 @@ from stateside.pipeline import sources
 from stateside.pipeline.kafka_events import parse_events
 from stateside.testing import answer
 from tests.journal.kafka.test_messages import Sent
-from tests.journal.kafka.topics import new_topic, send, stored_value
+from tests.journal.kafka.topics import delete, new_topic, send, stored_value
 
 DRIVER = Path(__file__).with_name("kafka_journal_driver.py")
 DRIVER_S_MAX = 250  # 15 s on two idle cores
@@ -113,6 +113,29 @@ def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, t
         expected = {(f"customer-{n}", False): (sum(range(n, 30, 3)), 10, 10) for n in range(3)}
         assert rows == expected | {(None, True): (None, 1, None)}
         assert found.stamp.position.covers(topic.in_stamps(writer.end))
+
+
+@pytest.mark.spark
+@pytest.mark.e2e
+@pytest.mark.network
+@pytest.mark.timeout(900)
+def test_a_topic_that_was_made_anew_with_fewer_partitions_ends_the_view_and_says_what_to_do(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic, layout = new_topic(broker, 2), Layout(tmp_path / "application")
+    command = [sys.executable, str(DRIVER), topic.servers, topic.name, str(layout.root)]
+    with KafkaWriter(topic, tmp_path / "index") as writer:
+        writer.append([Event(f"o{n}", f"customer-{n}", "order", n, {"amount": n}, ("web",)) for n in range(20)])
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=DRIVER_S_MAX)
+    assert done.returncode == 0, done.stderr
+    delete(topic)
+    create_topic(topic, partitions=1)
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=DRIVER_S_MAX)
+    assert done.returncode != 0
+    assert "Kafka does not have any more what the view reads next" in done.stderr
+    assert f"{topic.name}-1" in done.stderr
+    assert "run in a new folder" in done.stderr
+    assert "failOnDataLoss" not in done.stderr.split("PipelineFailed")[-1]
 
 
 def test_a_source_is_known_again_wherever_the_topic_is_today() -> None:

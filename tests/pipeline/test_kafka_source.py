@@ -140,19 +140,19 @@ def totals(layout: Layout) -> dict[tuple[Any, ...], tuple[Any, ...]]:
 @pytest.mark.network
 @pytest.mark.timeout(2 * DRIVER_S_MAX + 60)
 def test_a_view_folds_a_topic_and_stands_at_its_offsets(broker: Broker, layout: Layout) -> None:
-    broker.create_topic("orders", partitions=2)
-    send(broker, "orders", {0: [order("emma", 5), b"no JSON"], 1: [order("emma", 7), order("oliver", 1), b"{"]})
-    run(broker, "orders", layout)
+    broker.create_topic("purchases", partitions=2)
+    send(broker, "purchases", {0: [order("emma", 5), b"no JSON"], 1: [order("emma", 7), order("oliver", 1), b"{"]})
+    run(broker, "purchases", layout)
     assert totals(layout) == {("emma", False): (12, 2), ("oliver", False): (1, 1), (None, True): (None, 2)}
-    assert str(answer(layout, "spending").stamp.position) == "orders-0:2,orders-1:3"
+    assert str(answer(layout, "spending").stamp.position) == "purchases-0:2,purchases-1:3"
 
-    send(broker, "orders", {1: [order("oliver", 2)]})
+    send(broker, "purchases", {1: [order("oliver", 2)]})
     undone = Producer({"bootstrap.servers": broker.address, "transactional.id": "undone"})
     undone.init_transactions(30)
     undone.begin_transaction()
-    undone.produce("orders", order("oliver", 1_000), partition=0)
+    undone.produce("purchases", order("oliver", 1_000), partition=0)
     undone.flush(30)
     undone.abort_transaction(30)
-    run(broker, "orders", layout)
+    run(broker, "purchases", layout)
     assert totals(layout) == {("emma", False): (12, 2), ("oliver", False): (3, 2), (None, True): (None, 2)}
-    assert answer(layout, "spending").stamp.position["orders-1"] == 4
+    assert answer(layout, "spending").stamp.position["purchases-1"] == 4

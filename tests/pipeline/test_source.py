@@ -16,7 +16,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from stateside.checkpoint.offsets import read_position
-from stateside.errors import EventsGone, PositionAhead, PositionInvalid, SettingInvalid, ViewInvalid
+from stateside.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, SettingInvalid, ViewInvalid
 from stateside.journal import Event, JournalWriter
 from stateside.journal.merge import Merger
 from stateside.journal.merge.partition import Born
@@ -28,6 +28,7 @@ from stateside.pipeline.event_rows import CHOSEN, ENVELOPE, chosen_columns
 from stateside.pipeline.source import JournalSource
 from stateside.pipeline.stream_reader import JournalStreamReader
 from stateside.positions import Position
+from tests.sizes import not_in_fast
 
 _TYPES = {
     "string": t.StringType(),
@@ -142,6 +143,7 @@ def test_a_batch_is_a_range_of_offsets_and_by_default_all_that_is_there(tmp_path
         batch(tmp_path, start="1:9")
 
 
+@not_in_fast("a large range")
 def test_a_large_range_is_split_into_tasks(tmp_path: Path) -> None:
     with JournalWriter(tmp_path) as writer:
         for first in range(0, 100_000, 20_000):
@@ -265,6 +267,7 @@ def test_the_limit_is_shared_by_the_partitions_and_every_event_is_read_once(
     assert [first[name] for name in "012"] == [3, 3, 3]
 
 
+@not_in_fast("a property over whole merges")
 def test_a_stamp_covers_a_node_s_receipt_exactly_when_the_event_was_read(
     nodes: tuple[Path, dict[str, Position]],
 ) -> None:
@@ -340,6 +343,18 @@ def test_a_query_does_not_go_on_in_another_merged_stream(nodes: tuple[Path, dict
     (folder / "merged" / "born").write_text((folder / "merged" / "born").read_text().replace(born.id[:8], "00000000"))
     with pytest.raises(PositionInvalid, match="This query has read journal"):
         reader.latestOffset(end, ReadAllAvailable())
+
+
+def test_a_journal_that_is_away_is_waited_for_and_not_taken_for_another_one(tmp_path: Path) -> None:
+    fill(tmp_path / "journal")
+    reader = stream(tmp_path / "journal")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    for ask in (lambda: reader.latestOffset(end, ReadAllAvailable()), lambda: reader.partitions(end, end)):
+        with pytest.raises(JournalAway, match="The journal is away"):
+            ask()
+    (tmp_path / "elsewhere").rename(tmp_path / "journal")
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_a_folder_with_a_log_of_its_own_and_nodes_is_refused(nodes: tuple[Path, dict[str, Position]]) -> None:

@@ -50,14 +50,19 @@ def _stable(text: str) -> str:
 
 
 def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
-    """Write both files; ViewInvalid, with the difference, for a change on a checkpoint that has batches already."""
+    """Write both files, after a `check`."""
+    check(catalogue, plan, places, accept_changes=accept_changes)
+    if catalogue is not None:
+        write_atomically(places.catalogue, catalogue.as_json())
+    write_atomically(places.plan, plan.encode())
+
+
+def check(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
+    """ViewInvalid, with the difference, for a change on a checkpoint that has batches already."""
     if Checkpoint(Storage.at(places.checkpoint)).commits():
         _check_catalogue(catalogue, places)
         if not accept_changes:
             _check_plan(plan, places)
-    if catalogue is not None:
-        write_atomically(places.catalogue, catalogue.as_json())
-    write_atomically(places.plan, plan.encode())
 
 
 def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:

@@ -5,6 +5,9 @@
                             that refuses the rows, another driver on the same checkpoint, a state that does not fit
 
 A function that always raises is tried again too, for nobody can tell; the limit on restarts ends that.
+
+What is *away* is tried again for as long as batches are held for sinks, however often: a disk that is full, a journal,
+a checkpoint or a broker that cannot be reached. It comes back, or somebody brings it back; nothing is lost meanwhile.
 """
 
 from __future__ import annotations
@@ -12,10 +15,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from stateside import errors
-from stateside.errors import InputError, SinkRefused, StateError, StatesideError
+from stateside.errors import (
+    CheckpointAway,
+    InputError,
+    JournalAway,
+    LeadershipLost,
+    OperatingError,
+    PipelineFailed,
+    SinkRefused,
+    StateError,
+    StatesideError,
+)
 
 _OURS = re.compile(r"stateside\.errors\.(?P<name>\w+): (?P<what>.*)")
 _LAST_LINE_OF_TRACEBACK = "Traceback (most recent call last)"
@@ -27,15 +40,32 @@ _FINAL_CONDITIONS = (
     "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA",
     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
 )
+# Of the operating system, then of Kafka's clients. (Its own timeouts are told by the name of the class.)
+_AWAY = re.compile(
+    r"No space left on device|Disk quota exceeded|Stale file handle|Transport endpoint is not connected"
+    r"|Permission denied|Read-only file system"
+    r"|kafka\.common\.errors\.(?:Timeout|Disconnect|Network)\w*|Timed out waiting for a node assignment"
+)
+# What Spark's Kafka source says, with the advice to ignore it, where offsets that it needs next are not there.
+_EVENTS_GONE = re.compile(
+    r"because they are not available in Kafka any more.*?Reason:\s*(?P<which>.+?\.)(?:\s|$)|"
+    r"(?P<beyond>The resolved start offset \S+ is greater than the resolved end offset .*?)\.?\s*(?:\n|$)",
+    re.DOTALL,
+)
+_AWAY_KINDS = (CheckpointAway, JournalAway)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a query, and whether starting it again may help; if `lasting`, not in another process either."""
+    """What ended a query, and whether starting it again may help; if `lasting`, not in another process either.
+
+    If `away`, something cannot be reached for now, and how often it was tried says nothing.
+    """
 
     why: str
     worth_retrying: bool
     lasting: bool = False
+    away: bool = False
 
 
 def judge(error: Exception | None, delivered: Exception | None = None) -> Failure:
@@ -50,7 +80,28 @@ def judge(error: Exception | None, delivered: Exception | None = None) -> Failur
     ours = _OURS.search(why)
     if ours:
         return _of_ours(ours["what"], getattr(errors, ours["name"], StatesideError))
-    return Failure(why, not any(condition in str(error) for condition in _FINAL_CONDITIONS))
+    gone = _EVENTS_GONE.search(str(error))
+    if gone:
+        return Failure(_events_gone(gone["which"] or gone["beyond"]), worth_retrying=False, lasting=True)
+    final = any(condition in str(error) for condition in _FINAL_CONDITIONS)
+    return Failure(why, not final, away=not final and _AWAY.search(str(error)) is not None)
+
+
+def _events_gone(which: str) -> str:
+    return (
+        f"Kafka does not have any more what the view reads next: {' '.join(which.split()).rstrip('.')}. Either the "
+        "topic was made anew, perhaps with fewer partitions: bring the old one back, or run in a new folder. Or its "
+        "retention deleted events before they were read: bring them back from a copy into a new topic, and run in a "
+        "new folder."
+    )
+
+
+def judge_start(error: OperatingError | OSError) -> Failure:
+    """The failure of a start after another one: judged like one that comes while a query runs."""
+    why = error.sentence() if isinstance(error, StatesideError) else f"{error}."
+    gone = isinstance(error, PipelineFailed) and isinstance(error.__cause__, Py4JNetworkError | OSError)
+    away = isinstance(error, _AWAY_KINDS) or _AWAY.search(str(error)) is not None
+    return Failure(why, worth_retrying=not gone and not isinstance(error, SinkRefused), away=away and not gone)
 
 
 def reason(error: BaseException) -> str:
@@ -65,4 +116,6 @@ def reason(error: BaseException) -> str:
 
 def _of_ours(why: str, kind: type) -> Failure:
     lasting = issubclass(kind, InputError | StateError | SinkRefused)
-    return Failure(why, worth_retrying=not lasting, lasting=lasting)
+    lost = issubclass(kind, LeadershipLost)  # here; in another process, as a standby, it may lead again
+    away = issubclass(kind, _AWAY_KINDS)
+    return Failure(why, worth_retrying=not lasting and not lost, lasting=lasting, away=away)

@@ -8,8 +8,9 @@ into a file or pipe  a line whenever a view changes its state
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,26 +23,68 @@ from rich.text import Text
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.layout import Layout
+from stateside.leadership import Leadership
 from stateside.pipeline.app import App
-from stateside.pipeline.runner import Runner
+from stateside.pipeline.runner import Runner, check_app
+from stateside.pipeline.session import has_ended
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
+from stateside.pipeline.standing_by import lead, needs_lease, standing_by, warmed_up
 from stateside.processes import signals
 
 _COLOURS = {"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"}
 _REFRESHES_PER_S = 4
 
+log = logging.getLogger(__name__)
+
 
 class Teller(Protocol):
-    """Is told of every heartbeat."""
+    """Is told of every heartbeat, and who leads."""
+
+    def note(self, what: str) -> None:
+        """Called before the runner begins, and after its end, with a sentence on who leads."""
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Called by the runner's heart for each view, with the batches that it finished since the last time."""
 
 
 def run_application(app: App, folder: Path, settings: RunSettings, teller: Teller) -> None:
-    """Run it until SIGINT or SIGTERM; PipelineFailed if a view fails for good."""
-    with signals() as came, Runner(app, Layout(folder), settings, on_beat=teller.tell) as runner:
-        runner.wait(lambda: bool(came))
+    """Run it until SIGINT or SIGTERM; PipelineFailed if a view fails for good.
+
+    Where there is a lease (`standing_by`), it leads first, and also ends when it has handed over.
+    """
+    layout = Layout(folder)
+    check_app(app)  # now, and not when a leader has ended
+    with signals() as came:
+        if needs_lease(layout, settings):
+            while not came and not _has_led(app, layout, settings, teller, lambda: bool(came)):
+                log.warning("Spark has ended while this run stood by: it is started again")
+            return
+        with Runner(app, layout, settings, on_beat=teller.tell) as runner:
+            runner.wait(lambda: bool(came))
+
+
+def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, told_to_stop: Callable[[], bool]) -> bool:
+    """Lead, when the time comes, to the end; False if the session that was kept ready for that has ended before."""
+    with standing_by(layout, settings, told_to_stop) as candidate:
+        if candidate is None:
+            return True
+        with warmed_up(app, layout, settings) as session:
+            leadership = lead(candidate, layout, settings, lambda: told_to_stop() or has_ended(session), teller.note)
+            if leadership is None:
+                return told_to_stop()
+            runner = Runner(app, layout, settings, session=session, on_beat=teller.tell, leadership=leadership)
+            _run_leader(runner, leadership, told_to_stop, teller)
+            return True
+
+
+def _run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[], bool], teller: Teller) -> None:
+    try:
+        with runner:
+            runner.wait(lambda: told_to_stop() or leadership.asked is not None)
+    finally:
+        leadership.release()
+    if leadership.asked is not None:
+        teller.note(f"{leadership.claim.identity} has handed over to {leadership.asked.identity}")
 
 
 def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> RunSettings:
@@ -59,6 +102,10 @@ class LinesForPeople:
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
+    def note(self, what: str) -> None:
+        """A line."""
+        print(what, file=self.output, flush=True)
+
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Tell a change; running and idle take turns all the time, and count as one."""
         state = "running" if heartbeat.state == "idle" else heartbeat.state
@@ -73,6 +120,10 @@ class LinesForMachines:
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def note(self, what: str) -> None:
+        """A line with nothing but the note."""
+        self._print({"note": what})
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Tell the batches, then the state if it is another one than before."""
@@ -99,6 +150,10 @@ class LiveTable:
         """Shown until the `with` ends."""
         with Live(get_renderable=self._table, console=self._console, refresh_per_second=_REFRESHES_PER_S):
             yield self
+
+    def note(self, what: str) -> None:
+        """Above the table."""
+        self._console.print(what)
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Take it into the next picture."""

@@ -116,7 +116,7 @@ def write_launcher(java: Path, folder: Path) -> Path:
     launcher = home / "bin" / "java"
     if not (launcher.is_file() and launcher.read_text() == text and os.access(launcher, os.X_OK)):
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        _replace(launcher, text)
+        write_whole(launcher, text)
     return home
 
 
@@ -173,7 +173,8 @@ def _properties(java: Path, *options: str) -> dict[str, str]:
     return found
 
 
-def _replace(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
+    """Write a script, at once."""
     # Written whole beside it and then renamed: whoever runs `java` meanwhile sees the old script or the new one.
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as beside:
         beside.write(text)

@@ -1,8 +1,11 @@
-"""The driver's lease: of all Spark drivers, one may run on a folder.
+"""The driver's lock: of all Spark drivers, one may run on a folder.
 
 Spark does not stop a second driver from starting on the same checkpoint, and sinks are not protected from it at all. So
 the driver holds a lock on `driver.lock`, and the JVM inherits it: when the Python process is killed, the lock stays
 with the JVM until that has died too. Whoever comes next waits for that, and never runs beside it.
+
+Leaders share the lock: a new one may begin although an old one is paused and holds it, for the old one's gate is shut
+(`leadership.election`). It keeps out whoever runs without a lease.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ _PAUSE_S = 0.1
 log = logging.getLogger(__name__)
 
 
-def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
+def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> int:
     """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     told = False
-    while (handle := try_lock(path)) is None:
+    while (handle := try_lock(path, shared=shared)) is None:
         if time.monotonic() >= deadline:
             raise PipelineRunning(
                 f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
@@ -37,7 +40,8 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX) -> int:
             log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
             told = True
         time.sleep(_PAUSE_S)
-    note_holder(handle, os.getpid())
+    if holders(path).split()[0] != str(os.getpid()):  # if it is, its JVM stands there too
+        note_holder(handle, os.getpid())
     return handle
 
 

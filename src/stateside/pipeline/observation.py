@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stateside.pipeline.progress import ProgressFile
@@ -20,6 +22,8 @@ class Observation:
     """Looks at a query, a few times a second, and at its successors after restarts. For one thread, the heart's.
 
     `batch` is the last batch that was finished, in this run or before; `in_this_run` whether one was since the start.
+    `caught_up_us` is when the source ended where that batch ends, if it is known.
+    `works` says whether the present query has come through a batch, or found nothing new: what it rests on is there.
     """
 
     def __init__(self, progress: ProgressFile, last_batch: int | None, interval_ms: int) -> None:
@@ -28,12 +32,14 @@ class Observation:
         self._query: StreamingQuery | None = None
         self._quiet_looks: deque[int] = deque()  # when it waited for data, at looks in a row with no batch in between
         self.batch = last_batch
+        self.caught_up_us: int | None = None
         self.in_this_run = False
         self.waiting = False
+        self.works = False
 
     def turn_to(self, query: StreamingQuery) -> None:
         """Look at this query from now on. One that failed is looked at until then: its last batches count."""
-        self._query = query
+        self._query, self.works = query, False
 
     def look(self, time_us: int) -> list[dict[str, Any]]:
         """Look, at this time; keeps the progress of the batches that were finished since, and returns them."""
@@ -45,7 +51,10 @@ class Observation:
         for progress in finished:
             self._progress.append(progress)
             self.batch, self.in_this_run = int(progress["batchId"]), True
+            self.caught_up_us = caught_up_us(progress)
         self.waiting = waiting
+        if query is self._query and (finished or waiting):
+            self.works = True
         if finished or not waiting:
             self._quiet_looks.clear()
         if waiting:
@@ -62,6 +71,19 @@ class Observation:
         while len(looks) > 1 and looks[1] <= due_us:
             looks.popleft()
         return looks[0] if looks and looks[0] <= due_us else None
+
+
+def caught_up_us(progress: Mapping[str, Any]) -> int | None:
+    """When the sources ended where a batch ends; None if it left something for the next one, or if that is not known.
+
+    Spark asks a source for its end after the trigger's time, which is told. A batch that was planned by an earlier run
+    is repeated without asking, and one with a limit may end before the source does.
+    """
+    ends = [(source["endOffset"], source.get("latestOffset")) for source in progress["sources"]]
+    known = "latestOffset" in progress["durationMs"] and bool(ends)
+    if not known or any(latest is None or end != latest for end, latest in ends):
+        return None
+    return round(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1_000_000)
 
 
 def waits(query: StreamingQuery) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -16,23 +15,32 @@ from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.variable_catalogue import check_state
-from stateside.errors import OperatingError, PipelineFailed, SinkRefused, StatesideError, ViewBroken, ViewInvalid
+from stateside.errors import (
+    CheckpointInvalid,
+    OperatingError,
+    PipelineFailed,
+    StatesideError,
+    ViewBroken,
+    ViewInvalid,
+)
 from stateside.journal.stored import StoredStream
 from stateside.layout import Layout
+from stateside.leadership import Leadership
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
-from stateside.pipeline.delivery import Delivery
-from stateside.pipeline.derive import derive_catalogue
-from stateside.pipeline.derive_state import derive_state_catalogue
-from stateside.pipeline.failures import Failure, judge, reason
+from stateside.pipeline.delivery import Delivery, always
+from stateside.pipeline.failures import Failure, judge, judge_start, reason
 from stateside.pipeline.observation import Observation, rests, waits
+from stateside.pipeline.planning import PlannedView, Planner
 from stateside.pipeline.progress import ProgressFile
+from stateside.pipeline.restarts import Restarts
+from stateside.pipeline.schema_paths import bring_home
 from stateside.pipeline.session import DRIVER_LOG
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.delta import archive_sink
 from stateside.pipeline.sinks.guarantee import with_guarantee
 from stateside.pipeline.sinks.sink import Sink, SinkContext
-from stateside.pipeline.sources import JournalEvents, Reading
+from stateside.pipeline.sources import JournalEvents
 from stateside.positions import Position
 from stateside.storage import Storage
 
@@ -40,21 +48,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-RESTART_PAUSE_S_MAX = 60.0
-_DOUBLINGS_MAX = 64  # a float holds no more than a thousand
 _END_POLL_S = 0.02
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """Failures in a row, the last one's reason, and when the next start is due."""
-
-    count: int = 0
-    why: str | None = None
-    due: float = 0.0
-    batch: int | None = None  # the newest batch at the last failure: a newer one ends the row
 
 
 class ViewQuery:
@@ -63,15 +59,27 @@ class ViewQuery:
     Two threads use it: the runner's main one starts, tends and stops; the heart looks (`heartbeat`, `observe`).
     """
 
-    def __init__(self, app: App, view: View, layout: Layout, session: SparkSession, settings: RunSettings) -> None:
+    def __init__(
+        self,
+        app: App,
+        view: View,
+        layout: Layout,
+        session: SparkSession,
+        settings: RunSettings,
+        leadership: Leadership | None = None,
+    ) -> None:
+        """With a `leadership` the layout is the one of its gate."""
         self.view = view
-        self._app, self._layout, self._session, self._settings = app, layout, session, settings
+        self._leadership = leadership
+        self._query_id: str | None = None
+        self._layout, self._session, self._settings = layout, session, settings
         self._places = layout.view(view.name)
         self._checkpoint = Checkpoint(Storage.at(self._places.checkpoint))
         self._source = app.source_of(view)
+        self._planner = Planner(app, layout, settings, layout.pause if leadership is None else leadership.pause_file)
         self._query: StreamingQuery | None = None
         self._delivery: Delivery | None = None
-        self._trouble = _Trouble()
+        self._restarts = Restarts(settings.restarts_max, settings.restart_pause_s, settings.hold_s_max)
         self._seen = Observation(
             ProgressFile(self._places.progress), self._newest_batch(), self._settings.batch_interval_ms
         )
@@ -80,8 +88,10 @@ class ViewQuery:
 
     def start(self) -> None:
         """Plan the query, keep its declaration, and start it; ViewInvalid if it cannot be run as declared."""
-        frame, catalogue = self._plan()
+        plan = self._plan()
+        frame, catalogue = plan.frame, plan.catalogue
         sink = self._open_sink(frame)
+        bring_home(self._places.checkpoint)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))
         if self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
@@ -89,10 +99,12 @@ class ViewQuery:
             sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for them
             writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
-            self._delivery = Delivery(sink, self._checkpoint, self._settings.hold_s_max)
+            may_write = always if self._leadership is None else self._leadership.check
+            self._delivery = Delivery(sink, self._checkpoint, self._settings.hold_s_max, may_write)
             writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
         try:
             self._query = writer.start()
+            self._query_id = self._query_id or str(self._query.id)
             self._seen.turn_to(self._query)
         except AnalysisException as error:
             raise ViewInvalid(
@@ -114,21 +126,40 @@ class ViewQuery:
 
     def _tend(self) -> None:
         if self._query is None:
-            if time.monotonic() >= self._trouble.due:
+            if time.monotonic() >= self._restarts.due_s:
                 self._start_again()
             return
         failure = self._failure()
-        if failure is not None:
+        if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
+            self.stop()  # Spark itself goes on for a while, in a folder that it makes anew
+            self._fail(self._missing_checkpoint())
+        elif failure is not None:
             self._fail(failure)
         elif not self._verified and self._seen.in_this_run:
             self._verify()
 
     def _start_again(self) -> None:
+        if not self._has_its_checkpoint():  # without it Spark would begin a new one, from the first event on
+            self._fail(self._missing_checkpoint())
+            return
         try:
             self.start()
-        except OperatingError as error:  # a sink or a disk that is away counts like a failure while it runs
-            gone = isinstance(error.__cause__, Py4JNetworkError | OSError)
-            self._fail(Failure(error.sentence(), worth_retrying=not gone and not isinstance(error, SinkRefused)))
+        except ConnectionError:  # the one to the JVM
+            raise
+        except (OperatingError, OSError) as error:  # a sink or a disk that is away counts like a failure while it runs
+            self._fail(judge_start(error))
+
+    def _has_its_checkpoint(self) -> bool:
+        """Whether the checkpoint that this run began with is still at its place."""
+        try:
+            return self._checkpoint.query_id() == self._query_id
+        except (OSError, CheckpointInvalid):
+            return False
+
+    def _missing_checkpoint(self) -> Failure:
+        place = self._checkpoint.storage.root
+        why = f"The checkpoint is away, or another one is in its place ({place}). Bring it back: the view waits for it."
+        return Failure(why, worth_retrying=True, away=True)
 
     def run_to_end(self) -> None:
         """Until all that its source holds now is processed, and the batch without data after it.
@@ -178,12 +209,13 @@ class ViewQuery:
             with suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
                 self._query.stop()
 
-    def heartbeat(self, time_us: int, journal_end: Position) -> Heartbeat:
-        """The sign of life; `journal_end` was read after `time_us`."""
+    def heartbeat(self, time_us: int, journal_end: Position | None) -> Heartbeat:
+        """The sign of life; `journal_end` was read after `time_us`, and is None while the journal is away."""
         state, why = self.state()
         if isinstance(self._source, JournalEvents):
             return Heartbeat(time_us, journal_end, state, self._seen.batch, why)
-        end_us = self._seen.asked_since(time_us) if state == "idle" else None
+        asked_us = self._seen.asked_since(time_us) if state == "idle" else None
+        end_us = self._seen.caught_up_us if asked_us is None else asked_us
         end = None if end_us is None else self._position()
         return Heartbeat(time_us, end, state, self._seen.batch, why, None if end is None else end_us)
 
@@ -193,47 +225,18 @@ class ViewQuery:
             return "failed", self._failed
         if self._delivery is not None and self._delivery.holding is not None:
             return "holding", self._delivery.holding
-        if self._query is None:
-            return "holding", self._trouble.why or "it is starting"
+        if self._query is None or (self._restarts.away and not self._seen.works):
+            return "holding", self._restarts.why or "it is starting"
         return ("idle" if self._seen.waiting else "running"), None
 
     def observe(self, time_us: int) -> list[dict[str, Any]]:
         """Look at the query, at this time, keep the progress of batches that it finished since, and return them."""
         return self._seen.look(time_us)
 
-    def _plan(self) -> tuple[DataFrame, Catalogue | None]:
-        try:
-            frame = self.view.query(self._source.load(self._session, self._reading()), self._layout)
-            self._check_streaming(frame)
-            derive = derive_state_catalogue if self.view.state else derive_catalogue
-            catalogue = derive(self._app.name, self.view, frame) if self.view.key else None
-            plan = declaration.plan_text(frame, self._source)
-        except StatesideError:
-            raise
-        except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
-            raise ViewInvalid(
-                f"The view {self.view.name!r} fails: {type(error).__name__}: {reason(error)}",
-                next_step="Mend its function or the application's fields, then run again",
-            ) from error
-        declaration.keep(catalogue, plan, self._places, accept_changes=self._settings.accept_changes)
-        return frame, catalogue
-
-    def _check_streaming(self, frame: object) -> None:
-        if not getattr(frame, "isStreaming", False):
-            found = "a DataFrame that is not streaming" if hasattr(frame, "isStreaming") else f"{type(frame).__name__}"
-            raise ViewInvalid(
-                f"The function of the view {self.view.name!r} returns {found}, not a streaming DataFrame",
-                next_step="Let it transform the events that it is given, and return the result",
-            )
-
-    def _reading(self) -> Reading:
-        return Reading(
-            self._layout.journal,
-            self._app.fields,
-            events_per_batch_max=self._settings.events_per_batch_max,
-            stop_at=self._settings.stop_at,
-            pause_file=self._layout.pause,
-        )
+    def _plan(self) -> PlannedView:
+        plan, accept = self._planner.plan(self.view, self._session), self._settings.accept_changes
+        declaration.keep(plan.catalogue, plan.text, self._places, accept_changes=accept)
+        return plan
 
     def _open_sink(self, frame: DataFrame) -> Sink | None:
         view = self.view
@@ -253,24 +256,17 @@ class ViewQuery:
             return judge(error)
 
     def _fail(self, failure: Failure) -> None:
-        """Plan the next start, with a longer pause each time; or give up."""
-        trouble = self._trouble
-        batch = self._newest_batch()  # not the heart's: it may not have looked since
-        if trouble.batch != batch:
-            trouble.count, trouble.batch = 0, batch
-        trouble.count += 1
-        if not failure.worth_retrying or trouble.count > self._settings.restarts_max:
+        """Plan the next start, or give up."""
+        before, batch = self._restarts.why, self._newest_batch()  # not the heart's: it may not have looked since
+        if not self._restarts.plan(failure, batch, time.monotonic()):
             self._failed = failure.why
             raise self._given_up(failure)
-        doubled = 2.0 ** min(trouble.count - 1, _DOUBLINGS_MAX)
-        pause_s = min(self._settings.restart_pause_s * doubled, RESTART_PAUSE_S_MAX)
-        trouble.due = time.monotonic() + pause_s
-        trouble.why = f"{failure.why} Restart {trouble.count} of {self._settings.restarts_max} in {pause_s:g} s"
-        log.warning("view %s failed: %s", self.view.name, trouble.why)
+        if self._restarts.why != before:
+            log.warning("view %s failed: %s", self.view.name, self._restarts.why)
         self._query = None
 
     def _given_up(self, failure: Failure) -> PipelineFailed:
-        times = f", {self._trouble.count} times in a row" if self._trouble.count > 1 else ""
+        times = f", {self._restarts.count} times in a row" if self._restarts.count > 1 else ""
         return (ViewBroken if failure.lasting else PipelineFailed)(
             f"The view {self.view.name!r} stopped{times}: {failure.why}",
             where=str(self._layout.spark / DRIVER_LOG),
@@ -281,7 +277,7 @@ class ViewQuery:
         """Once a run, after its first batch, which wrote the state's schema: the catalogue must fit it."""
         try:
             check_state(Catalogue.load(self._places.catalogue), self._checkpoint.storage)
-        except FileNotFoundError:
+        except OSError:  # not there yet, or away: then later
             return
         self._verified = True
 

@@ -8,6 +8,9 @@ How it stops, within `stop_s_max`:
 1. The journal's source plans no new batch (the file `pause`), and a batch that is held for its sink is given up.
 2. The batch that is running comes to its end, and is committed.
 3. The queries are stopped. One whose batch outlasted the time is stopped in the middle; the next run repeats it.
+4. A leader releases its lease: from here on a standby may begin, while this one's JVM still ends.
+
+With a `leadership` everything but Spark's scratch files is reached through the leader's gate (`leadership.election`).
 """
 
 from __future__ import annotations
@@ -26,16 +29,18 @@ from py4j.protocol import Py4JError
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.clock import Clock, SystemClock
-from stateside.errors import StatesideError, ViewInvalid
+from stateside.errors import LeadershipLost, StatesideError, ViewInvalid
 from stateside.journal.stored import acknowledged_end
 from stateside.layout import Layout
+from stateside.leadership import Leadership
 from stateside.pipeline import lease
 from stateside.pipeline.app import App
 from stateside.pipeline.event_rows import ENVELOPE_NAMES
 from stateside.pipeline.query import ViewQuery
-from stateside.pipeline.session import start_session, stop_session
+from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import with_jars
+from stateside.positions import Position
 from stateside.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -60,31 +65,42 @@ class Runner:
         *,
         session: SparkSession | None = None,
         on_beat: OnBeat | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         """A given `session` is used and left running; without one the runner starts its own and stops it at the end.
 
-        `on_beat` is called by the heart, a few times a second, for each view.
+        `on_beat` is called by the heart, a few times a second, for each view. A `leadership` is released at the end.
         """
         self._app = app
-        self._layout = layout
+        self._leadership = leadership
+        self._layout = layout if leadership is None else Layout(leadership.root)
+        self._pause = self._layout.pause if leadership is None else leadership.pause_file
+        self._driver_lock, self._scratch = layout.driver_lock, layout.spark  # by their own paths: no gate to go through
         self._settings = settings or RunSettings.of(("in the application", app.settings))
         self._given_session = session
         self._on_beat = on_beat
         self._clock: Clock = SystemClock()
+        self._journal_end = Position.of({})  # the last one that was seen; the heart's
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Runner:
-        _check_app(self._app)
+        check_app(self._app)
         with ExitStack() as stack:
-            handle = lease.acquire(self._layout.driver_lock, self._settings.lease_s_max)
+            leads = self._leadership is not None
+            if self._leadership is not None:
+                stack.callback(self._leadership.release)  # if it fails before it has begun
+            handle = lease.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
             stack.callback(os.close, handle)
-            stack.callback(self._layout.pause.unlink, missing_ok=True)  # before the next driver may begin
-            self._layout.pause.unlink(missing_ok=True)
+            stack.callback(self._pause.unlink, missing_ok=True)  # before the next driver may begin
+            self._pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
+            lease.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
+            if self._leadership is not None:
+                stack.callback(self._leadership.release)
             for view in self._app.views.values():
-                query = ViewQuery(self._app, view, self._layout, session, self._settings)
+                query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
                 query.start()
                 self._queries.append(query)
                 stack.callback(query.stop)
@@ -101,11 +117,21 @@ class Runner:
                 self._try_heartbeat(query, stopped=True)
 
     def wait(self, told_to_stop: Callable[[], bool]) -> None:
-        """Until it is told to stop; PipelineFailed as soon as a view fails for good."""
+        """Until it is told to stop; PipelineFailed as soon as a view fails for good, LeadershipLost if others lead."""
         while not told_to_stop():
-            for query in self._queries:
-                query.tend()
+            self._check_leadership()
+            try:
+                for query in self._queries:
+                    query.tend()
+            except Exception:
+                self._check_leadership()  # a gate that is shut fails in many ways, and this is the reason for all
+                raise
             time.sleep(HEARTBEAT_S)
+
+    def _check_leadership(self) -> None:
+        if self._leadership is not None:
+            with suppress(OSError):  # the storage is away: nobody else can take over either
+                self._leadership.check()
 
     def run_to_end(self) -> None:
         """Until all that the sources hold now (up to `stop_at`) is processed, and the batches without data after it."""
@@ -116,17 +142,23 @@ class Runner:
     def _start_session(self, lease_handle: int, stack: ExitStack) -> SparkSession:
         session = start_session(
             self._app.name,
-            self._layout.spark,
+            self._scratch,
             master=self._settings.master,
             conf=with_jars(self._settings.spark_conf(), map(self._app.source_of, self._app.views.values())),
             lease=lease_handle,
+            cluster_s_max=self._settings.cluster_s_max,
         )
         stack.callback(stop_session, session)
         return session
 
     def _come_to_rest(self) -> None:
         """Steps 1 and 2 of the stop."""
-        self._layout.pause.touch()
+        try:
+            self._check_leadership()
+            self._pause.touch()
+        except (OSError, LeadershipLost) as error:
+            log.warning("stopping wherever the batches are, which the next run repeats: %s", error)
+            return
         for query in self._queries:
             query.hold_no_longer()
         deadline = time.monotonic() + self._settings.stop_s_max
@@ -155,11 +187,24 @@ class Runner:
         finished: list[dict[str, Any]] = []
         with suppress(*((Py4JError, OSError) if stopped else ())):  # the JVM may be gone: then the last word is enough
             finished = query.observe(time_us)
-        heartbeat = query.heartbeat(time_us, acknowledged_end(self._layout.journal))
+        heartbeat = query.heartbeat(time_us, self._find_journal_end())
         if stopped and heartbeat.state != "failed":
             heartbeat = replace(heartbeat, state="stopped", why=None)
-        write_atomically(self._layout.view(query.view.name).heartbeat, heartbeat.as_json(), durable=False)
+        place = self._layout.view(query.view.name).heartbeat
+        write_atomically(place, heartbeat.as_json(), durable=False, make_folder=False)
         self._tell(query.view.name, heartbeat, finished)
+
+    def _find_journal_end(self) -> Position | None:
+        """Where the journal ends; None if it is away. A journal never gets shorter: one that did is not there."""
+        try:
+            end = acknowledged_end(self._layout.journal)
+        except (OSError, StatesideError) as error:
+            log.info("the journal's end is not known: %s", error)
+            return None
+        if not end.covers(self._journal_end):
+            return None
+        self._journal_end = end
+        return end
 
     def _tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         try:
@@ -170,7 +215,8 @@ class Runner:
             self._on_beat = None
 
 
-def _check_app(app: App) -> None:
+def check_app(app: App) -> None:
+    """ViewInvalid for an application that cannot be run at all."""
     if not app.views:
         raise ViewInvalid(f"The application {app.name!r} has no view", next_step="Declare one with @app.view(key=[…])")
     names = {field.split()[0] for field in app.fields.split(",") if field.strip()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,16 +16,20 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from stateside.errors import PipelineFailed, SettingInvalid
+from stateside.errors import ClusterAway, PipelineFailed, SettingInvalid
+from stateside.pipeline.failures import reason
 from stateside.pipeline.java import java_environment
 from stateside.pipeline.lease import note_holder
+from stateside.pipeline.master import check_reachable, cluster_conf, masters_of
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.source import JournalSource
+from stateside.pipeline.worker_python import worker_environment
 
 log = logging.getLogger(__name__)
 
 DRIVER_LOG = "driver.log"
 JVM_STOP_S_MAX = 10.0
+_LOOK_S = 0.1
 
 _STATE = "spark.sql.streaming.stateStore"
 _DEFAULTS = {
@@ -37,6 +42,8 @@ _DEFAULTS = {
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STATE}.checkpointFormatVersion": "2",
+    # Executors of a cluster say as little as the driver; by default some lines for each task, for ever.
+    "spark.executor.syncLogLevel.enabled": "true",
     # A stop in the middle of a batch waits no longer for a sink that does not return; by default it would for ever.
     "spark.sql.streaming.stopTimeout": "2s",
     # The journal's batch reads take conditions of queries (`pushed`).
@@ -54,13 +61,21 @@ _FIXED = {
 
 
 def start_session(
-    name: str, scratch: Path, *, master: str = "local[2]", conf: dict[str, str] | None = None, lease: int | None = None
+    name: str,
+    scratch: Path,
+    *,
+    master: str = "local[2]",
+    conf: dict[str, str] | None = None,
+    lease: int | None = None,
+    cluster_s_max: float = 60.0,
 ) -> SparkSession:
     """Start the JVM and a session on it, with the journal registered as a source.
 
     Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds on to
-    for as long as it lives.
+    for as long as it lives. On a cluster it returns once there is an executor; ClusterAway if no master answers, or
+    none has an executor in time.
     """
+    check_reachable(master)
     fixed = [name for name in conf or {} if name in _FIXED and (conf or {})[name] != _FIXED[name]]
     if fixed:
         raise SettingInvalid(
@@ -69,22 +84,44 @@ def start_session(
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
-    settings.setAll(
-        list((_DEFAULTS | folders | (RunSettings().spark_conf() if conf is None else conf) | _FIXED).items())
-    )
-    with _environment(java_environment()):
+    given = RunSettings().spark_conf() if conf is None else conf
+    settings.setAll(list((_DEFAULTS | cluster_conf(master) | folders | given | _FIXED).items()))
+    with _environment(java_environment() | worker_environment(master)):
         context = _start_context(settings, scratch / DRIVER_LOG, lease)
     session = SparkSession(context)
+    try:
+        if masters_of(master):
+            _await_executor(context, scratch / DRIVER_LOG, cluster_s_max)
+    except BaseException:
+        stop_session(session)
+        raise
     session.dataSource.register(JournalSource)
     return session
 
 
 def stop_session(session: SparkSession) -> None:
     """Stop the session and its JVM, and wait until that has ended: nothing is left running."""
-    gateway = SparkContext._gateway
-    assert gateway is not None, "a session that start_session made"
     with suppress(Py4JError, OSError):  # the JVM may be gone already
         session.stop()
+    _end_jvm()
+    SparkContext._active_spark_context = None  # without a JVM PySpark keeps it, and would start no other
+    SparkSession._instantiatedSession = None
+
+
+def jvm_pid(session: SparkSession) -> int | None:
+    """The process of the JVM of a session that `start_session` made; None if it has ended."""
+    process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    return process.pid if process.poll() is None else None
+
+
+def has_ended(session: SparkSession | None) -> bool:
+    """Whether a session has lost its JVM; no session has lost none."""
+    return session is not None and jvm_pid(session) is None
+
+
+def _end_jvm() -> None:
+    gateway = SparkContext._gateway
+    assert gateway is not None, "a session that start_session made"
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends when this pipe does
     try:
@@ -106,11 +143,47 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkCo
             ) from error
     if lease is not None:
         note_holder(lease, os.getpid(), gateway.proc.pid)
-    context = SparkContext(conf=settings, gateway=gateway)
+    try:
+        context = SparkContext(conf=settings, gateway=gateway)
+    except Py4JError as error:
+        SparkContext._gateway = gateway
+        _end_jvm()
+        raise _no_context(settings, log, error) from error
     context.setLogLevel("WARN")
     server = context._accumulatorServer  # would print a stack trace when the JVM dies
     server.handle_error = _log_broken_connection  # type: ignore[method-assign, assignment]
     return context
+
+
+def _no_context(settings: SparkConf, log: Path, error: Py4JError) -> PipelineFailed | ClusterAway:
+    """Why Spark has started, and is no driver all the same. Of a cluster that did not take it Spark tells little."""
+    master = settings.get("spark.master") or ""
+    if masters_of(master):
+        return ClusterAway(
+            f"No master at {master} took this driver: {reason(error)}",
+            where=str(log),
+            next_step="See whether that is the address of Spark's masters (not of their pages), and whether one leads",
+        )
+    return PipelineFailed(
+        f"Spark did not start: {reason(error)}", where=str(log), next_step="Read that log, then try `stateside doctor`"
+    )
+
+
+def _await_executor(context: SparkContext, log: Path, wait_s: float) -> None:
+    """Until the cluster has given an executor. Without one Spark would wait for ever, and say so in its log only."""
+    told, deadline = context._jsc.sc(), time.monotonic() + wait_s
+    while told.getExecutorMemoryStatus().size() < 2:  # the driver is one of them
+        if time.monotonic() > deadline:
+            conf = context.getConf()
+            memory, cores = conf.get("spark.executor.memory", "1g"), conf.get("spark.executor.cores", "1")
+            raise ClusterAway(
+                f"The cluster at {context.master} has given no executor within {wait_s:g} s: each needs {memory} of a "
+                f"worker's memory and {cores} of its cores, free",
+                where=str(log),
+                next_step="Start a worker, or end what takes its room, or let executors be smaller:"
+                " --spark spark.executor.memory=512m",
+            )
+        time.sleep(_LOOK_S)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class RunSettings:
     """The settings of a run. `stop_at` is not for files: a run that ends at a position is for tests and tools."""
 
     profile: str = _setting("low-latency", "Sets other defaults for the settings below.", choices=tuple(PROFILES))
-    master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster's address.")
+    master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster: spark://one:7077,two:7077.")
     driver_memory: str = _setting("1g", "The heap of Spark's driver.")
     partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
     events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
@@ -63,6 +63,15 @@ class RunSettings:
     hold_s_max: float = _setting(float("inf"), "For so long a batch is held while its sink is away.", least=0)
     stop_s_max: float = _setting(10.0, "A stop waits at most so long for the batch that is running.", least=0)
     lease_s_max: float = _setting(30.0, "A start waits at most so long for the last driver to end.", least=0)
+    standby: bool = _setting(False, "Lead this folder, or stand by until its leader is gone.")
+    take_over: bool = _setting(False, "Ask the leader to hand over between two batches, then lead.")
+    cold: bool = _setting(False, "Start Spark only when this run leads: a standby then takes little memory.")
+    lease_s: float = _setting(10.0, "A leader that gives no sign of life for so long is replaced.", least=0.2)
+    identity: str = _setting("auto", "The name among leader and standbys; `auto` makes it of host and process.")
+    standby_scope: str = _setting(
+        "shared", "Whether standbys are on several machines, or all on this one.", choices=("shared", "machine")
+    )
+    cluster_s_max: float = _setting(60.0, "On a cluster a start waits at most so long for an executor.", least=0)
     accept_changes: bool = _setting(False, "Go on with a changed query whose state has the same columns.")
     spark: dict[str, str] = field(default_factory=dict, metadata={"help": "Further settings, by Spark's own names."})
     stop_at: Position | None = None

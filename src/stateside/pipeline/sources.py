@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stateside.errors import ViewInvalid
+from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
 from stateside.positions import Position
 from stateside.secret_options import with_secrets
@@ -68,7 +69,8 @@ class JournalEvents:
         return session.readStream.format(JOURNAL_FORMAT).options(**self.options(reading)).load()
 
     def options(self, reading: Reading) -> dict[str, str]:
-        """What the source is told."""
+        """What the source is told. SettingInvalid if the journal is not on files."""
+        check_not_read(reading.journal)
         options = {
             "path": reading.journal,
             "eventsPerBatchMax": reading.events_per_batch_max,

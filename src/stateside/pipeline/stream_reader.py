@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from stateside.errors import PositionInvalid
+from stateside.errors import JournalAway, PositionInvalid
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.selecting import shares
 from stateside.journal.stored import StoredStream
@@ -105,6 +105,10 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
     def _check_stream(self, stored: StoredStream, offset: Offset) -> None:
         """Refuse to go on in another stream than the one that the query has read so far, or in a shorter one."""
         read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
+        if expected and stored.id is None:
+            raise JournalAway(
+                "The journal is away", where=str(self._folder), next_step="Bring it back: the view waits for it"
+            )
         if expected is not None and (stored.id != expected or not end.covers(read)):
             raise PositionInvalid(
                 f"This query has read journal {expected} up to {read}; here is {stored.id}, up to {end}",

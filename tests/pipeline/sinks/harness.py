@@ -32,6 +32,7 @@ import pyarrow as pa
 import pytest
 
 from stateside.layout import Layout
+from stateside.leadership import Gates, Lease
 from stateside.pipeline.sinks.guarantee import with_guarantee
 from stateside.pipeline.sinks.sink import BatchId, Guarantee, OnStep, Sink, SinkContext, SinkFactory, ignore_step
 from stateside.storage import write_atomically
@@ -275,6 +276,19 @@ class SinkSuite(ABC):
             for batch in (0, 0, 1, 1, 1):
                 sink.write(self.case.table(batch), BatchId(world.query_id(), batch))
         assert Verdict.of(self.case.expected(2), self.case.read_back(world)) == Verdict()
+
+    def test_leaders_one_after_the_other_go_on_with_what_a_run_without_a_lease_began(self, world: World) -> None:
+        """Each leader reaches the folder through a gate of its own; the one before has done the same batch last."""
+        Lease(world.layout.root).make()
+        gates, through = Gates(world.layout.root), world
+        for epoch in range(4):
+            if epoch:
+                gates.shut_before(epoch)
+                through = replace(world, layout=Layout(gates.open(epoch)))
+            sink = self.case.open(through)
+            for batch in (epoch, epoch + 1):
+                sink.write(self.case.table(batch), BatchId(world.query_id(), batch))
+        assert Verdict.of(self.case.expected(5), self.case.read_back(world)) == Verdict()
 
     def test_batches_without_rows_store_nothing(self, world: World) -> None:
         sink = self.case.open(world)

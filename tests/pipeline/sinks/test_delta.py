@@ -14,6 +14,7 @@ from stateside.errors import ArchiveInvalid, SinkAway, SinkRefused, StatesideErr
 from stateside.layout import Layout
 from stateside.pipeline.sinks.delta import archive_sink, delta, first_of_each
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
+from tests.sizes import not_in_fast
 
 from .harness import SCHEMA, VIEW, FolderSuite, Guarantee, SinkCase, Trial, Values, Verdict, World
 
@@ -207,6 +208,7 @@ def test_a_write_by_somebody_else_at_the_same_time_does_not_double_a_key(layout:
     assert stored(layout) == [("1", 9), ("2", 9), ("3", 9), ("4", 0)]
 
 
+@not_in_fast("it waits for many attempts")
 def test_an_insert_that_is_always_overtaken_is_held(layout: Layout) -> None:
     def overtake(step: int) -> None:
         if step == 3:

@@ -20,6 +20,7 @@ from stateside.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.payload import payload_columns
 from stateside.layout import Layout
+from stateside.leadership import Gates, Lease
 from stateside.pipeline.sinks import emission
 from stateside.pipeline.sinks.emission import check_columns, events_of
 from stateside.pipeline.sinks.journal import JournalSink, journal
@@ -147,8 +148,41 @@ def test_only_a_batch_that_may_be_a_rerun_is_looked_up(layout: Layout, monkeypat
     assert len(looked) == 1
     for _ in range(2):
         open_sink(layout).write(table(5), BatchId("query", 5))
-    assert len(looked) == 2
+    assert len(looked) == 3, "the first batch of each run, and no other"
     assert len(emitted(layout)) == 5
+
+
+def test_what_a_paused_leader_stores_while_its_successor_begins_is_not_stored_again(layout: Layout) -> None:
+    """The old one woke up in its append, after the new one had found that the journal has no such batch."""
+    old = open_sink(layout)
+    for batch in (0, 1):
+        old.write(table(batch), BatchId("query", batch))
+
+    def wake(step: int) -> None:
+        if step == 4:
+            old.write(table(2), BatchId("query", 2))
+
+    open_sink(layout, wake).write(table(2), BatchId("query", 2))
+    assert [event.payload["n"] for event in emitted(layout)] == [0, 1, 2]
+
+
+def test_a_paused_leader_stores_nothing_once_its_gate_is_shut(layout: Layout) -> None:
+    Lease(layout.root).make()
+    gates = Gates(layout.root)
+    written: list[int] = []
+
+    def take_over(step: int) -> None:
+        if step == 4 and written == [0]:
+            gates.shut_before(2)
+            open_sink(Layout(gates.open(2))).write(table(1), BatchId("query", 1))
+            written.append(1)
+
+    old = open_sink(Layout(gates.open(1)), take_over)
+    old.write(table(0), BatchId("query", 0))
+    written.append(0)
+    with pytest.raises(SinkAway):
+        old.write(table(1), BatchId("query", 1))
+    assert [event.payload["n"] for event in emitted(layout)] == [0, 1]
 
 
 def test_where_to_look_from_moves_on_with_new_batches_and_reruns_are_still_found(

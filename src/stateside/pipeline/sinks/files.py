@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from stateside.errors import ArchiveInvalid, SinkAway, ViewInvalid
 from stateside.layout import ViewLayout
+from stateside.leadership import ungated
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 from stateside.storage import sync_directory, write_atomically
@@ -110,7 +111,8 @@ class Folder:
         ArchiveInvalid if it has files, but the mark or the checkpoint of the query that wrote them is gone: a new query
         would write them all a second time.
         """
-        folder = cls(path, view.mark(f"files-{sha256(str(path).encode()).hexdigest()[:16]}"))
+        name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # the next leader's is the same
+        folder = cls(path, view.mark(f"files-{name}"))
         if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
             folder._begin(view)
         return folder

@@ -5,7 +5,8 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
 1. The rows become events with ids made of query, batch and key (`emission`): a rerun makes the same ones. A row that
    cannot be an event refuses the batch, before anything of it is stored.
 2. The journal is opened, which settles what a crash left, and the first time it is asked for the highest batch of this
-   query that it has events of. A batch with a higher number is new; any other one may be a rerun.
+   query that it has events of. A batch with a higher number is new, if it is not the first one of this run; any other
+   one may be a rerun, or a leader that was paused in the middle of it may be about to store it (`leadership`).
 3. The mark beside the checkpoint must say whose events these are, and from which position on they may be found: some
    journal end from before this batch's first append. It is written before the first append of a query, and now and
    then moved on, before the first append of a new batch.
@@ -156,7 +157,7 @@ class JournalSink:
     def _begin(self, batch: BatchId) -> bool:
         """Step 2: whether the batch is new. From now on, whatever becomes of it, it is so no longer."""
         if batch.query != self._query:
-            self._highest = self._mark.highest(batch.query)
+            self._highest = max(self._mark.highest(batch.query), batch.batch)
             self._query = batch.query
         new = batch.batch > self._highest
         self._highest = max(self._highest, batch.batch)

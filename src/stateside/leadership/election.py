@@ -1,0 +1,192 @@
+"""The election: of all candidates one leads at a time, and an old leader that wakes up can commit nothing.
+
+How a candidate becomes the leader, and why it is the only one whose work counts. No two machines' clocks are compared.
+
+1. It takes its name among the members (`members`), and is refused if another process lives under it.
+2. It watches the newest claim and its renewals, by its own clock. The leader gives a sign of life four times in
+   `lease_s`, which stands in the claim. If neither claim nor renewals change for `lease_s`, as the candidate itself saw
+   from first to last, the lease has run out. Time in which the storage could not be read does not count: the leader
+   could not renew then either. A lease that was released, to this candidate or to anybody, has run out at once.
+3. It claims the next epoch by a link, which one candidate alone can make: the others see a new claim, and go on at 2.
+   From here on every `check` of the old leader fails.
+4. It shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader leads anywhere: not those of
+   its driver, of its JVM, of its executors, of its sinks. So it plans no batch, stores no state, commits no batch, and
+   opens no table any more, wherever it was paused. What it did before lies open to be read.
+5. It opens its own gate, and fails if a later leader has shut that already.
+6. It reads the checkpoint. After step 4 nothing changes there any more, so what it finds is what a crash of the old
+   leader at some moment would have left. Whatever holds after a crash holds now: Spark repeats the batch that was
+   planned last, if it is not committed, with the same range of the journal; every other one is either committed, and
+   its rows were delivered before that, or was never planned.
+7. Before each attempt to deliver a batch, the leader's delivery asks `check`.
+
+What an old leader can still do between 4 and its end, and who stops that. It has passed step 7 for the batch that it
+planned last, which is the very one that the new leader repeats, with the same rows under the same (query, batch), and:
+
+- it holds a Delta table opened: its commit is refused by the table's own log if the new leader's is in, as both set
+  (query, batch); if it is first, the new leader finds the batch stored. Rows with a key and billing's documents are
+  stored on top of the version that was looked at, or not at all;
+- it writes a file at a whole path outside the folder: the file's name is the batch's;
+- it is in a transaction of Kafka's: the new leader's producer has the same transactional id, which fences the old one;
+- it appends to the journal, with a segment open: its events have ids made of query, batch and key, and are stored once;
+- it is in a request to an HTTP endpoint: that is sent, and the new leader sends it again, with the same idempotency
+  key. What the endpoint does without looking at that key is done twice, and so is what it does after it has forgotten
+  the key, if the old leader slept so long. Nothing here can prevent that;
+- it finishes writing a file under a temporary name, which nobody reads.
+
+Spark's own guard stays in place as the second line: a driver that finds `offsets/N` or `commits/N` there already ends
+with CONCURRENT_STREAM_LOG_UPDATE, and state files carry the id of the attempt (checkpoint format v2).
+
+How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, then the start
+of the queries; of Spark as well, if the standby is cold. After a stop or a hand-over in order there is nothing to wait
+for but one look. A leader hands over to who asks for it, and has given a sign of life since that was seen: until then,
+which takes up to half a lease, it goes on working.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stateside.clock import Clock, SystemClock
+from stateside.errors import LeadershipLost, SettingInvalid
+from stateside.leadership.gate import Gates
+from stateside.leadership.leader import RENEWALS_A_LEASE, Leadership
+from stateside.leadership.lease import Asked, Claim, Lease, read_renewal
+from stateside.leadership.members import Membership
+from stateside.leadership.ticks import Ticks, boot_s
+from stateside.leadership.watch import Watch
+
+LEASE_S_MIN = 0.2  # shorter ones run out while a busy machine is about something else
+LOOKS_A_LEASE = 20
+AUTO = "auto"
+
+log = logging.getLogger(__name__)
+
+OnStep = Callable[[int], None]  # told each numbered step from 3 on as it is reached: tests pause and crash there
+
+
+class Candidate:
+    """A process that stands by for an application's folder. `wait` for the leadership, or `step` by step."""
+
+    def __init__(
+        self,
+        root: Path,
+        identity: str = AUTO,
+        *,
+        lease_s: float,
+        ticks: Ticks = boot_s,
+        clock: Clock | None = None,
+        on_step: OnStep = lambda step: None,
+    ) -> None:
+        """The `identity` AUTO is made of host and process."""
+        if not lease_s >= LEASE_S_MIN or lease_s == float("inf"):
+            raise SettingInvalid(f"A lease of {lease_s} s cannot be kept", next_step=f"Give {LEASE_S_MIN} s or more")
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self.identity = f"{self._host}-{self._pid}" if identity == AUTO else identity
+        self.token = secrets.token_hex(8)
+        self._root, self._lease, self._gates = root, Lease(root), Gates(root)
+        self._lease_s, self._ticks, self._clock, self._on_step = lease_s, ticks, clock or SystemClock(), on_step
+        self._membership = Membership(root, self.identity, self.token, self._host, self._pid, self._clock)
+        self._watch = Watch()
+        self._beat_due_s = 0.0
+        self._seeing = True
+        self._lease.make()
+
+    def enter(self, told_to_stop: Callable[[], bool]) -> bool:
+        """Step 1 alone, for who has to get ready before it waits; False if it is told to stop before that."""
+        while not told_to_stop():
+            if self._membership.join(self._ticks(), self._lease_s / 2):
+                return True
+            time.sleep(self._lease_s / LOOKS_A_LEASE)
+        return False
+
+    def wait(self, told_to_stop: Callable[[], bool], wait_s: float = float("inf")) -> Leadership | None:
+        """Until it leads, with renewals begun; None if it is told to stop before, or the time is over."""
+        deadline_s = self._ticks() + wait_s
+        while not told_to_stop():
+            leadership = self.step()
+            if leadership is not None:
+                return leadership.start()
+            if self._ticks() >= deadline_s:
+                return None
+            time.sleep(self._lease_s / LOOKS_A_LEASE)
+        return None
+
+    def step(self) -> Leadership | None:
+        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given."""
+        try:
+            if not self._known():
+                return None
+            epoch = self._epoch_to_take()
+            self._seeing = True
+            return None if epoch is None else self._take(epoch)
+        except OSError as error:  # nothing was seen: what was seen before counts no more
+            if self._seeing:
+                log.warning("the lease cannot be read: %s", error)
+            self._seeing = False
+            self._watch.forget()
+            return None
+
+    def ask(self) -> Claim | None:
+        """Ask the present leader to hand over to us; who that is, None if nobody leads."""
+        newest = self._lease.newest()
+        if newest is None or read_renewal(self._lease.sign(newest.epoch)).released:
+            return None
+        self._lease.ask(Asked(newest.epoch, self.identity, self.token))
+        return newest
+
+    def leader(self) -> Claim | None:
+        """The newest claim."""
+        return self._lease.newest()
+
+    def leave(self) -> None:
+        """Stand by no longer."""
+        try:
+            self._membership.leave()
+        except OSError as error:
+            log.warning("the name %s could not be given back: %s", self.identity, error)
+
+    def _known(self) -> bool:
+        """Step 1, and from then on our own signs of life; whether the name is ours."""
+        now_s = self._ticks()
+        if not self._membership.join(now_s, self._lease_s / 2):
+            return False
+        if now_s >= self._beat_due_s:
+            self._membership.beat("standing by")
+            self._beat_due_s = now_s + self._lease_s / RENEWALS_A_LEASE
+        return True
+
+    def _epoch_to_take(self) -> int | None:
+        """Step 2."""
+        newest = self._lease.newest()
+        if newest is None:
+            return 1
+        sign = self._lease.sign(newest.epoch)
+        renewal = read_renewal(sign)
+        unchanged_s = self._watch.look((newest.epoch, newest.token, sign), self._ticks())
+        free = renewal.released and renewal.to in (None, self.token)
+        return newest.epoch + 1 if free or unchanged_s >= newest.lease_s else None
+
+    def _take(self, epoch: int) -> Leadership | None:
+        """Steps 3 to 5."""
+        time_us = self._clock.now_us()
+        claim = Claim(epoch, self.identity, self.token, self._host, self._pid, self._lease_s, time_us)
+        self._on_step(3)
+        if not self._lease.claim(claim):
+            return None
+        self._on_step(4)
+        self._gates.shut_before(epoch)
+        self._on_step(5)
+        try:
+            self._gates.open(epoch)
+            leadership = Leadership(self._root, claim, self._membership)
+            leadership.renew()
+        except LeadershipLost as error:  # paused here for a whole lease
+            log.warning("%s", error)
+            return None
+        return leadership

@@ -1,0 +1,138 @@
+"""Members: who leads or stands by under which name, so that people see it and nobody has a name twice.
+
+    members/NAME.json := {"token", "state", "count", "host", "pid", "time_us"}
+    state             := "starting" | "standing by" | "leading"
+
+A name that is there already is watched first. If its file changes, its owner lives, and the newcomer is refused; if it
+does not for half a lease, its owner was killed, and the newcomer takes the name. Who finds a stranger's token in its
+own file was taken for dead, or began at the same moment as the other, and is refused too. A leader goes on all the
+same: whether it leads says its claim alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stateside.clock import Clock
+from stateside.errors import IdentityTaken, SettingInvalid
+from stateside.leadership.lease import FOLDER_NAME
+from stateside.leadership.watch import Watch
+from stateside.storage import write_atomically
+
+MemberState = Literal["starting", "standing by", "leading"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a member says of itself, as often as it gives signs of life."""
+
+    token: str
+    state: MemberState
+    count: int
+    host: str
+    pid: int
+    time_us: int
+
+
+class Membership:
+    """One process's name among the members. For one thread at a time."""
+
+    def __init__(self, root: Path, identity: str, token: str, host: str, pid: int, clock: Clock) -> None:
+        check_identity(identity)
+        self._path = root / FOLDER_NAME / "members" / f"{identity}.json"
+        self._identity, self._token, self._host, self._pid, self._clock = identity, token, host, pid, clock
+        self._watch = Watch()
+        self._count = 0
+
+    @property
+    def joined(self) -> bool:
+        """Whether the name is ours."""
+        return self._count > 0
+
+    def join(self, now_s: float, patience_s: float) -> bool:
+        """Take the name if it is free; whether it is ours now. IdentityTaken if its owner lives."""
+        if self.joined:
+            return True
+        content = _content(self._path)
+        if content is not None and _token(content) != self._token:
+            if self._watch.changed(content):
+                raise self._taken(content)
+            if self._watch.look(content, now_s) < patience_s:
+                return False
+        self._write("starting")
+        return True
+
+    def beat(self, state: MemberState) -> None:
+        """Say what we do; IdentityTaken if somebody else has the name by now."""
+        content = _content(self._path)
+        if content is not None and _token(content) != self._token:
+            raise self._taken(content)
+        self._write(state)
+
+    def leave(self) -> None:
+        """Give the name back, if it is still ours."""
+        content = _content(self._path)
+        if content is not None and _token(content) == self._token:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, state: MemberState) -> None:
+        self._count += 1
+        member = Member(self._token, state, self._count, self._host, self._pid, self._clock.now_us())
+        write_atomically(self._path, json.dumps(asdict(member)).encode(), durable=False, make_folder=False)
+
+    def _taken(self, content: bytes) -> IdentityTaken:
+        other = _document(content)
+        return IdentityTaken(
+            f"Another process has the identity {self._identity!r}: {other.get('pid')} on {other.get('host')}",
+            where=str(self._path),
+            next_step="Give each process an --identity of its own, or leave it out; or stop one of the two",
+        )
+
+
+def members(root: Path) -> dict[str, Member]:
+    """All members by their names, those that were killed included."""
+    found = {}
+    for path in sorted((root / FOLDER_NAME / "members").glob("[!.]*.json")):
+        try:
+            found[path.stem] = Member(**_document(path.read_bytes()))
+        except (OSError, TypeError):
+            continue
+    return found
+
+
+def sign_of(root: Path, identity: str, token: str) -> bytes | None:
+    """The file of a member as it is, to be watched for changes; None if it has left, or another one has its name."""
+    content = _content(root / FOLDER_NAME / "members" / f"{identity}.json")
+    return content if content is not None and _token(content) == token else None
+
+
+def check_identity(identity: str) -> None:
+    """SettingInvalid for what cannot be the name of a member."""
+    if not _NAME.fullmatch(identity):
+        raise SettingInvalid(
+            f"{identity!r} cannot be the identity of a run", next_step="Use letters, digits, dots, _ and -"
+        )
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _token(content: bytes) -> object:
+    return _document(content).get("token")
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

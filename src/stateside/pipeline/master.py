@@ -1,0 +1,89 @@
+"""Where Spark runs: on this machine, or on a cluster whose masters are named by their addresses.
+
+    local[2]                       in the driver's own process
+    spark://one:7077               a standalone cluster
+    spark://one:7077,two:7077      …with standby masters: whichever leads is found, now and later
+    yarn, k8s://…                  what else Spark knows; nothing of that is looked at here
+
+On a cluster executors run elsewhere, as other processes. Their Python has the driver's packages, if they lie at the
+same places: on the same machine, on a shared folder, or in the same image.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+from stateside.errors import ClusterAway, SettingInvalid
+
+REACH_S_MAX = 10.0  # a master that is just being started is waited for so long
+_PORT_MAX = 65_535
+_LOOK_S = 0.2
+_STANDALONE = "spark://"
+_OTHERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|k8s://.+")
+
+
+def masters_of(master: str) -> list[tuple[str, int]]:
+    """The hosts and ports of a standalone cluster's masters; none of anything else. SettingInvalid if it is nothing."""
+    if not master.startswith(_STANDALONE):
+        if not _OTHERS.fullmatch(master):
+            raise _no_master(master)
+        return []
+    return [_address(text, master) for text in master.removeprefix(_STANDALONE).split(",")]
+
+
+def check_reachable(master: str, wait_s: float = REACH_S_MAX) -> None:
+    """ClusterAway if at none of the addresses of a standalone cluster anybody listens."""
+    addresses, deadline = masters_of(master), time.monotonic() + wait_s
+    while addresses:
+        refusals = [_refusal(address, wait_s) for address in addresses]
+        if None in refusals:
+            return
+        if time.monotonic() > deadline:
+            told = (f"{host}:{port} {refusal}" for (host, port), refusal in zip(addresses, refusals, strict=True))
+            raise ClusterAway(
+                f"No Spark master answers: {'; '.join(told)}",
+                next_step="Check --master, and that a master runs there (a local one: stateside dev cluster)",
+            )
+        time.sleep(_LOOK_S)
+
+
+def cluster_conf(master: str) -> dict[str, str]:
+    """What Spark is told besides, where executors are other processes: which packages their Python has."""
+    return {"spark.executorEnv.PYTHONPATH": python_path()} if masters_of(master) else {}
+
+
+def python_path() -> str:
+    """Where this process finds packages besides those of its Python, as PYTHONPATH."""
+    own = {Path(place) for name, place in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+    places = [Path(entry).absolute() for entry in sys.path]  # an empty entry is the working directory
+    others = [place for place in places if place.exists() and not own & {place, *place.parents}]
+    return os.pathsep.join(dict.fromkeys(map(str, others)))
+
+
+def _address(text: str, master: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _PORT_MAX:
+        raise _no_master(master)
+    return host.strip("[]"), int(port)
+
+
+def _no_master(master: str) -> SettingInvalid:
+    return SettingInvalid(
+        f"{master!r} is no place where Spark can run",
+        next_step="Write local[2], or the addresses of a cluster's masters like spark://one:7077,two:7077",
+    )
+
+
+def _refusal(address: tuple[str, int], wait_s: float) -> str | None:
+    """Why nobody answers there; None if somebody listens."""
+    try:
+        socket.create_connection(address, timeout=max(wait_s, 1.0)).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None

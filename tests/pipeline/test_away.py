@@ -1,0 +1,96 @@
+"""What a view rests on goes away while it runs, and comes back: it waits, and goes on, and nothing is doubled."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from stateside.journal import Event
+from stateside.layout import Layout
+from stateside.pipeline.runner import Runner
+from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.sinks.sink import BatchId
+from stateside.testing import append, rows
+from tests.disks import fill, mounted, remount
+from tests.pipeline.test_supervision import beat, commits, for_s, totals, until
+
+pytestmark = pytest.mark.spark
+
+NO_RESTARTS = RunSettings(restart_pause_s=0.05, restarts_max=0)
+
+
+class Counting:
+    """A sink that keeps what the batches brought: the newest total, and under which numbers."""
+
+    def __init__(self) -> None:
+        self.totals: dict[int, list[int]] = {}
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        self.totals.setdefault(batch.batch, []).extend(rows["total"].to_pylist())
+
+    def newest(self) -> int:
+        return max(total for found in self.totals.values() for total in found)
+
+
+def orders(first: int, count: int) -> list[Event]:
+    return [Event(f"o{n}", "emma", "order", 0, {"amount": 1}) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "journal"])
+def test_a_view_waits_for_what_is_away_and_goes_on_when_it_is_back(
+    spark: SparkSession, layout: Layout, tmp_path: Path, what: str
+) -> None:
+    place = layout.journal if what == "journal" else layout.view("total").checkpoint
+    append(layout, orders(0, 3))
+    counting = Counting()
+    with Runner(totals(lambda _: counting), layout, NO_RESTARTS, session=spark) as runner:
+        until(lambda: commits(layout) != [] and beat(layout).state == "idle", runner)
+        if what == "checkpoint":
+            place.rename(tmp_path / "away")
+            append(layout, orders(3, 4))
+        else:
+            append(layout, orders(3, 4))
+            place.rename(tmp_path / "away")
+        until(lambda: beat(layout).state == "holding", runner)
+        for_s(1.0, runner)
+        assert "away" in (beat(layout).why or "")
+        assert (beat(layout).source_end is None) == (what == "journal"), "nothing is claimed of a journal that is away"
+        assert not (place / "metadata").exists(), "it is not begun anew"
+        shutil.rmtree(place, ignore_errors=True)  # what Spark put in its place before it was stopped
+        (tmp_path / "away").rename(place)
+        until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)
+    assert all(len(found) <= 1 for found in counting.totals.values()), "no number is delivered a second time"
+    assert rows(layout, "total")[0]["total"] == 7
+
+
+def test_a_view_waits_while_the_disk_of_its_checkpoint_is_full_or_may_not_be_written_to(
+    spark: SparkSession, layout: Layout, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "disk", "64m") as disk:
+        (disk / "views").mkdir()
+        layout.root.mkdir(parents=True)
+        (layout.root / "views").symlink_to(disk / "views")
+        append(layout, orders(0, 3))
+        counting = Counting()
+        with Runner(totals(lambda _: counting), layout, NO_RESTARTS, session=spark) as runner:
+            until(lambda: commits(layout) != [] and beat(layout).state == "idle", runner)
+            ballast = fill(disk)
+            append(layout, orders(3, 4))
+            (query,) = runner._queries
+            until(lambda: query.state()[0] == "holding", runner)  # its heartbeat cannot be written either
+            for_s(1.0, runner)
+            assert "No space left on device" in (query.state()[1] or "")
+            ballast.unlink()
+            until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)
+            remount(disk, "ro")
+            append(layout, orders(7, 1))
+            until(lambda: query.state()[0] == "holding", runner)
+            for_s(1.0, runner)
+            assert "Read-only file system" in (query.state()[1] or "")
+            remount(disk, "rw")
+            until(lambda: beat(layout).state == "idle" and counting.newest() == 8, runner)
+        assert rows(layout, "total")[0]["total"] == 8

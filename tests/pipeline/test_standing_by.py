@@ -1,0 +1,119 @@
+"""Runs that lead or stand by, up to the moment at which Spark would be started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import stateside
+from stateside.errors import IdentityTaken, PipelineRunning, SettingInvalid, ViewInvalid
+from stateside.layout import Layout
+from stateside.leadership import Candidate, Leadership, standing
+from stateside.pipeline import standing_by
+from stateside.pipeline.foreground import LinesForPeople, run_application
+from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.standing_by import Tell, needs_lease
+from tests.disks import mounted
+from tests.waiting import wait_until
+
+STANDBY = RunSettings(standby=True, standby_scope="machine", lease_s=0.4, identity="b")
+
+
+def leader(layout: Layout) -> Candidate:
+    return Candidate(layout.root, "a", lease_s=0.4)
+
+
+def lead(layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool], tell: Tell) -> Leadership | None:
+    """As a run does, which then has Spark to start, and ends."""
+    with standing_by.standing_by(layout, settings, told_to_stop) as candidate:
+        return None if candidate is None else standing_by.lead(candidate, layout, settings, told_to_stop, tell)
+
+
+def test_a_folder_where_nobody_ever_led_needs_no_lease_and_one_that_was_led_does(layout: Layout) -> None:
+    assert not needs_lease(layout, RunSettings())
+    assert needs_lease(layout, RunSettings(standby=True)) and needs_lease(layout, RunSettings(take_over=True))
+    leader(layout)
+    assert needs_lease(layout, RunSettings())
+
+
+def test_a_standby_says_who_leads_and_leads_when_that_one_has_released(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    told: list[str] = []
+    threading.Timer(0.5, before.release).start()
+    leadership = lead(layout, STANDBY, lambda: False, told.append)
+    assert leadership is not None
+    leadership.release()
+    assert told[0].startswith("b stands by: a leads, or led last (process ")
+    assert told[1] == "b leads from epoch 2 on"
+
+
+def test_who_takes_over_asks_for_it_and_the_leader_hears_it(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    told: list[str] = []
+
+    def hand_over() -> None:
+        wait_until(lambda: before.asked is not None)
+        before.release()
+
+    threading.Thread(target=hand_over, daemon=True).start()
+    leadership = lead(layout, replace(STANDBY, standby=False, take_over=True), lambda: False, told.append)
+    assert leadership is not None and before.asked is not None and before.asked.identity == "b"
+    leadership.release()
+    assert told[0].startswith("b asks for the leadership: a leads")
+
+
+def test_a_standby_that_is_told_to_stop_leaves_without_a_trace(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    deadline_s = time.monotonic() + 0.3
+    assert lead(layout, STANDBY, lambda: time.monotonic() > deadline_s, lambda what: None) is None
+    assert (standing(layout.root, 0) or {})["standbys"] == []
+    before.release()
+
+
+def test_a_run_that_does_not_stand_by_does_not_wait_for_ever_for_a_leader(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    with pytest.raises(PipelineRunning, match=r"After 1 s this folder is still led by a \(process .*--standby"):
+        lead(layout, RunSettings(lease_s=0.4, lease_s_max=1.0), lambda: False, lambda what: None)
+    before.release()
+
+
+def test_a_second_process_of_the_same_identity_is_refused_before_it_starts_spark(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    with pytest.raises(IdentityTaken, match="'a'"):
+        lead(layout, replace(STANDBY, identity="a"), lambda: False, lambda what: None)
+    before.check()
+    before.release()
+
+
+def test_who_is_still_starting_spark_has_its_name_and_is_no_standby_yet(layout: Layout) -> None:
+    before = leader(layout).wait(lambda: False)
+    assert before is not None
+    with standing_by.standing_by(layout, STANDBY, lambda: False) as candidate:
+        assert candidate is not None
+        assert (layout.root / "lease" / "members" / "b.json").exists()
+        assert (standing(layout.root, 0) or {})["standbys"] == []
+        candidate.step()
+        assert [each["identity"] for each in (standing(layout.root, 0) or {})["standbys"]] == ["b"]
+    assert not (layout.root / "lease" / "members" / "b.json").exists()
+    before.release()
+
+
+def test_a_folder_that_other_machines_do_not_see_is_refused(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk") as disk, pytest.raises(SettingInvalid, match="on a local disk"):
+        lead(Layout(disk), replace(STANDBY, standby_scope="shared"), lambda: False, lambda what: None)
+
+
+def test_an_application_that_cannot_be_run_is_refused_now_and_not_when_the_leader_has_ended(layout: Layout) -> None:
+    with pytest.raises(ViewInvalid, match="has no view"):
+        run_application(stateside.App("empty"), layout.root, STANDBY, LinesForPeople(None))  # type: ignore[arg-type]
+    assert not (layout.root / "lease").exists()
