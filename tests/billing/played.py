@@ -39,8 +39,8 @@ def crash_at(step: int) -> OnStep:
     return on_step
 
 
-def sink(layout: Layout, on_step: OnStep = ignore_step) -> BillingSink:
-    return BillingSink.of(SinkContext(layout, "bill", SCHEMA), on_step)
+def sink(layout: Layout, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:
+    return BillingSink.of(SinkContext(layout, "bill", SCHEMA), on_step, guarded=guarded)
 
 
 def append(layout: Layout, events: Sequence[tuple[int, Event]]) -> Journal:
@@ -65,6 +65,7 @@ class Query:
     newest_us: int = 0
     open: dict[Cell, tuple[int, int]] = field(default_factory=dict)
     ids: set[tuple[str, int]] = field(default_factory=set)
+    guarded: bool = True
 
     def copy(self) -> Query:
         """A copy of the checkpoint, to come back to."""
@@ -77,7 +78,7 @@ class Query:
         for number, query in ((self.batch, self), (after.batch, after)):
             if number >= 0:
                 query._write_plan(number)
-        sink(self.layout, on_step).write(closed(rows), BatchId(self.id, after.batch))
+        sink(self.layout, on_step, guarded=self.guarded).write(closed(rows), BatchId(self.id, after.batch))
         return after
 
     def run_to_end(self, length: int = 1_000_000) -> Query:

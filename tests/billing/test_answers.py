@@ -23,7 +23,7 @@ from stateside.billing.sealing.plan_file import load_plans
 from stateside.billing.upkeep.replay import parse_changes, replay
 from stateside.checkpoint.log import Checkpoint
 from stateside.clock import ManualClock
-from stateside.errors import CheckpointInvalid, EventRefused, RequestInvalid, StateError
+from stateside.errors import CheckpointInvalid, EventRefused, PositionInvalid, RequestInvalid, StateError
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.positions import Position
@@ -259,7 +259,7 @@ class TestExplaining:
         folder.append(folder.used("c-1", "call", 120))
         folder.batch()
         period, _ = folder.period()
-        with pytest.raises(RequestInvalid, match="calls-0"):
+        with pytest.raises(PositionInvalid, match="calls-0"):
             folder.explainer().behind("emma", period, Position.of({"calls-0": 7}))
 
 

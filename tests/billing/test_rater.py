@@ -19,6 +19,7 @@ from stateside.billing.rating import reports
 from stateside.billing.rating.rating import events_table, rate
 from stateside.journal import Journal
 from stateside.layout import Layout
+from tests.sizes import not_in_fast
 
 from .staged import Stage, at_us, steps, version
 
@@ -59,6 +60,7 @@ def _sorted(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: [str(value) for value in row.values()])
 
 
+@not_in_fast("a property over many cuts")
 def test_the_cut_of_the_ranges_makes_no_difference_and_a_retry_gives_the_same_rows_in_the_same_order(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

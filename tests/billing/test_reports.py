@@ -26,7 +26,7 @@ from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.billing.test_sink import DEAD, DEAD_LAST, EXPECTED, dead, told
-from tests.sizes import examples, some
+from tests.sizes import examples, not_in_fast, some
 
 REPORT = Report(10, 20_010, (11, 12), 5)
 
@@ -125,6 +125,7 @@ events = st.lists(
 )
 
 
+@not_in_fast("a property over stories")
 @settings(max_examples=examples(60, 1_000))
 @given(events, st.data())
 def test_with_any_reports_the_sweep_finds_what_it_finds_without(
@@ -178,6 +179,7 @@ def _leave_reports(layout: Layout, position: int, stop: int) -> None:
         list(Rater(layout.journal, layout.view("bill").root, with_ids=True).rows(*part))
 
 
+@not_in_fast("a story with crashes")
 @pytest.mark.usefixtures("every_range")
 @pytest.mark.parametrize("step", some([2, 4, 5, 6, 7], 5))
 def test_documents_are_the_same_with_reports_whatever_crashes_and_none_is_left(story: Layout, step: int) -> None:

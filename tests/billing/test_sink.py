@@ -31,7 +31,7 @@ from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
-from tests.sizes import examples, in_full, sized
+from tests.sizes import examples, in_full, not_in_fast, sized
 
 STEPS = range(1, 8)
 ROOT = Path(__file__).parents[2]
@@ -126,6 +126,26 @@ def test_a_crash_at_any_step_of_any_batch_and_its_rerun_change_nothing(story: La
     assert late_duplicates(story) == 2
 
 
+def test_without_its_guard_a_batch_that_is_repeated_is_sealed_twice(story: Layout) -> None:
+    """The control of `stateside chaos --guarantee at-least-once`: a first attempt that was stored is not looked at."""
+    query, last = Query(story, guarded=False), EXPECTED[3][-1]  # the end of the batch with the last invoice
+    for end in ENDS:
+        if end == last:
+            with pytest.raises(Crash):
+                query.run(end, crash_at(6))
+        query = query.run(end)
+    again = ("I-000000005", *EXPECTED[3][1:])
+    assert told(story) == [*EXPECTED[:4], again, *EXPECTED[4:]]
+
+
+def test_without_its_guard_a_stream_without_crashes_is_billed_just_the_same(story: Layout) -> None:
+    query = Query(story, guarded=False)
+    for end in ENDS:
+        query = query.run(end)
+    assert told(story) == EXPECTED
+    assert dead(story) == [*DEAD, DEAD_LAST]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -162,6 +182,7 @@ def test_a_process_that_is_killed_leaves_whole_documents_or_none(story: Layout, 
     assert told(story) == EXPECTED
 
 
+@not_in_fast("a whole story; one that begins in mid-journal is here")
 @pytest.mark.parametrize("length", sized([1, 4, 100], [1, 4, 100], fast=[4]))
 def test_a_new_query_neither_doubles_nor_renumbers(billed: Layout, length: int) -> None:
     """With other batches, and so with other watermarks: some that were late are not, and the other way round."""
@@ -187,6 +208,7 @@ def test_a_query_that_begins_anew_in_mid_journal_bills_what_the_first_had_not_go
     ]
 
 
+@not_in_fast("a whole story")
 def test_a_frontier_that_is_lost_holds_the_batch_rather_than_double_an_invoice(
     billed: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +285,7 @@ moves = st.lists(
 )
 
 
+@not_in_fast("a property over stories; one crash at each step is tried here")
 @settings(max_examples=examples(5, 150))
 @given(arrivals, moves, st.sampled_from([1, 3, 50]))
 def test_crashes_rollbacks_and_new_queries_in_any_order_bill_each_event_once(
@@ -336,6 +359,7 @@ def test_documents_of_another_journal_are_refused(billed: Layout) -> None:
         sink(billed)
 
 
+@not_in_fast("a whole story")
 def test_documents_of_more_events_than_the_journal_has_are_refused(layout: Layout) -> None:
     """An old copy of the journal: new events would stand where lost ones did, and seem to be billed."""
     events = [(at(day), event) for day, events in BATCHES for event in events]

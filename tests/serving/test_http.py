@@ -102,7 +102,7 @@ def test_the_age_grows_while_the_job_is_down(server: str) -> None:
         ("/v1/views/bill/rows/c1?wait_ms=99999999", 400, "request-invalid"),
         ("/v1/views/bill/rows/c1?colour=red", 400, "request-invalid"),
         ("/v1/nothing", 404, "route-unknown"),
-        ("/", 404, "route-unknown"),
+        ("/nowhere", 404, "route-unknown"),
         (f"/v1/customers/{'x' * 5_000}/bill", 400, "request-invalid"),
     ],
 )

@@ -7,6 +7,8 @@ with the advice to come again, and nothing of it is stored.
 While the journal's disk is away each append is refused, and the next one tries again. An empty folder in the place of
 the journal, such as an unmounted disk leaves, does not become a new journal: which one belongs here is known from the
 first append on, and before that from the checkpoints of the views that have read it.
+
+Where the folder's journal is a topic on Kafka, the server takes its turns as the topic's owner (`kafka.placed_writer`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ from uuid import UUID
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import RequestInvalid, StatesideError, TooManyRequests
 from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.kafka.placed import placed
+from stateside.journal.kafka.placed_writer import PlacedWriter
+from stateside.journal.kafka.topic import Topic
+from stateside.journal.segment import PARTITION
 from stateside.journal.stored import is_merged
 from stateside.layout import Layout
+from stateside.positions import Position
 from stateside.storage import Storage
 
 WAITING_EVENTS_MAX = 20_000  # with payloads of some hundred bytes about 20 MB
@@ -64,6 +71,7 @@ class Appender:
         self._waiting: list[_Waiting] = []
         self._thread: threading.Thread | None = None
         self._journal_id: UUID | None = None
+        self._topic: Topic | None = None  # that is the journal, if one is
         self._trouble: str | None = None  # what the log was last told of
 
     async def append(self, events: Sequence[Event]) -> list[int]:
@@ -87,11 +95,16 @@ class Appender:
             self._changed.notify()
         return await waiting.answer
 
+    def receipt(self, offset: int) -> Position:
+        """The receipt of an event that was stored at this offset, as stamps have it."""
+        behind = Position.of({PARTITION: offset + 1})
+        return behind if self._topic is None else self._topic.in_stamps(behind)
+
     def _count(self) -> int:
         return sum(len(waiting.events) for waiting in self._waiting)
 
     def _run(self) -> None:
-        writer: JournalWriter | None = None
+        writer: JournalWriter | PlacedWriter | None = None
         while True:
             together = self._next()
             try:
@@ -125,13 +138,16 @@ class Appender:
             together, self._waiting = self._waiting[:count], self._waiting[count:]
             return together
 
-    def _open(self) -> JournalWriter:
+    def _open(self) -> JournalWriter | PlacedWriter:
         """A writer of the journal that belongs here; JournalAway if that is not there."""
         if is_merged(self._layout.journal):
             raise RequestInvalid(
                 "The events of this folder are written by its nodes",
                 next_step="Append them with a NodeWriter, at the node that has their entity (docs/nodes.md)",
             )
+        self._topic = placed(self._layout.journal) or self._topic
+        if self._topic is not None:
+            return PlacedWriter(self._layout.journal, self._topic)
         writer = JournalWriter(self._layout.journal, known=self._journal_id or _read_by_views(self._layout))
         self._journal_id = writer.journal_id
         return writer

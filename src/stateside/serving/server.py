@@ -31,6 +31,9 @@ from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
 from stateside.serving.health import logs
 from stateside.serving.health.metrics import shared_metrics
+from stateside.serving.pages.assets import Assets
+from stateside.serving.pages.page_routes import page_routes
+from stateside.serving.pages.session_routes import session_routes
 from stateside.serving.place.announcer import Identity, reached_at
 from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
@@ -38,7 +41,9 @@ from stateside.serving.web.connection import Connection
 from stateside.serving.web.connections import CONNECTIONS_MAX, Connections
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.route import Route
+from stateside.serving.web.savepoint_routes import savepoint_routes
 from stateside.serving.web.sql_routes import sql_routes
+from stateside.serving.web.status_routes import status_routes
 
 WORKER_STOP_S = 5
 BACKLOG = 2_048  # connections that wait for a worker
@@ -58,6 +63,7 @@ def serve(
     limits: Limits = NO_RATE,
     routes: Sequence[str] = (),
     tables: Sequence[str] = (),
+    pages: Sequence[str] = (),
     foreign: Foreign | None = None,
     announce: Path | None = None,
     name: str | None = None,
@@ -71,10 +77,11 @@ def serve(
     without TLS (a `certificate`), unless it is to be `insecure`. `limits` are for each holder and each address; a rate
     that they do not have is limited by default, except where only this machine asks, without tokens.
     `routes` names what makes further routes for a folder, as `module:function`, and `tables`, in the same way, what
-    gives the gates of an application's tables in SQL (`sql.sealed`). With `foreign` the folder serves a checkpoint that
-    is not ours. The server announces itself in the folder `announce`, by default the one that it
-    serves, under a name, by default its address and port. `listening` is called when requests
-    are answered. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
+    gives the gates of an application's tables in SQL (`sql.sealed`); `pages` names packages with pages.
+    With `foreign` the folder serves a checkpoint that is not ours. The server announces itself in the folder
+    `announce`, by default the one that it serves, under a name, by default its address and port. `listening` is called
+    when requests are answered. With `log_json` logs are lines of JSON. `tailing` goes to
+    each view's `Tail`.
     """
     guarded = _checked(folder, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
@@ -86,10 +93,11 @@ def serve(
     identity.check()
     if log_json:
         logs.log_json()
-    named = tuple(routes), tuple(tables)
+    named = tuple(routes), tuple(tables), tuple(pages)
+    secure = certificate is not None
     _allow_files()
     with shared_metrics(), Follower(Layout(folder), foreign, **tailing), listening_socket:
-        load = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json)
+        load = partial(load_application, folder, *named, os.getpid(), limits, guarded, identity, log_json, secure)
         supervisor = _Supervisor(_config(address, certificate, workers, load), [listening_socket], listening)
         try:
             supervisor.run()
@@ -135,13 +143,16 @@ def _config(address: str, certificate: Certificate | None, workers: int, load: C
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """The socket that all workers take their connections from; SetupError if it cannot be had."""
+    """The socket that all workers take their connections from; SetupError if it cannot be had.
+
+    It has its address, and listens only once a worker does so: who turns to a server that is starting is refused at
+    once, and goes to another one, instead of waiting for seconds in a queue that nobody looks at yet.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((address, port))
-        listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise SetupError(
@@ -177,11 +188,13 @@ def load_application(
     folder: Path,
     routes: Sequence[str],
     tables: Sequence[str],
+    pages: Sequence[str],
     parent_pid: int,
     limits: Limits = NO_RATE,
     guarded: bool = False,
     identity: Identity | None = None,
     log_json: bool = False,
+    secure: bool = False,
 ) -> Application:
     """Called in each worker process: the application that answers there."""
     die_with_parent(parent_pid)
@@ -192,7 +205,10 @@ def load_application(
     layout = Layout(folder)
     guard = Guard.of(layout, limits, guarded=guarded)
     added = (route for name in routes for route in _load_routes(name, layout))
-    loaded = [*event_routes(layout), *sql_routes(layout, tables), *added]
+    assets = Assets(pages)
+    loaded = [*event_routes(layout), *sql_routes(layout, tables), *status_routes(layout), *added]
+    loaded += savepoint_routes(layout)
+    loaded += [*session_routes(guard, assets.pages, secure=secure), *page_routes(assets)]
     connections = Connections(_connections_max())
     return Application(Views(layout), loaded, guard=guard, identity=identity, connections=connections)
 

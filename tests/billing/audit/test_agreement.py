@@ -28,7 +28,7 @@ from tests.billing.audit.books import plan
 from tests.billing.audit.test_calendar import CYCLES, TIMES
 from tests.billing.simple_rating import Appends, appends, events
 from tests.billing.test_book import write
-from tests.sizes import examples
+from tests.sizes import examples, not_in_fast
 
 
 def test_limits_and_currencies_are_the_same() -> None:
@@ -54,6 +54,7 @@ def test_periods_are_the_same(cycle: Cycle, time_us: int) -> None:
     assert (mine.label, mine.start_us, mine.end_us) == (theirs.label, theirs.start_us, theirs.end_us)
 
 
+@not_in_fast("a property of two judges; each has its own tests")
 @settings(max_examples=examples(10, 300), deadline=None)
 @given(appends(events))
 def test_every_event_is_judged_alike(frames: Appends) -> None:

@@ -13,7 +13,7 @@ from stateside.billing.audit.ledger import Ledger
 from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from tests.billing.audit.books import HOUR_US, NIPPON, Pen, assign, plan, right_books, us, used
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 NOW = "2026-01-20T00:00"
 
@@ -216,6 +216,7 @@ def test_the_fold_is_the_same_however_it_is_cut(tmp_path: Path, monkeypatch: pyt
     assert all(each == found[0] for each in found)
 
 
+@not_in_fast("a log that has grown is long")
 def test_sums_are_added_up_when_their_log_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right_books(tmp_path)
     monkeypatch.setattr(folding, "CHUNK_EVENTS", 2)

@@ -12,6 +12,7 @@ from stateside.billing.audit.ledger import Ledger
 from stateside.errors import OperatingError, PastChanged
 from stateside.journal import Journal
 from tests.billing.audit.books import Books, open_row, right_books, us, used
+from tests.sizes import not_in_fast
 
 MARCH_END = "2026-03-31T22:00:00Z"
 
@@ -47,6 +48,7 @@ def test_what_stands_behind_the_batch_is_not_looked_at(books: Books) -> None:
     assert books.audit().differences() == []
 
 
+@not_in_fast("several audits")
 def test_rows_of_an_earlier_batch_make_the_audit_begin_anew(books: Books) -> None:
     """As after a replica was brought back from a copy: the ledger cannot go back."""
     append_message(books)
@@ -57,6 +59,7 @@ def test_rows_of_an_earlier_batch_make_the_audit_begin_anew(books: Books) -> Non
     assert found.anew == "the rows stand at offset 25, the last audit stood at 26"
 
 
+@not_in_fast("several audits")
 def test_a_crash_in_the_middle_of_the_fold_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = right_books(tmp_path)
     monkeypatch.setattr(folding, "CHUNK_EVENTS", 8)
@@ -71,6 +74,7 @@ def test_a_crash_in_the_middle_of_the_fold_changes_nothing(tmp_path: Path, monke
     assert (found.differences(), found.folded) == ([], 25 - 16)
 
 
+@not_in_fast("several audits")
 def test_a_crash_inside_a_chunk_leaves_the_ledger_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = right_books(tmp_path)
     with monkeypatch.context() as patch:
@@ -80,6 +84,7 @@ def test_a_crash_inside_a_chunk_leaves_the_ledger_before_it(tmp_path: Path, monk
     assert books.audit().differences() == []
 
 
+@not_in_fast("two folders; a past that was written anew is noticed in the same way")
 def test_another_journal_is_noticed(books: Books, tmp_path: Path) -> None:
     other = right_books(tmp_path / "other")
     shutil.rmtree(books.layout.journal)
@@ -103,6 +108,7 @@ def test_a_past_that_was_written_anew_is_noticed(books: Books) -> None:
         books.audit()
 
 
+@not_in_fast("many audits; a second one of the same folder is made below")
 def test_the_older_past_is_looked_at_bit_by_bit(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateside.billing.audit.past.RECHECKED_EVENTS", 2)
     monkeypatch.setattr(folding, "CHUNK_EVENTS", 5)
@@ -132,6 +138,7 @@ def test_two_audits_do_not_run_at_once(books: Books, tmp_path: Path) -> None:
     assert books.audit().ok
 
 
+@not_in_fast("several audits")
 def test_a_ledger_of_another_format_is_made_anew(books: Books) -> None:
     with Ledger(books.layout.root / "audit") as ledger:
         ledger.sql.execute("update fold set format = 0")

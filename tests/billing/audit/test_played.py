@@ -16,7 +16,7 @@ from stateside.journal import Journal
 from stateside.layout import Layout
 from tests.billing.played import Query, append
 from tests.billing.story import BATCHES, ENDS, at
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 
 def audited(query: Query) -> Audit:
@@ -48,6 +48,7 @@ def after_every_batch(folder: Path, stops: Sequence[int]) -> Iterator[Query]:
 ALL_STOPS = {"each append": ENDS, "every other append": ENDS[4::2], "one batch": []}
 
 
+@not_in_fast("an audit at every batch; the laws are tried on finished books")
 @pytest.mark.parametrize("stops", sized(["each append", "one batch"], list(ALL_STOPS), fast=["one batch"]))
 def test_the_books_of_a_story_are_right_after_every_batch(tmp_path: Path, stops: str) -> None:
     found = [audited(query) for query in after_every_batch(tmp_path, ALL_STOPS[stops])]
@@ -55,6 +56,7 @@ def test_the_books_of_a_story_are_right_after_every_batch(tmp_path: Path, stops:
     assert found[-1].counts["events"] == ENDS[-1]
 
 
+@not_in_fast("a whole story")
 def test_a_repetition_that_comes_when_the_period_is_closed_is_billed_twice_and_found(tmp_path: Path) -> None:
     """In batches of three, event 8 comes in time and its repetition, in the next batch, too late to be known."""
     *_, last = after_every_batch(tmp_path, range(3, ENDS[-1], 3))

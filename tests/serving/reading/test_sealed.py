@@ -22,12 +22,13 @@ from stateside.serving.reading.reader import ViewReader
 from stateside.serving.reading.scan import page
 from tests.replica.spark_job import Changes
 from tests.rows import VALUES, WINDOW, array_of, map_of
-from tests.sizes import examples
+from tests.sizes import examples, not_in_fast
 
 from .closing_shop import CUSTOMERS, ClosingShop
 from .shop import Asked, Shop, values_of
 
 
+@not_in_fast("each step of sealing is slow; rows of a sealed period are read by the others here")
 @pytest.mark.parametrize("kept_below_bytes", [followed.SMALL_FILE_BYTES, 0], ids=["in memory", "from disk"])
 def test_at_each_step_of_sealing_every_row_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_below_bytes: int
@@ -60,6 +61,7 @@ BATCHES = st.lists(
 )
 
 
+@not_in_fast("a property over whole histories; the others here have one period each")
 @settings(max_examples=examples(6, 100))
 @given(BATCHES)
 def test_whatever_is_closed_when_every_row_is_there_once_as_of_every_batch(batches: list[tuple[Changes, Any]]) -> None:

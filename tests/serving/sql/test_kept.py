@@ -18,7 +18,7 @@ from stateside.serving.sql.chunk import Chunk, Keys
 from stateside.serving.sql.ending import Ending
 from stateside.serving.sql.kept import Kept, KeptRows, State
 from tests.replica.spark_job import Changes, Job
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 from .asking import Asker, follow, shop
 
@@ -73,6 +73,7 @@ rows = st.dictionaries(
 )
 
 
+@not_in_fast("a property over whole histories; the others here have two batches")
 @settings(max_examples=sized(3, 50, fast=2), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_statements_between_batches_have_the_rows_of_the_newest_one(batches: list[Changes]) -> None:

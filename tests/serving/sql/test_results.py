@@ -17,6 +17,7 @@ from stateside.layout import Layout
 from stateside.serving.reading.floor import Floor
 from stateside.serving.sql import kept as limits
 from stateside.serving.sql.runner import SqlRunner
+from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 
 from .asking import Asker, shop
@@ -154,6 +155,7 @@ def test_a_result_that_is_too_large_is_refused_and_never_cut(asker: Asker) -> No
         asker.content("FROM range(100_000)", format="arrow", rows_max=5)
 
 
+@not_in_fast("a statement that takes long")
 def test_a_statement_that_needs_too_much_memory_is_refused(asker: Asker) -> None:
     with pytest.raises(SqlTooLarge, match="more than 512 MiB of memory"):
         asker.rows("SELECT len(list(range)) FROM range(500_000_000)")
@@ -182,6 +184,7 @@ def test_a_statement_ends_when_who_asked_has_left(asker: Asker) -> None:
     wait_until(lambda: threading.active_count() <= before)  # its threads end
 
 
+@not_in_fast("statements that take long")
 def test_only_so_many_run_at_a_time(asker: Asker) -> None:
     one = Asker(asker.layout, SqlRunner(asker.layout, at_once=1))
     refused: list[type] = []

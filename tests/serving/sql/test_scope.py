@@ -14,7 +14,7 @@ from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
 from stateside.serving.sql import kept as limits
 from tests.replica.spark_job import Changes
-from tests.sizes import sized, some
+from tests.sizes import not_in_fast, sized, some
 
 from .asking import Asker, shop
 from .test_nasty import LOOKS_AROUND
@@ -46,6 +46,7 @@ rows = st.dictionaries(
 )
 
 
+@not_in_fast("a property over many servers; the nasty statements are tried on one")
 @settings(max_examples=sized(4, 40, fast=2), deadline=None)
 @given(state=rows, holder=st.sampled_from([BEN, GERMAN, BOTH]), kept=st.booleans())
 def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holder, kept: bool) -> None:

@@ -18,6 +18,7 @@ from stateside.serving.reading.views import Views
 from stateside.serving.web.application import Application
 from tests.serving.reading.shop import Shop
 from tests.serving.web.running import LONG, Running, received
+from tests.sizes import some
 
 EMMA = "/v1/views/spending/rows/emma/de"
 LOOKUP = "/v1/views/spending/lookup"
@@ -101,31 +102,37 @@ def asked(shop: Shop) -> Iterator[Asked]:
 
 @pytest.mark.parametrize(
     ("path", "headers", "method", "short"),
-    [
-        (EMMA, "", "GET", True),
-        ("/v1/views/spending/rows/emma/", "", "GET", True),
-        ("/v1/views/spending/rows/ben%25s/f%22r", "", "GET", True),
-        ("/v1/views/spending/rows/b%65n%25s/f%22r", "", "GET", True),
-        (f"/v1/views/spending/rows/{'x' * 600}/de", "", "GET", True),
-        ("/v1/views/spending/rows/nobody/de", "", "GET", True),
-        (EMMA, TRACE, "GET", True),
-        (EMMA, "traceparent: none\r\n", "GET", True),
-        (EMMA, "USER-AGENT:  h2load/1.5 \r\nAccept: */*\r\nconnection: Keep-Alive\r\n", "GET", True),
-        ("/v1/views/spending/rows/emma", "", "GET", False),
-        ("/v1/views/spending/rows/emma/de/x", "", "GET", False),
-        ("/v1/views/spending/rows/emma%2Fde", "", "GET", True),
-        ("/v1/views/nothing/rows/emma/de", "", "GET", False),
-        ("/v1/views/spending/rowss/emma/de", "", "GET", False),
-        ("/v2/views/spending/rows/emma/de", "", "GET", False),
-        (EMMA, "", "HEAD", False),
-        (EMMA, "", "DELETE", False),
-        (f"{EMMA}?columns=total", "", "GET", False),
-        (f"{EMMA}?nonsense=1", "", "GET", False),
-        (EMMA, "if-none-match: *\r\n", "GET", False),
-        (EMMA, "content-length: 1\r\n", "HEAD", False),
-        (EMMA, "connection: close\r\n", "GET", False),
-        (f"/v1/views/spending/rows/{'x' * 5_000}/de", "", "GET", False),
-    ],
+    some(
+        [
+            (EMMA, "", "GET", True),
+            ("/v1/views/spending/rows/emma/", "", "GET", True),
+            ("/v1/views/spending/rows/ben%25s/f%22r", "", "GET", True),
+            ("/v1/views/spending/rows/b%65n%25s/f%22r", "", "GET", True),
+            (f"/v1/views/spending/rows/{'x' * 600}/de", "", "GET", True),
+            ("/v1/views/spending/rows/nobody/de", "", "GET", True),
+            (EMMA, TRACE, "GET", True),
+            (EMMA, "traceparent: none\r\n", "GET", True),
+            (EMMA, "USER-AGENT:  h2load/1.5 \r\nAccept: */*\r\nconnection: Keep-Alive\r\n", "GET", True),
+            ("/v1/views/spending/rows/emma", "", "GET", False),
+            ("/v1/views/spending/rows/emma/de/x", "", "GET", False),
+            ("/v1/views/spending/rows/emma%2Fde", "", "GET", True),
+            ("/v1/views/nothing/rows/emma/de", "", "GET", False),
+            ("/v1/views/spending/rowss/emma/de", "", "GET", False),
+            ("/v2/views/spending/rows/emma/de", "", "GET", False),
+            (EMMA, "", "HEAD", False),
+            (EMMA, "", "DELETE", False),
+            (f"{EMMA}?columns=total", "", "GET", False),
+            (f"{EMMA}?nonsense=1", "", "GET", False),
+            (EMMA, "if-none-match: *\r\n", "GET", False),
+            (EMMA, "content-length: 1\r\n", "HEAD", False),
+            (EMMA, "connection: close\r\n", "GET", False),
+            (EMMA, "origin: http://elsewhere.example\r\n", "GET", False),
+            (EMMA, "cookie: stateside=x.y.z\r\n", "GET", False),
+            (EMMA, "sec-fetch-site: cross-site\r\n", "GET", False),
+            (f"/v1/views/spending/rows/{'x' * 5_000}/de", "", "GET", False),
+        ],
+        3,
+    ),
 )
 def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, method: str, short: bool) -> None:
     both(asked, path, headers, method)
@@ -135,23 +142,26 @@ def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, m
 
 @pytest.mark.parametrize(
     ("keys", "short"),
-    [
-        ([["emma", "de"]], True),
-        ([["emma", "de"], ["nobody", "de"], ["emma", "de"], ["emma", ""]], True),
-        ([["x" * 600, "de"]], True),
-        ([["é\u0000", "de"], ["ben%s", 'f"r']], True),
-        ([["emma/de", ""]], False),
-        ([["emma"]], False),
-        ([["emma", "de", "x"]], False),
-        ([["emma", None]], False),
-        ([["emma", 1]], False),
-        (["emma"], False),
-        ([], False),
-        ([["emma", "de"]] * 1_000, True),
-        ([["emma", "de"]] * 1_001, False),
-        ([[f"c{number}", "de"] for number in range(101)], False),
-        ("emma", False),
-    ],
+    some(
+        [
+            ([["emma", "de"]], True),
+            ([["emma", "de"], ["nobody", "de"], ["emma", "de"], ["emma", ""]], True),
+            ([["x" * 600, "de"]], True),
+            ([["é\u0000", "de"], ["ben%s", 'f"r']], True),
+            ([["emma/de", ""]], False),
+            ([["emma"]], False),
+            ([["emma", "de", "x"]], False),
+            ([["emma", None]], False),
+            ([["emma", 1]], False),
+            (["emma"], False),
+            ([], False),
+            ([["emma", "de"]] * 1_000, True),
+            ([["emma", "de"]] * 1_001, False),
+            ([[f"c{number}", "de"] for number in range(101)], False),
+            ("emma", False),
+        ],
+        3,
+    ),
 )
 def test_both_ways_give_the_same_rows_of_many_keys(asked: Asked, keys: object, short: bool) -> None:
     for _ in range(2):
@@ -212,6 +222,21 @@ def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: S
         assert status(both(asked, "/v1/views/spending/rows/ben%25s/fr", own)) == 403
         assert status(same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))) == 200
         assert status(asked.post([["ben", "de"]], own)) == 403
+
+
+@pytest.mark.parametrize(
+    "from_", ["origin: http://elsewhere.example\r\n", "origin: null\r\n", "sec-fetch-site: cross-site\r\n"]
+)
+def test_a_page_of_another_site_is_refused_a_lookup_whichever_way_it_would_go(asked: Asked, from_: str) -> None:
+    keys = [["emma", "de"]]
+    answer = same(asked.post(keys, from_), asked.post(keys, from_ + LONG))
+    assert (status(answer), asked.short) == (403, 0)
+    assert b"This request comes from a page of another site" in answer
+
+
+def test_a_lookup_of_our_own_page_is_answered(asked: Asked) -> None:
+    own = "origin: http://here\r\n"
+    assert b'"total":104' in same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))
 
 
 def test_a_request_is_counted_once_whichever_way_it_goes(shop: Shop) -> None:

@@ -10,24 +10,29 @@ import asyncio
 from typing import Final
 
 from stateside.billing.answers import explain, pdf
+from stateside.billing.answers.audits import Audits
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
-from stateside.billing.answers.explain import Explainer
+from stateside.billing.answers.course import Course
+from stateside.billing.answers.explain import Behind, Explainer
 from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Document, Issued, followed
 from stateside.billing.answers.letters import DeadLetters
+from stateside.billing.answers.pace import label_before
+from stateside.billing.answers.paces import Paces
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.calendar import Cycle
 from stateside.billing.model import APPLICATION, VIEW
 from stateside.billing.sealing.plan_file import load_plans, plan_file
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown
-from stateside.journal import Journal
+from stateside.journal.opened import open_journal
 from stateside.layout import Layout
 from stateside.serving.reading.holding import not_whole
-from stateside.serving.reading.views import Answer, ViewReader
-from stateside.serving.stamp import Stamp
+from stateside.serving.reading.views import Answer, Floor, ViewReader
+from stateside.serving.stamp import Stamp, parse_time
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import File, Response, stamped
 from stateside.serving.web.route import FLOOR, JSON, Parameter, Route, whole
@@ -44,6 +49,7 @@ _PERIOD = (
     Parameter("currency", "which one, where the period has several"),
     Parameter("type", "only events of this type on the bill"),
 )
+_WHICH = _PERIOD[:2]
 _REASON = Parameter("reason", "only those with this reason, like unknown-customer")
 
 
@@ -53,13 +59,24 @@ def routes(layout: Layout) -> list[Route]:
     bill = "every period of a customer with its state: draft, sealed, corrected"
     document = "one invoice or note; NUMBER.pdf is for people"
     behind = "the very events behind one period's balance, adding up to it"
+    course = "what each day of a period added to the bill, and a forecast of the amount at its end"
+    periods = "all periods that there are, oldest first, with their totals as /totals has them; each plan's currency"
+    pace = (
+        "what all bills are up to this hour of a period, against the one before at the same hour; null: not ready yet"
+    )
+    audit = "whether an audit runs that was started here, and what the last one said"
     letters = "events that break a rule: counted by reason, and a page of them"
     return [
         Route("/v1/customers/{customer}/bill", api.bill, bill, "customer", FLOOR),
         Route("/v1/customers/{customer}/bill/explain", api.explain, behind, "customer", (*_PERIOD, *_PAGE, *FLOOR)),
+        Route("/v1/customers/{customer}/bill/course", api.course, course, "customer", (*_WHICH, *FLOOR)),
         Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
         Route("/v1/invoices/{number}", api.invoice, document, "own", FLOOR, kinds=(JSON, "application/pdf")),
+        Route("/v1/periods", api.periods, periods, parameters=FLOOR),
         Route("/v1/periods/{period}/totals", api.totals, "all customers' totals: live and sealed", parameters=FLOOR),
+        Route("/v1/periods/{period}/pace", api.pace, pace, parameters=FLOOR),
+        Route("/v1/audit", api.audit, audit),
+        Route("/v1/audit", api.start_audit, "start an audit, unless one runs; it changes nothing", method="POST"),
         Route("/v1/dead-letters", api.dead_letters, letters, parameters=(_REASON, *_PAGE, *FLOOR)),
         Route("/v1/dead-letters/{offset}", api.dead_letter, "one of them", parameters=FLOOR),
     ]
@@ -69,10 +86,12 @@ class Api:
     """The handlers, and what they read a folder with."""
 
     def __init__(self, layout: Layout) -> None:
-        view, journal = layout.view(VIEW), Journal(layout.journal)
+        view, journal = layout.view(VIEW), open_journal(layout.journal)
         self._issued = Issued(followed(layout))
         self._sums = ArchiveSums(followed(layout))
         self._letters = DeadLetters.of(layout)
+        self._audits = Audits(layout)
+        self._paces = Paces(layout)
         self._plans = PublishedPlans(lambda: load_plans(view), str(plan_file(view)))
         checkpoint = Checkpoint(Storage.at(view.checkpoint))
         self._explainer = Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
@@ -85,15 +104,16 @@ class Api:
 
     async def explain(self, request: Request) -> Response:
         """The events behind a period of the customer's bill."""
-        (customer,) = request.parts
-        parameters = request.parameters
-        answer, documents = await self._of_customer(request, customer)
         after, limit = _page(request)
-        periods = bill_periods(answer.rows, documents, self._plans)
-        period = chosen(periods, customer, parameters.get("period"), parameters.get("currency"))
-        found = await asyncio.to_thread(self._explainer.behind, customer, period, answer.stamp.position)
-        shown, more = explain.page(found, after, limit, parameters.get("type"))
-        return stamped(answer.stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
+        customer, stamp, period, found = await self._behind(request)
+        shown, more = explain.page(found, after, limit, request.parameters.get("type"))
+        return stamped(stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
+
+    async def course(self, request: Request) -> Response:
+        """The days of a period of the customer's bill."""
+        customer, stamp, period, found = await self._behind(request)
+        days = Course.of(period, found, self._plans, stamp.watermark_us)
+        return stamped(stamp, {"customer": customer, **days.as_dict()})
 
     async def invoices(self, request: Request) -> Response:
         """The customer's documents."""
@@ -122,12 +142,53 @@ class Api:
         (label,) = request.parts
         floor = request.floor()
         reader = await self._reader(request)
-        ends = Ends.of(label, {name: plan.cycle for name, plan in self._plans.all().items()})
-        live = await reader.rollup(ROLLUP, [], floor)
-        if live.stamp.share is not None:  # the documents are all customers'
-            raise not_whole(live.stamp)
+        ends = Ends.of(label, self._cycles())
+        live = await self._all_live(reader, floor)
         sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, Gate.of(live.stamp))
         return stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
+
+    async def pace(self, request: Request) -> Response:
+        """A period against the one before."""
+        (label,) = request.parts
+        floor = request.floor()
+        reader = await self._reader(request)
+        plans = self._plans.all()
+        before = label_before(label, self._cycles())
+        live = await self._all_live(reader, floor)
+        if before is None:
+            return stamped(live.stamp, {"pace": None})
+        ends = [Ends.of(name, self._cycles()) for name in (label, before)]
+        every = [end_us for one in ends for end_us in one.ends_us]
+        sealed = await asyncio.to_thread(self._sums.of, every, Gate.of(live.stamp))
+        totals = [period_totals(one, live.rows, sealed, self._plans) for one in ends]
+        found = await self._paces.of(live.stamp, totals[0], totals[1], plans)
+        return stamped(live.stamp, {"pace": None}) if found is None else stamped(found[0], {"pace": found[1]})
+
+    async def periods(self, request: Request) -> Response:
+        """All periods, each with its totals."""
+        floor = request.floor()
+        reader = await self._reader(request)
+        cycles = self._cycles()
+        live = await self._all_live(reader, floor)
+        sealed = await asyncio.to_thread(self._sums.of, None, Gate.of(live.stamp))
+        known = [(row["plan"], parse_time(row["period_end"])) for row in live.rows]
+        known += [(entry.plan, entry.end_us) for entry in sealed]
+        labels = {(end_us, self._plans.get(plan).cycle.ending(end_us).label) for plan, end_us in known}
+        names = list(dict.fromkeys(label for _, label in sorted(labels)))
+        all_ends = [Ends.of(label, cycles) for label in names]
+        shown = [period_totals(ends, live.rows, sealed, self._plans) for ends in all_ends]
+        currencies = {name: plan.currency for name, plan in self._plans.all().items()}
+        return stamped(live.stamp, {"periods": shown, "plans": currencies})
+
+    async def audit(self, request: Request) -> Response:
+        """Whether an audit runs, and what the last one said."""
+        await self._reader(request)
+        return Response(await asyncio.to_thread(self._audits.state))
+
+    async def start_audit(self, request: Request) -> Response:
+        """Start an audit."""
+        await self._reader(request)
+        return Response(self._audits.start())
 
     async def dead_letters(self, request: Request) -> Response:
         """How many there are, by reason, and a page of them."""
@@ -152,6 +213,26 @@ class Api:
         if letter is None:
             raise DocumentUnknown(f"There is no dead letter at offset {text[:80]!r}")
         return stamped(stamp, {"dead_letter": letter.as_dict()})
+
+    async def _behind(self, request: Request) -> tuple[str, Stamp, BillPeriod, list[Behind]]:
+        """The customer, the period that is asked for, and the very events behind it."""
+        (customer,) = request.parts
+        parameters = request.parameters
+        answer, documents = await self._of_customer(request, customer)
+        periods = bill_periods(answer.rows, documents, self._plans)
+        period = chosen(periods, customer, parameters.get("period"), parameters.get("currency"))
+        found = await asyncio.to_thread(self._explainer.behind, customer, period, answer.stamp.position)
+        return customer, answer.stamp, period, found
+
+    async def _all_live(self, reader: ViewReader, floor: Floor) -> Answer:
+        """The rows of all customers, added up; refused where some are elsewhere: the documents are all customers'."""
+        live = await reader.rollup(ROLLUP, [], floor)
+        if live.stamp.share is not None:
+            raise not_whole(live.stamp)
+        return live
+
+    def _cycles(self) -> dict[str, Cycle]:
+        return {name: plan.cycle for name, plan in self._plans.all().items()}
 
     async def _of_customer(self, request: Request, customer: str) -> tuple[Answer, list[Document]]:
         """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""

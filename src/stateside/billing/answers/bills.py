@@ -73,7 +73,7 @@ def bill(
     periods = bill_periods(rows, documents, plans)
     return {
         "customer": customer,
-        "periods": [period.as_dict() for period in periods],
+        "periods": [period.as_dict() | {"time_zone": _time_zone(period, plans)} for period in periods],
         "totals": [_total(currency, group) for currency, group in _by_currency(periods)],
     }
 
@@ -129,6 +129,11 @@ def _added(lines: Iterable[Line]) -> tuple[Line, ...]:
             checked(before.charged_micros + line.charged_micros),
         )
     return tuple(found[kind] for kind in sorted(found))
+
+
+def _time_zone(period: BillPeriod, plans: PublishedPlans) -> str:
+    """Whose midnights the period begins and ends at."""
+    return plans.get(period.lines[0].plan).cycle.time_zone
 
 
 def _by_type(line: Line) -> tuple[str, str]:

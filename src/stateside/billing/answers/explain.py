@@ -28,10 +28,9 @@ from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import RequestInvalid, StateError
+from stateside.errors import StateError
 from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
-from stateside.journal.segment import PARTITION
 from stateside.positions import Position
 from stateside.serving.stamp import iso_time
 
@@ -97,7 +96,7 @@ class Explainer:
         StateError, with the first difference, if they do not add up to it.
         """
         # An invoice may count ahead of the position, with all of its events (see `gate`).
-        stop = max([_stop(position), *(document.sealed_position for document in period.documents)])
+        stop = max([self._journal.offset_at(position), *(document.sealed_position for document in period.documents)])
         with self._lock:
             events = self._events(customer, stop)
             book = self._keeper.at(stop)
@@ -112,7 +111,7 @@ class Explainer:
 
     def _once(self, counted: list[Counted], stop: int, book: Book, period: BillPeriod) -> Iterator[Sequence[Counted]]:
         """The events that count as long as the period is open: by what the query drops as a duplicate."""
-        if not _deduplicates(self._checkpoint):
+        if not deduplicates(self._checkpoint):
             yield counted
             return
         yield _firsts(counted)
@@ -151,20 +150,10 @@ def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = No
     return shown, shown[-1].offset if len(rest) > limit else None
 
 
-def _deduplicates(checkpoint: Checkpoint) -> bool:
+def deduplicates(checkpoint: Checkpoint) -> bool:
     """Whether the query drops events whose ids it has seen: then it has an operator for that."""
     names = (checkpoint.operator_metadata(number)[0] for number in checkpoint.operators())
     return any(str(found.get("operatorInfo", {}).get("operatorName")).startswith(_DEDUPLICATION) for found in names)
-
-
-def _stop(position: Position) -> int:
-    others = [partition for partition in position.as_dict() if partition != PARTITION]
-    if others:
-        raise RequestInvalid(
-            f"The events of partition {others[0]!r} are not in this folder's journal, and cannot be shown",
-            next_step="Bills of events from Kafka are explained where the topic is",
-        )
-    return position[PARTITION]
 
 
 def _of_period(rated: pa.Table, book: Book, period: BillPeriod, *, any_currency: bool = False) -> Iterator[Counted]:

@@ -40,7 +40,6 @@ import pyarrow.compute as pc
 from stateside.billing.model import APPLICATION, VIEW
 from stateside.billing.sealing.dead_letters import DEAD_LETTERS
 from stateside.billing.sealing.documents import DOCUMENTS, INVOICE, TIME
-from stateside.journal.segment import PARTITION
 from stateside.serving.sql.sealed import GatedTable
 from stateside.serving.stamp import Stamp
 
@@ -57,7 +56,7 @@ class Gate:
     @classmethod
     def of(cls, stamp: Stamp) -> Gate:
         """That of an answer with this stamp."""
-        return cls(stamp.position[PARTITION], stamp.watermark_us)
+        return cls(stamp.position.one(), stamp.watermark_us)
 
     def lets(self, period_end_us: int, counts_from: int) -> bool:
         """Whether a document counts; `counts_from` is its `sealed_position` if it is of late events, else `ON_TIME`."""

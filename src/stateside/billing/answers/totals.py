@@ -77,15 +77,15 @@ class ArchiveSums:
         self._files: tuple[DataFile, ...] = ()
         self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int], gate: Gate) -> list[Sealed]:
-        """What the documents that a gate lets through have of the periods that end at these moments."""
-        ends = {end for end in ends_us if end <= gate.watermark_us}
+    def of(self, ends_us: Iterable[int] | None, gate: Gate) -> list[Sealed]:
+        """What the documents that a gate lets through have of the periods that end at these moments; None: of all."""
+        ends = None if ends_us is None else {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
             self._look()
-            files = [file for file in self._files if any(file.may_have("period_end", _time(end)) for end in ends)]
-            known = [self._entries(file) for file in files]
+            known = [self._entries(file) for file in self._files if ends is None or _may_have(file, ends)]
         found = pa.concat_tables([_NONE, *known])
-        asked = pc.is_in(found["end_us"], pa.array(ends, pa.int64()))
+        closed = pc.less_equal(found["end_us"], gate.watermark_us)
+        asked = closed if ends is None else pc.is_in(found["end_us"], pa.array(ends, pa.int64()))
         counts = pc.less_equal(found["counts_from"], gate.position)
         return list(_sealed(found.filter(pc.and_(asked, counts))))
 
@@ -100,6 +100,10 @@ class ArchiveSums:
         if file.path not in self._by_file:
             self._by_file[file.path] = _add_up(file.read(["kind", "late", "period_end", "sealed_position", "lines"]))
         return self._by_file[file.path]
+
+
+def _may_have(file: DataFile, ends_us: Iterable[int]) -> bool:
+    return any(file.may_have("period_end", _time(end_us)) for end_us in ends_us)
 
 
 def _add_up(documents: pa.Table) -> pa.Table:

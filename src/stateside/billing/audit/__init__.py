@@ -13,7 +13,8 @@ It stands at one batch of the view `bill`: the one of the replica's snapshot. `f
 """
 
 from stateside.billing.audit.auditor import LAWS, Audit, audit
+from stateside.billing.audit.balance import Balance
 from stateside.billing.audit.found import Live, Standing
 from stateside.billing.audit.live import live_rows
 
-__all__ = ["LAWS", "Audit", "Live", "Standing", "audit", "live_rows"]
+__all__ = ["LAWS", "Audit", "Balance", "Live", "Standing", "audit", "live_rows"]

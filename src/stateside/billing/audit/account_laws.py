@@ -18,7 +18,7 @@ NAMED_PERIODS = """
     from plans join periods using (kind, time_zone, anchor_day)
 """
 
-_CONSERVATION = """
+CONSERVATION = """
     with journal as (
         select accounts.*, price(quantity, steps) as amount_micros
         from accounts join prices on prices.plan_id = accounts.plan and prices.type = accounts.type
@@ -92,7 +92,7 @@ def _twice(ledger: Ledger, key: list[object]) -> str:
     )
 
 
-_DEAD_LETTERS = """
+DEAD_LETTERS = """
     with letters as (
         select "offset", count(*) as copies, min(reason) as reason, min(id) as id from dead_letters group by "offset"
     )
@@ -118,7 +118,7 @@ def _say_dead_letter(row: Row) -> str:
 
 
 COUNTS = """
-    select (select position from standing) as events,
+    select (select events from fold) as events,
            (select coalesce(sum(events), 0) from open_rows) as open,
            (select coalesce(sum(events), 0) from lines where series = 'I') as invoiced,
            (select coalesce(sum(events), 0) from lines where series = 'N') as corrected,
@@ -170,14 +170,14 @@ ACCOUNT_LAWS = (
     Law(
         "conservation",
         "For every customer, period, type and plan the journal's events are the open rows, invoices and notes",
-        _CONSERVATION,
+        CONSERVATION,
         _say_conservation,
         _explain_conservation,
     ),
     Law(
         "dead-letters",
         "The dead letters are the bad events, each once and for the same reason",
-        _DEAD_LETTERS,
+        DEAD_LETTERS,
         _say_dead_letter,
     ),
     Law(

@@ -65,7 +65,7 @@ def _say(row: Row) -> str:
 
 def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[Verdict]]:
     """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
-    answers = _ask_all(ledger, ask)
+    answers = _ask_all(ledger, journal, ask)
     broken, sentences = 0, list[str]()
     for standing, some in groupby(answers, key=lambda answer: answer[0]):
         verdict = _compare(ledger, layout, journal, standing, list(some))
@@ -74,9 +74,9 @@ def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) 
     return len(answers), (Verdict("answers", _TEXT, broken, tuple(sentences)),)
 
 
-def _ask_all(ledger: Ledger, ask: Ask) -> list[Answer]:
+def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
     """Answers for a sample of customers, another one at each position, in the order of where they stand."""
-    floor = Position.of({PARTITION: ledger.position})
+    floor = _position(journal, ledger.position)
     customers = ledger.rows(
         "select customer from (select distinct customer from sums) order by hash(customer, ?) limit ?",
         ledger.position,
@@ -87,10 +87,14 @@ def _ask_all(ledger: Ledger, ask: Ask) -> list[Answer]:
     return sorted(placed, key=lambda answer: (answer[0].offset, answer[0].batch, answer[1]))
 
 
+def _position(journal: Journal, offset: int) -> Position:
+    return journal.in_stamps(Position.of({PARTITION: offset}))
+
+
 def _standing(stamp: Row) -> Standing:
     moment = datetime.fromisoformat(stamp["watermark"])
     watermark_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    return Standing(int(stamp["batch"]), Position.parse(stamp["position"])[PARTITION], watermark_us)
+    return Standing(int(stamp["batch"]), Position.parse(stamp["position"]).one(), watermark_us)
 
 
 def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standing, answers: list[Answer]) -> Verdict:
@@ -99,6 +103,6 @@ def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standin
     ledger.sql.execute("create or replace temp table asked (customer text)")
     ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
     insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
-    at = _BROKEN.replace("(from position)", f"'{PARTITION}:{standing.offset}'")
+    at = _BROKEN.replace("(from position)", f"'{_position(journal, standing.offset)}'")
     at = at.replace("(from batch)", str(standing.batch))
     return judge(ledger, Law("answers", _TEXT, at, _say))

@@ -9,13 +9,14 @@ from typing import Any
 
 from stateside.billing.audit.account_laws import ACCOUNT_LAWS, COUNTS, NAMED_PERIODS
 from stateside.billing.audit.answers import Ask, compare_answers
+from stateside.billing.audit.balance import Balance, balance
 from stateside.billing.audit.document_laws import DOCUMENT_LAWS
 from stateside.billing.audit.fold import Watch, fold
 from stateside.billing.audit.found import Live, Standing, take_documents, take_live
 from stateside.billing.audit.law import Verdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.past import check_past
-from stateside.journal import Journal
+from stateside.journal.opened import open_journal
 from stateside.layout import Layout
 
 LAWS = (*ACCOUNT_LAWS, *DOCUMENT_LAWS)
@@ -34,6 +35,7 @@ class Audit:
     seconds: float
     anew: str | None = None  # why it did not go on from the last audit
     answers: int = field(default=0)
+    balance: Balance = field(default_factory=Balance)
 
     @property
     def ok(self) -> bool:
@@ -81,7 +83,7 @@ def audit(
     the query was begun anew, and stands where no exact comparison can be made (see `found`).
     """
     began_s = time.monotonic()
-    journal = Journal(layout.journal)
+    journal = open_journal(layout.journal)
     with Ledger(layout.audit) as ledger:
         anew = "it was asked for" if full else None
         if full:
@@ -93,16 +95,26 @@ def audit(
                 anew = f"the rows stand at offset {standing.offset:,}, the last audit stood at {ledger.position:,}"
                 ledger.begin_anew()
             take_live(ledger, opened)
-        folded, fold_began_s = standing.offset - ledger.position, time.monotonic()
+        before, fold_began_s = ledger.events, time.monotonic()
         fold(ledger, journal, standing.offset, watch)
-        fold_seconds = time.monotonic() - fold_began_s
+        folded, fold_seconds = ledger.events - before, time.monotonic() - fold_began_s
         take_documents(ledger, layout, standing)
         verdicts, counts = _judge_all(ledger)
+        balanced = balance(ledger)
         documents = int(ledger.one("select count(*) from documents"))
         answers, answered = compare_answers(ledger, layout, journal, ask) if ask else (0, ())
         seconds = time.monotonic() - began_s
     return Audit(
-        standing, counts, documents, (*verdicts, *answered), folded, fold_seconds, seconds, anew=anew, answers=answers
+        standing,
+        counts,
+        documents,
+        (*verdicts, *answered),
+        folded,
+        fold_seconds,
+        seconds,
+        anew=anew,
+        answers=answers,
+        balance=balanced,
     )
 
 

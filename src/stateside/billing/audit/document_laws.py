@@ -31,7 +31,7 @@ def _say_number(row: Row) -> str:
     return f"Before {number} there is a gap: {missing}{upto} is missing."
 
 
-_ONCE = """
+ONCE = """
     select customer, period_end_us, min(period) as period, currency, kind, upto,
            string_agg(number, ', ' order by number) as documents, count(*) as copies
     from (select *, case when kind <> 'invoice' then sealed_position end as upto from documents)
@@ -48,7 +48,7 @@ def _say_twice(row: Row) -> str:
     )
 
 
-_MISSING = """
+MISSING = """
     with due as (
         select distinct customer, period_end_us, period, currency
         from accounts join named_periods using (plan, period_end_us), standing where period_end_us <= watermark_us
@@ -231,13 +231,13 @@ DOCUMENT_LAWS = (
     Law(
         "once",
         "A customer has one invoice for a period, and one note of a kind for the same late events",
-        _ONCE,
+        ONCE,
         _say_twice,
     ),
     Law(
         "none-missing",
         "Whoever has events in a closed period has an invoice for it",
-        _MISSING,
+        MISSING,
         lambda row: (
             f"{row['customer']}, {period(row)}: the period is closed, but there is no invoice in {row['currency']}."
         ),

@@ -22,6 +22,7 @@ from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.plan_payload import NAMED, QUANTITY_MAX
 from stateside.billing.audit.references import fold_references
 from stateside.journal import Journal
+from stateside.journal.columns import SCHEMA
 
 CHUNK_EVENTS = 250_000
 
@@ -138,25 +139,29 @@ _CLOCK = f"""
 
 def fold(ledger: Ledger, journal: Journal, stop: int, watch: Watch = lambda offset, stop: None) -> None:
     """Fold the journal from the ledger's position on, up to this offset. A crash loses a chunk's work, no more."""
-    for start, chunk in chunks(journal, ledger.position, stop):
+    for start, upto, chunk in chunks(journal, ledger.position, stop):
         with ledger.transaction():
             fold_chunk(ledger, chunk)
-            digest = digest_of(ledger, chunk)
-            ledger.sql.execute("insert into chunks values (?, ?, ?)", [start, start + chunk.num_rows, digest])
-            ledger.sql.execute("update fold set position = ?, journal = ?", [start + chunk.num_rows, journal.id()])
+            digest, moved = digest_of(ledger, chunk), [upto, chunk.num_rows, journal.id()]
+            ledger.sql.execute("insert into chunks values (?, ?, ?)", [start, upto, digest])
+            ledger.sql.execute("update fold set position = ?, events = events + ?, journal = ?", moved)
             ledger.add_up()
-        watch(start + chunk.num_rows, stop)
+        watch(upto, stop)
 
 
-def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
-    """The events of a range, many at a time, each with its offset; times in microseconds."""
+def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, int, pa.Table]]:
+    """The events of a range, many at a time, each with its offset; times in microseconds.
+
+    A chunk comes with the offsets that it begins and ends at; not at each of those in between there must be an event.
+    """
     while start < stop:
         upto = min(stop, start + CHUNK_EVENTS)
-        events = pa.Table.from_batches([batch for _, batch in journal.batches(start, upto)])
-        offsets = np.arange(start, upto)
+        found = list(journal.batches(start, upto))
+        events = pa.Table.from_batches([batch for _, batch in found], SCHEMA)
+        offsets = np.concatenate([np.arange(0), *(np.arange(at, at + batch.num_rows) for at, batch in found)])
         times = [events[name].cast(pa.int64()) for name in ("time", "appended")]
         columns = {name: events[name] for name in ("id", "entity", "type", "payload")}
-        yield start, pa.table({"offset": offsets, **columns, "time_us": times[0], "appended_us": times[1]})
+        yield start, upto, pa.table({"offset": offsets, **columns, "time_us": times[0], "appended_us": times[1]})
         start = upto
 
 

@@ -31,8 +31,7 @@ from deltalake import DeltaTable
 
 from stateside.billing.audit.ledger import Ledger
 from stateside.errors import NotFreshEnough
-from stateside.journal import Journal
-from stateside.journal.segment import PARTITION
+from stateside.journal.opened import open_journal
 from stateside.layout import Layout
 
 ROWS_AT_ONCE = 50_000
@@ -149,7 +148,7 @@ def _check_settled(ledger: Ledger, layout: Layout, standing: Standing) -> None:
 
     A query that was never begun anew leaves none; one that says more than the journal has is left to the laws.
     """
-    end = Journal(layout.journal).end()[PARTITION]
+    end = open_journal(layout.journal).end().one()
     rows = ledger.rows(
         """
         with ahead as (from stored where period_end_us <= ? and sealed_position > ? and sealed_position <= ?),

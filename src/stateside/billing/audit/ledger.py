@@ -19,14 +19,15 @@ import duckdb
 from stateside.billing.audit.money import MACROS, STEPS_TYPE
 from stateside.errors import OperatingError
 
-FORMAT = 1  # of the tables; a ledger of another one is made anew
+FORMAT = 2  # of the tables; a ledger of another one is made anew
 MEMORY_MAX = "1GB"  # beyond that DuckDB works on disk
 LOG_ROWS_MIN = 1_000_000  # of sums that are not added up yet
 
 _TABLES = f"""
     -- How far the journal is folded, and which journal it is. One row.
     create table fold (
-        format int, duckdb text, journal text, position bigint, clocks bigint, time_us_max bigint, rechecked bigint
+        format int, duckdb text, journal text, position bigint, events bigint, clocks bigint, time_us_max bigint,
+        rechecked bigint
     );
 
     -- What was read, a row for each chunk, to recognise a past that changed.
@@ -83,6 +84,11 @@ class Ledger:
     def position(self) -> int:
         """The offset up to which the journal is folded."""
         return int(self.one("select position from fold"))
+
+    @property
+    def events(self) -> int:
+        """How many events are folded. On Kafka that is fewer than offsets."""
+        return int(self.one("select events from fold"))
 
     @property
     def journal(self) -> str | None:
@@ -143,7 +149,7 @@ class Ledger:
             connection.begin()
             connection.execute(_TABLES)
             connection.execute("insert into added_up values (0)")
-            connection.execute("insert into fold values (?, ?, null, 0, 0, null, 0)", [FORMAT, _DUCKDB])
+            connection.execute("insert into fold values (?, ?, null, 0, 0, 0, null, 0)", [FORMAT, _DUCKDB])
             connection.commit()
         connection.execute(_VIEWS)
         connection.execute(MACROS)

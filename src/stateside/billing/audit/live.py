@@ -9,7 +9,6 @@ from stateside.billing.audit.found import Live, Row, Standing
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import KnownSteps
 from stateside.errors import NotFreshEnough, RequestInvalid
-from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
 from stateside.replica.store import ReplicaReader
 from stateside.serving.reading.shape import Shape
@@ -39,7 +38,7 @@ def live_rows(layout: Layout) -> Iterator[Live]:
             batch = snapshot.batch()
             if batch is None:
                 raise _no_batch(layout)
-            standing = Standing(batch.batch, batch.position[PARTITION], batch.watermark_us)
+            standing = Standing(batch.batch, batch.position.one(), batch.watermark_us)
             rows: Iterator[Row] = (shape.row(key, row) for key, row in snapshot.range(b""))
             yield Live(standing, rows, shape.rollups.rows(snapshot, ROLLUP, [], _ROLLUP_ROWS_MAX))
     finally:

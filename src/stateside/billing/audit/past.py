@@ -46,7 +46,7 @@ def _to_recheck(ledger: Ledger) -> list[tuple[int, int, int]]:
 
 
 def _recheck(ledger: Ledger, journal: Journal, start: int, stop: int, digest: int) -> None:
-    found = sum(digest_of(ledger, chunk) for _, chunk in chunks(journal, start, stop))
+    found = sum(digest_of(ledger, chunk) for *_, chunk in chunks(journal, start, stop))
     if found != digest:
         raise _changed(journal, f"its events from offset {start:,} to {stop:,} are not those of the last audit")
 

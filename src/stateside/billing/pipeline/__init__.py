@@ -18,6 +18,7 @@ from stateside.billing.sealing.sink import BillingSink
 from stateside.checkpoint.catalogue import Computed
 from stateside.pipeline.app import App, Function
 from stateside.pipeline.sinks.sink import SinkFactory
+from stateside.pipeline.sources import Source
 
 KEY = ("customer", "period_end", "type", "plan")
 ROLLUP = ("period_end", "plan", "type")
@@ -45,9 +46,11 @@ def bill_of_all_events(rated: DataFrame) -> DataFrame:
     return _summed(_with_periods(rated))
 
 
-def application(function: Function, sink: SinkFactory = BillingSink.of, *, with_ids: bool = True) -> App:
-    """Billing with this function of the rated events as its view `bill`."""
-    made = App(APPLICATION, source=RatedEvents(with_ids=with_ids))
+def application(
+    function: Function, sink: SinkFactory = BillingSink.of, *, with_ids: bool = True, source: Source | None = None
+) -> App:
+    """Billing with this function of the rated events as its view `bill`; by default it reads the journal on files."""
+    made = App(APPLICATION, source=source or RatedEvents(with_ids=with_ids))
     made.view(key=KEY, name=VIEW, rollups=[ROLLUP], computed=[AMOUNT], sink=sink)(function)
     return made
 

@@ -20,6 +20,7 @@ from stateside.billing.book.book import BookKeeper
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.billing.rating.reports import Report, reports_of
 from stateside.journal import Journal
+from stateside.journal.opened import open_journal
 from stateside.journal.segment import DurableEnd
 from stateside.layout import ViewLayout
 
@@ -52,10 +53,15 @@ class Rater:
     def rows(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a range, which one task reads; `mark` as of `Journal.batches`."""
         journal = Journal(self.journal)
-        journal_id = journal.id()
+        batches = journal.batches(start, stop, mark)
+        tables = (events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
+        yield from self.rated(tables, journal.id())
+
+    def rated(self, tables: Iterator[pa.Table], journal_id: str | None) -> Iterator[pa.RecordBatch]:
+        """The rows of events that follow one another in the journal of this id, as `events_of` has them."""
         assert journal_id is not None, "a range has events of a journal"
         keeper, reports = _keeper(self.journal, journal_id, self.view / "book"), reports_of(ViewLayout(self.view))
-        for events in _tables(journal.batches(start, stop, mark)):
+        for events in _larger(tables):
             book = keeper.at(pc.max(events["offset"]).as_py() + 1)
             rated = rate(events, book)
             reports.write(Report.of(rated, book), journal_id)
@@ -70,16 +76,16 @@ class Rater:
 @lru_cache(_KEEPERS_MAX)
 def _keeper(journal: Path, journal_id: str, book: Path) -> BookKeeper:
     """The one of this process. Another journal in the same place has another id, and a book of its own."""
-    return BookKeeper(Journal(journal), book)
+    return BookKeeper(open_journal(journal), book)
 
 
-def _tables(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[pa.Table]:
-    """The batches in tables of many rows: each call of a vectorised function has its price."""
+def _larger(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same in tables of many rows: each call of a vectorised function has its price."""
     waiting: list[pa.Table] = []
     rows = 0
-    for first, batch in batches:
-        waiting.append(events_of(batch, np.arange(first, first + batch.num_rows)))
-        rows += batch.num_rows
+    for table in tables:
+        waiting.append(table)
+        rows += table.num_rows
         if rows >= ROWS_PER_TABLE:
             yield joined(waiting)
             waiting, rows = [], 0

@@ -50,9 +50,10 @@ class Report:
 
     @classmethod
     def of(cls, rated: pa.Table, book: Book) -> Report:
-        """What the rated events, which follow one another without a gap, are reported as."""
-        start, bad = rated["offset"][0].as_py(), rated["offset"].filter(is_bad(rated))
-        return cls(start, start + rated.num_rows, tuple(bad.to_pylist()), _first_end_us(rated, book))
+        """What the rated events are reported as; these are all that stand between the first and the last of them."""
+        start, stop = rated["offset"][0].as_py(), rated["offset"][-1].as_py() + 1
+        bad = rated["offset"].filter(is_bad(rated))
+        return cls(start, stop, tuple(bad.to_pylist()), _first_end_us(rated, book))
 
     def suspects(self, first: int, times_us: Longs, closed_us: int) -> Longs:
         """Which of consecutive events, from an offset on, may be bad, or late where periods up to a time are closed."""

@@ -32,7 +32,6 @@ from stateside.billing.sealing.notes import LATE
 from stateside.checkpoint.log import Checkpoint, Plan
 from stateside.errors import CheckpointGap
 from stateside.journal import Journal
-from stateside.journal.segment import PARTITION
 
 PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: this bounds the memory, about 100 MiB
 
@@ -52,8 +51,8 @@ class Planned:
         before = _plan(checkpoint, batch - 1) if batch else None
         plan = _plan(checkpoint, batch)
         return cls(
-            start=before.position[PARTITION] if before else 0,
-            stop=plan.position[PARTITION],
+            start=before.position.one() if before else 0,
+            stop=plan.position.one(),
             watermark_before_us=before.watermark_us if before else 0,
             watermark_us=plan.watermark_us,
         )

@@ -36,8 +36,8 @@ from stateside.billing.model import GRACE_US, HOUR_US, VIEW, clock_tick
 from stateside.billing.upkeep.recurring import due_fees
 from stateside.clock import Clock
 from stateside.errors import PositionInvalid
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.segment import PARTITION
+from stateside.journal import Event, Journal
+from stateside.journal.opened import open_journal, open_writer
 from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.storage import write_atomically
@@ -75,8 +75,8 @@ class Clockwork:
     """Does, at each step, what time has made due in one application's folder."""
 
     def __init__(self, layout: Layout, clock: Clock, on_step: Callable[[int], None] = lambda number: None) -> None:
-        self._journal = Journal(layout.journal)
-        self._writer = JournalWriter(layout.journal, clock=clock)
+        self._journal = open_journal(layout.journal)
+        self._writer = open_writer(layout.journal, clock=clock)
         self._keeper = BookKeeper(self._journal, layout.view(VIEW).root / "book")
         self._clock = clock
         self._path = layout.clock
@@ -89,10 +89,10 @@ class Clockwork:
         end, now_us = self._journal.end(), self._clock.now_us()  # in this order: see the protocol
         if not end.events():
             return 0
-        reach = self._reach or Reach(Position.of({PARTITION: 0}), now_us)
+        reach = self._reach or Reach(Position.start(), now_us)
         now_us = max(now_us, reach.time_us)  # a clock that is put back makes nothing due again
         self._on_step(1)
-        book = self._book_at(end[PARTITION])
+        book = self._book_at(end.one())
         self._on_step(2)
         count = 0
         for events in _chunks(self._due(book, reach, end, now_us)):
@@ -108,10 +108,10 @@ class Clockwork:
         self._writer.close()
 
     def _due(self, book: Book, reach: Reach, end: Position, now_us: int) -> Iterator[Event]:
-        since = reach.position[PARTITION]
+        since = reach.position.one()
         for fee in due_fees(book, reach.time_us, now_us, since, lambda offsets: _appended(self._journal, offsets)):
             yield fee.event()
-        last_us = int(_appended(self._journal, np.array([end[PARTITION] - 1]))[0])
+        last_us = _last_appended(self._journal, end.one())
         ticked_us = reach.time_us if self._reach else 0
         for moment_us in sorted({*_closings(book, ticked_us, now_us), *_idle(last_us, now_us)}):
             yield clock_tick(moment_us, f"clock/{moment_us}")
@@ -156,6 +156,19 @@ def _idle(last_us: int, now_us: int) -> Iterator[int]:
     quarter_us = now_us // IDLE_US * IDLE_US
     if last_us < quarter_us:
         yield quarter_us
+
+
+def _last_appended(journal: Journal, end: int) -> int:
+    """The append time of the last event before the end. On Kafka not every offset has one: it is looked for."""
+    begin, back = journal.begin().one(), 1
+    while end > begin:
+        found = list(journal.batches(max(end - back, begin), end))
+        if found:
+            return int(found[-1][1].column("appended").cast(pa.int64())[-1].as_py())
+        if end - back <= begin:
+            break
+        back *= 16
+    return 0
 
 
 def _appended(journal: Journal, offsets: Longs) -> Longs:

@@ -17,8 +17,8 @@ from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, assignment
 from stateside.billing.plans.version import PlanVersion, plan_event
 from stateside.clock import Clock, SystemClock
 from stateside.errors import PlanInvalid
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.segment import PARTITION
+from stateside.journal import Event
+from stateside.journal.opened import open_journal, open_writer
 from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.serving.stamp import iso_time
@@ -44,8 +44,8 @@ class Assigned:
 
 def current_book(layout: Layout) -> Book:
     """Plans and assignments as the journal has them now."""
-    journal = Journal(layout.journal)
-    return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end()[PARTITION])
+    journal = open_journal(layout.journal)
+    return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end().one())
 
 
 def publish(layout: Layout, version: PlanVersion, clock: Clock | None = None) -> Published:
@@ -125,5 +125,5 @@ def _check(book: Book, event: Event, now_us: int) -> None:
 
 
 def _append(layout: Layout, event: Event, clock: Clock | None) -> Position:
-    with JournalWriter(layout.journal, clock=clock) as writer:
+    with open_writer(layout.journal, clock=clock) as writer:
         return writer.append([event])

@@ -1,7 +1,7 @@
 """Replay: a dead letter's event is appended again, repaired, exactly once.
 
 The new event's id is `replay/OFFSET`, with the offset of the dead letter. Looking for that id, from the dead letter on,
-and appending are one turn of the journal (`JournalWriter.append_unstored`): however often, by whomever and at the same
+and appending are one turn of the journal (`append_unstored`): however often, by whomever and at the same
 time a replay is run, whatever crashes, the journal has it once. What it then counts for is decided as for any event: it
 may be in time, or come too late and lead to a note, or be a dead letter again, which can be replayed in turn.
 """
@@ -21,8 +21,9 @@ from stateside.billing.rating.rating import PAYLOAD, events_table, rate
 from stateside.billing.upkeep.publication import current_book
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RequestInvalid
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event
 from stateside.journal.columns import encode
+from stateside.journal.opened import open_journal, open_writer
 from stateside.journal.payload import payload_columns
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
@@ -48,9 +49,9 @@ def replay(
     assert letters
     events = [repaired(letter, changes) for letter in letters]
     since = Position.of({PARTITION: min(letter.offset for letter in letters)})
-    unstored = Journal(layout.journal).unstored(events, since)
+    unstored = open_journal(layout.journal).unstored(events, since)
     _check(layout, unstored, (clock or SystemClock()).now_us())
-    with JournalWriter(layout.journal, clock=clock) as writer:
+    with open_writer(layout.journal, clock=clock) as writer:
         receipt = writer.append_unstored(events, since)
     return Replayed(len(unstored), len(events) - len(unstored), receipt)
 
@@ -110,7 +111,7 @@ def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
     if not events:
         return
     book = current_book(layout)
-    none = events_table(Journal(layout.journal), 0, 0)
+    none = events_table(open_journal(layout.journal), 0, 0)
     table = _as_read(events, now_us, book.covers)
     rated = rate(table, book.folded(none, book.covers + len(events)))
     for event, reason, detail in zip(events, rated["reason"].to_pylist(), rated["detail"].to_pylist(), strict=True):

@@ -7,7 +7,8 @@
         visit.refused(error)            whatever came of it: refusals are written down
                                         at the end, when the answer has been sent, there is room again
 
-Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address.
+Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address. A
+browser has its token in a cookie (`session`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stateside.layout import Layout
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.limits import NO_RATE, Limits, Room, network
 from stateside.serving.access.refusals import Asked, RefusalLog
+from stateside.serving.access.session import check_origin, presented
 from stateside.serving.access.verifier import TokenRefused, Verifier
 
 RECHECK_S: Final = 1.0
@@ -103,14 +105,18 @@ class Visit:
     def enter(self, *, needs_token: bool = True) -> Holder:
         """Who asks, from now on counted as under way; once. Without a token everybody is nobody, who has no role."""
         try:
-            holder = self._guard.holder(self._call.headers.get("authorization")) if needs_token else NOBODY
+            holder = self._guard.holder(self._presented()) if needs_token else NOBODY
         except TokenInvalid:
             self._count(self._address)  # so that guessing has a rate as well
             raise
         nameless = holder is OPERATOR or holder is NOBODY
         self._holder = None if nameless else holder
         self._count(self._address if nameless else f"holder {holder.name}")
+        check_origin(self._call.method, self._call.headers)
         return holder
+
+    def _presented(self) -> str | None:
+        return presented(self._call.headers)
 
     def is_over(self) -> bool:
         """Whether who was let in would be no longer: revoked since, or expired. Asked by what goes on for long.
@@ -122,7 +128,7 @@ class Visit:
             return False
         self._checked_s = now_s
         try:
-            return self._guard.holder(self._call.headers.get("authorization")) != self._holder
+            return self._guard.holder(self._presented()) != self._holder
         except StatesideError as error:
             self.refused(error)
             return True

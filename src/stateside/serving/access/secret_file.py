@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from stateside.errors import SetupError
-from stateside.storage import try_lock, write_atomically
+from stateside.storage import lock_within, write_atomically
 
 LOCK_S_MAX: Final = 5.0
-_LOCK_POLL_S: Final = 0.02
 _OTHERS: Final = 0o077
 
 Content = TypeVar("Content")
@@ -76,11 +75,9 @@ class SecretFile(Generic[Content]):
         """One change of the file at a time; SetupError if somebody else does not end theirs in time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        deadline = time.monotonic() + LOCK_S_MAX
-        while (handle := try_lock(lock)) is None:
-            if time.monotonic() > deadline:
-                raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
-            time.sleep(_LOCK_POLL_S)
+        handle = lock_within(lock, LOCK_S_MAX)
+        if handle is None:
+            raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
     event: snapshot     {"stamp", "rows": […], "last"}                               in pages; the last one has the id
     event: changes      {"stamp", "after", "changed": […], "removed": […], "last"}   the same
+    event: pulse        {"stamp", "job"}          nothing changed, and how old it is now; every second, if asked for
     event: reset        {"reason", "detail"}      what you have does not count any more: a snapshot follows
     event: cut          {"reason", "detail", …}   you are told no more, and why; go on with the last id
     event: end          {"reason", "detail"}      the server stops, or the view is another one: connect again
@@ -88,6 +89,11 @@ def changes_event(
     """What changed after a batch up to the stamp's, or a page of it; the last one has the id."""
     document = {"stamp": _stamped(stamp), "after": after, "changed": listed(changed), "removed": listed(removed)}
     return event("changes", {**document, "last": last is not None}, last)
+
+
+def pulse_event(stamp: Stamp, job: Mapping[str, Any]) -> bytes:
+    """How old what a watcher has is by now, and how its job is."""
+    return event("pulse", {"stamp": stamp.as_dict(), "job": job})
 
 
 @lru_cache(maxsize=128)

@@ -25,7 +25,7 @@ from stateside.replica.applied import AppliedBatch
 from stateside.replica.changes import Extent
 from stateside.replica.ordered import behind
 from stateside.replica.store import Snapshot
-from stateside.serving.changes.event import EventId, changes_event, comment, told
+from stateside.serving.changes.event import EventId, changes_event, comment, pulse_event, told
 from stateside.serving.changes.pages import GONE, paged, stamped
 from stateside.serving.changes.question import Looks, Question, ShownChange
 from stateside.serving.changes.watcher import BEHIND, Batch, Item, Watcher
@@ -180,10 +180,22 @@ class Feed:
         if now_s - self._alive_s < _ALIVE_LOOK_S:
             return
         self._alive_s = now_s
+        self._pulse()
         waiting = [w for w in self._watchers if w.idle and now_s - w.told_s >= KEEP_ALIVE_S]
         stamp = self._stamp() if waiting else None
         for watcher in waiting:
             watcher.put(Item(_alive(watcher, stamp)))
+
+    def _pulse(self) -> None:
+        """Tell those who want to know how old it is what they have, and how the job is."""
+        pulsed = [watcher for watcher in self._watchers if watcher.pulsed and watcher.idle]
+        now = self._stamp() if pulsed else None
+        if now is None:
+            return
+        content = pulse_event(now[0], self._views.state(self._name))
+        for watcher in pulsed:
+            if watcher.stand == now[1]:
+                watcher.put(Item(content))
 
     def _stamp(self) -> tuple[Stamp, AppliedBatch] | None:
         """The stamp of the batch that has been told, if the replica is still there."""

@@ -38,8 +38,8 @@ class Begun:
 class Watch:
     """What one question's watcher is told by a feed."""
 
-    def __init__(self, feed: Feed, question: Question) -> None:
-        self._feed, self.question = feed, question
+    def __init__(self, feed: Feed, question: Question, *, pulsed: bool = False) -> None:
+        self._feed, self.question, self._pulsed = feed, question, pulsed
         self._pages = Pages(feed.reader, question)
 
     async def begin(self, last: EventId | None, floor: Floor) -> Begun:
@@ -87,7 +87,7 @@ class Watch:
                 yield page.event()
                 stand = page.batch
         assert stand is not None, "a watcher begins with rows, or has a batch"
-        watcher = Watcher(self.question, stand)
+        watcher = Watcher(self.question, stand, self._pulsed)
         try:
             while True:
                 if self._feed.join(watcher):

@@ -48,6 +48,7 @@ class Watcher:
 
     question: Question
     stand: AppliedBatch
+    pulsed: bool = False  # is told every second how old what it has is
     named: AppliedBatch = field(init=False)  # the batch of the last id that it has
     told_s: float = field(default_factory=time.monotonic)
     _queue: deque[Item] = field(default_factory=deque)

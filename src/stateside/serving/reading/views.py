@@ -14,6 +14,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import NotFreshEnough, PositionAhead, StatesideError, ViewInvalid, ViewUnknown
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.layout import Layout, ViewLayout
+from stateside.leadership import standing
 from stateside.positions import Position
 from stateside.replica.store import ReplicaReader
 from stateside.serving.health.merging import MergeCondition, merge_condition
@@ -53,6 +54,15 @@ class Views:
         now_us = self._clock.now_us()
         served = [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
         return served + [_refused(refusal) for refusal in Told.load(self._layout).refused]
+
+    def state(self, name: str) -> dict[str, Any]:
+        """The same for one view."""
+        view = self._layout.view(name)
+        return _state(view, Heartbeat.load(view.heartbeat), self._clock.now_us())
+
+    def leadership(self) -> dict[str, Any] | None:
+        """Who leads the application and who stands by; None where it runs without a lease."""
+        return standing(self._layout.root, self._clock.now_us())
 
     def merge_condition(self) -> MergeCondition | None:
         """How far the logs are merged of nodes that write the folder's journal; None if none do."""

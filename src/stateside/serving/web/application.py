@@ -40,6 +40,7 @@ from stateside.serving.reading.views import Views
 from stateside.serving.web.call import Call, Receive, Send
 from stateside.serving.web.changes_routes import changes_routes
 from stateside.serving.web.connections import Connections
+from stateside.serving.web.description_routes import DESCRIPTION_ROUTES
 from stateside.serving.web.etag import NOT_MODIFIED, validated
 from stateside.serving.web.health_routes import health_routes
 from stateside.serving.web.openapi import openapi_route
@@ -71,7 +72,8 @@ class Application:
         self._views, self._guard = views, guard
         self._metrics, self._feeds, self.connections = Metrics(), Feeds(views), connections or Connections()
         self.short_way = ShortWay(views, guard, self._metrics)
-        self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *changes_routes(self._feeds), *routes]
+        self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *DESCRIPTION_ROUTES]
+        self.routes += [*changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
         if self._servers is not None and identity is not None:

@@ -12,7 +12,7 @@ from stateside.serving.changes.watch import Watch
 from stateside.serving.web.asked import Asked
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream, stamped
-from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route
+from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route, whole
 
 _NO_BUFFERS = ("x-accel-buffering", "no")  # proxies are to hand events on as they come
 _TEXT = (
@@ -24,6 +24,7 @@ _PARAMETERS = (
     Parameter(
         "rollup", "instead of the rows those of the rollup by these columns, joined by commas; empty for the total"
     ),
+    whole("pulse", "1: also tell every second, by an event `pulse`, how old it all is by now, and how the job is"),
     Parameter("after", "the id of the last event that you have, as the header Last-Event-ID: go on behind it"),
     *FLOOR,
 )
@@ -47,7 +48,7 @@ def changes_routes(feeds: Feeds) -> list[Route]:
     async def changes(request: Request) -> Response:
         asked = await Asked.of(request)
         question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope)
-        watch = Watch(feeds.of(asked.reader), question)
+        watch = Watch(feeds.of(asked.reader), question, pulsed=request.number("pulse", 1) == 1)
         after = request.parameters.get("after")
         if "application/json" in request.headers.get("accept", ""):
             return _once(await watch.once(_last(after), asked.floor))

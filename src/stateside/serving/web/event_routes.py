@@ -8,9 +8,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RouteUnknown
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.lines import event_of
-from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
-from stateside.positions import Position
 from stateside.serving.appender import Appender
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
@@ -76,9 +74,8 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
             )
         events = _events(request.document(), clock.now_us())
         offsets = await appender.append(events)
-        receipts = [str(Position.of({PARTITION: offset + 1})) for offset in offsets]
-        covering = Position.of({PARTITION: max(offsets) + 1})
-        return Response({"receipt": str(covering), "receipts": receipts})
+        receipts = [str(appender.receipt(offset)) for offset in offsets]
+        return Response({"receipt": str(appender.receipt(max(offsets))), "receipts": receipts})
 
     return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
 

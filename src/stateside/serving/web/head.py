@@ -1,7 +1,8 @@
 """The head of a plain request: what most clients send, line by line the same at every request of a connection.
 
 Whatever is not plain is left to the parser that knows all of HTTP: a header that is not among those below, or twice, or
-folded, a connection that is to be closed, a transfer coding, a condition, a cookie.
+folded, a connection that is to be closed, a transfer coding, a condition, a cookie; and whatever says from which site's
+page it comes, as that may be refused (`access.session`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ _WITHOUT_EFFECT: Final = frozenset(
         b"accept-language",
         b"cache-control",
         b"content-type",
-        b"origin",
         b"pragma",
         b"referer",
         b"tracestate",

@@ -64,7 +64,7 @@ def openapi_route(routes: Sequence[Route]) -> Route:
 def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     """The document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
+    for route in (each for each in routes if each.documented):
         address = _NAME.sub(r"{\1}", route.pattern)
         paths.setdefault(address, {})[route.method.lower()] = _operation(route)
     return {

@@ -63,7 +63,8 @@ class Route:
 
     `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
     customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also without a token.
-    With `read` the handler gives only rows that the holder may have (`Holder.rows_of`).
+    With `read` the handler gives only rows that the holder may have (`Holder.rows_of`). What is for browsers alone is
+    not `documented`.
     """
 
     pattern: str
@@ -75,6 +76,7 @@ class Route:
     body: Body | None = None
     answer: Schema = field(default_factory=lambda: {"type": "object"}, compare=False)
     kinds: Sequence[str] = (JSON,)
+    documented: bool = True
 
     def check(self, holder: Holder, taken: Sequence[str]) -> None:
         """AccessDenied if this holder may not ask for this."""

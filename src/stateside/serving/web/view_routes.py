@@ -15,8 +15,8 @@ from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Sche
 async def _views(request: Request) -> Response:
     views, holder = request.views, request.holder
     if reaches_all(holder):
-        note = views.note()
-        return Response({"views": views.states(), **({"note": note} if note else {})})
+        further = {"note": views.note(), "leadership": views.leadership()}
+        return Response({"views": views.states(), **{name: told for name, told in further.items() if told}})
     return Response({"views": [each for each in views.states() if reaches(holder, views, each["view"])]})
 
 
@@ -111,7 +111,8 @@ _KEYS: Schema = {
 }
 _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
-    "or unknown; of a job that is not ours also those that are refused (why), and a note if it waits"
+    "or unknown; of a job that is not ours also those that are refused (why), and a note if it waits; of a job with a "
+    "lease, to a holder who may read all, its leadership: the epoch, the leader and the standbys"
 )
 _ROWS = "the rows of one key, or of all keys that begin with these parts; filtered, ordered and paged if asked for"
 _ALL_ROWS = (

@@ -1,0 +1,339 @@
+// Business: what all customers together owe and were charged, period by period, and a box for questions of one's own.
+
+import { ask, begin, empty, failure, send } from "./app.js";
+import { Chart } from "./chart.js";
+import { el, put } from "./dom.js";
+import { day, money, moment, number, roughMoney } from "./format.js";
+import { Looked, freshSign } from "./live.js";
+import { PaceChart, paceTile } from "./pace.js";
+import { SqlBox } from "./sql.js";
+import { periodName, quantity, slotOf, typeName } from "./usage.js";
+
+const TOP = 10;
+const DEEP_MS = 10_000; // between two looks at what is asked by SQL
+const main = document.getElementById("main");
+
+class BusinessPage {
+  constructor() {
+    Object.assign(this, { periods: null, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
+    this.looked = new Looked(() => this.look());
+    this.trouble = el("div");
+    this.period = el("select", { id: "period", onchange: () => this.choose() });
+    this.money = el("select", { id: "money", onchange: () => this.choose() });
+    this.tiles = el("dl", { class: "kpis" });
+    this.chart = new Chart();
+    this.revenue = el("div", { class: "card-body" }, this.chart.element, legend());
+    this.pace = new PaceChart();
+    this.types = el("div", { class: "table-wrap" });
+    this.customers = el("div", { class: "table-wrap" }, waiting());
+    this.corrections = el("div", { class: "table-wrap" }, waiting());
+    this.letters = el("div");
+    this.sql = new SqlBox({
+      statement: "SELECT type, sum(amount_micros) / 1e6 AS amount, sum(events) AS events\nFROM bill GROUP BY type ORDER BY amount DESC",
+      examples: [
+        ["by plan", "SELECT plan, sum(amount_micros) / 1e6 AS amount, count(DISTINCT customer) AS customers\nFROM bill GROUP BY plan ORDER BY amount DESC"],
+        ["invoices by period", "SELECT period, sum(charged_micros) / 1e6 AS charged, count(*) AS documents\nFROM archive.documents GROUP BY period ORDER BY period"],
+        ["dead letters", "SELECT reason, count(*) AS letters FROM archive.dead_letters GROUP BY reason ORDER BY letters DESC"],
+      ],
+    });
+    this.element = this.make();
+  }
+
+  make() {
+    const sign = freshSign(this.looked, (fresh) => this.element?.classList.toggle("stale", ["lost", "paused", "old"].includes(fresh.kind)));
+    const chosen = el("div", { class: "choose" }, el("label", { class: "hidden", for: "period" }, "Period"), this.period, el("label", { class: "hidden", for: "money" }, "Currency"), this.money, sign);
+    return el(
+      "div",
+      { class: "stack" },
+      el("div", { class: "page-head" }, el("h1", {}, "Business"), chosen),
+      this.trouble,
+      el("section", { class: "card", "aria-label": "At a glance" }, this.tiles),
+      el("div", { class: "grid two" }, card("Day by day", this.pace.element), card("Revenue by period", this.revenue)),
+      el("div", { class: "grid two" }, card("Top customers", this.customers), el("div", { class: "column" }, card("By type", this.types), card("Corrections", this.corrections))),
+      card("Dead letters", this.letters),
+      card("Ask something else", el("div", { class: "card-body" }, this.sql.element)),
+    );
+  }
+
+  /** Ask for the totals, and now and then for the rest; what the sign tells of. */
+  async look() {
+    try {
+      const found = await ask("/v1/periods");
+      this.periods = found.periods;
+      this.plans = found.plans;
+      this.show();
+      put(this.trouble);
+      if (Date.now() - this.deepMs > DEEP_MS || this.deepOf !== this.key()) this.lookDeeper();
+      const { views } = await ask("/v1/views");
+      return { stamp: found.stamp, job: views.find(({ view }) => view === "bill") };
+    } catch (error) {
+      put(this.trouble, failure(error, this.periods ? "The totals cannot be brought up to date" : "The totals cannot be shown"));
+      throw error;
+    }
+  }
+
+  choose() {
+    this.chosen = this.period.value;
+    this.currency = this.money.value;
+    history.replaceState(null, "", `#${this.chosen}`);
+    this.show();
+    this.lookDeeper();
+  }
+
+  key() {
+    return `${this.now?.period} ${this.currency}`;
+  }
+
+  show() {
+    const { periods } = this;
+    const currencies = [...new Set(periods.flatMap((period) => period.currencies.map(({ currency }) => currency)))];
+    this.currency = currencies.includes(this.currency) ? this.currency : currencies[0];
+    this.now = periods.find(({ period }) => period === this.chosen) ?? periods.at(-1);
+    options(this.period, [...periods].reverse().map(({ period }) => [period, named(period)]), this.now?.period);
+    options(this.money, currencies.map((currency) => [currency, currency]), this.currency);
+    this.money.hidden = currencies.length < 2;
+    this.period.hidden = !this.now;
+    if (!this.now) return this.showNothing();
+    if (!this.revenue.contains(this.chart.element)) put(this.revenue, this.chart.element, legend());
+    this.showTiles();
+    this.showPace();
+    this.showRevenue();
+    this.showTypes();
+    return undefined;
+  }
+
+  showNothing() {
+    refresh(this.tiles, "nothing", () => el("div", {}, el("dt", {}, "All periods"), el("dd", { class: "num" }, "–"), el("dd", { class: "small muted" }, "nothing has been used yet")));
+    const places = [this.pace.element, this.revenue, this.customers, this.types, this.corrections];
+    for (const place of places) refresh(place, "nothing", () => empty("Nothing yet", "This fills with the first event of a customer."));
+  }
+
+  of(period) {
+    const none = { amount_micros: 0, open_micros: 0, sealed_micros: 0, charged_micros: 0, events: 0 };
+    return period?.currencies.find(({ currency }) => currency === this.currency) ?? none;
+  }
+
+  /** The periods that can be compared with the chosen one: months with months that begin on the same day. */
+  alike() {
+    return this.periods.filter(({ period }) => cycleOf(period) === cycleOf(this.now.period));
+  }
+
+  /** The one before the chosen one; undefined without any. */
+  before() {
+    const alike = this.alike();
+    return alike[alike.indexOf(this.now) - 1];
+  }
+
+  /** What is known of the chosen period's pace; undefined before it is. */
+  paceNow() {
+    return this.paces?.of === this.now.period ? this.paces.pace : undefined;
+  }
+
+  showPace() {
+    const before = this.before();
+    this.pace.show(this.paceNow(), this.currency, { now: named(this.now.period), before: before ? named(before.period) : "" });
+  }
+
+  showTiles() {
+    const { currency } = this;
+    const now = this.of(this.now);
+    const before = this.before();
+    const tiles = [
+      [named(this.now.period), money(now.amount_micros, currency), now.open_micros ? "still open" : "closed"],
+      before ? paceTile(this.paceNow(), currency, named(before.period)) : ["Against the period before", "–", "there is none"],
+      ["Sealed", money(now.charged_micros, currency), "on invoices and notes"],
+      ["Events", number(now.events), "behind these amounts"],
+    ];
+    refresh(this.tiles, tiles, () => tiles.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", { class: "num" }, value), el("dd", { class: "small muted" }, note))));
+  }
+
+  showRevenue() {
+    const { currency } = this;
+    const shown = this.alike().slice(-24);
+    const point = (name) => shown.map((period, index) => [index, this.of(period)[name]]);
+    const sealed = point("sealed_micros");
+    const open = point("open_micros").map(([index, value]) => [index, value, sealed[index][1]]);
+    this.chart.draw({
+      label: `Revenue of ${shown.length} periods; the newest has ${money(this.of(shown.at(-1)).amount_micros, currency)}. The arrow keys lead from one to the next.`,
+      height: 240,
+      x: { min: -0.5, max: Math.max(6, shown.length) - 0.5, ticks: shown.map((period, index) => ({ at: index, text: short(period.period) })) },
+      y: { format: (value) => roughMoney(value, currency) },
+      series: [
+        { slot: 1, bars: true, points: sealed },
+        { slot: 3, bars: true, points: open },
+      ],
+      stops: shown.map((period, index) => {
+        const { amount_micros: amount, sealed_micros: closed, open_micros: still } = this.of(period);
+        return { x: index, y: amount, title: named(period.period), rows: [["all", money(amount, currency)], ["sealed", money(closed, currency)], ["open", money(still, currency)]] };
+      }),
+    });
+  }
+
+  showTypes() {
+    const { currency } = this;
+    const totals = this.now.totals.filter((total) => total.currency === currency).sort((a, b) => b.amount_micros - a.amount_micros);
+    const all = Math.max(1, this.of(this.now).amount_micros);
+    refresh(this.types, totals, () => {
+      const rows = totals.map((total) =>
+        el("tr", { class: slotOf(total.type) }, el("th", { scope: "row" }, el("span", { class: "typed" }, el("span", { class: "swatch" }), typeName(total.type))), el("td", { class: "right" }, quantity(total)), el("td", { class: "right" }, money(total.amount_micros, currency)), el("td", { class: "right muted" }, percentOf(total.amount_micros, all))),
+      );
+      return table(["Type", "Quantity", "Amount", "Share"], rows);
+    });
+  }
+
+  /** What is asked by SQL: the largest bills and the corrections; and the dead letters. */
+  async lookDeeper() {
+    if (this.deeper) return;
+    this.deeper = true;
+    this.deepMs = Date.now();
+    this.deepOf = this.key();
+    if (this.now) this.lookAtPace();
+    const ofPeriod = [
+      [this.customers, () => this.lookAtCustomers()],
+      [this.corrections, () => this.lookAtCorrections()],
+    ];
+    const parts = [...(this.now ? ofPeriod : []), [this.letters, () => this.lookAtLetters()]];
+    await Promise.all(parts.map(([place, look]) => this.part(place, look)));
+    this.deeper = false;
+  }
+
+  async lookAtPace() {
+    const { period } = this.now;
+    if (this.pacing === period) return; // it may take seconds, for which nothing else waits
+    this.pacing = period;
+    try {
+      const { pace } = await ask(`/v1/periods/${encodeURIComponent(period)}/pace`);
+      if (period !== this.now?.period) return;
+      this.paces = { of: period, pace: pace ?? undefined };
+      this.showTiles();
+      this.showPace();
+    } catch (error) {
+      this.paces = undefined;
+      this.pace.fail(error);
+    } finally {
+      if (this.pacing === period) this.pacing = undefined;
+    }
+  }
+
+  async part(place, look) {
+    try {
+      const made = await look();
+      refresh(place, made.key, () => made.shown());
+    } catch (error) {
+      delete place.dataset.sign;
+      put(place, el("div", { class: "card-body" }, failure(error, "This cannot be shown")));
+    }
+  }
+
+  async lookAtCustomers() {
+    const { now, currency } = this;
+    const plans = Object.keys(this.plans).filter((plan) => this.plans[plan] === currency);
+    const sql = `SELECT customer, sum(micros)::BIGINT AS micros, sum(n)::BIGINT AS n FROM (
+        SELECT customer, amount_micros AS micros, events AS n FROM bill WHERE list_contains($ends, period_end) AND list_contains($plans, plan)
+        UNION ALL SELECT customer, amount_micros, events FROM archive.documents WHERE list_contains($ends, period_end) AND currency = $currency
+      ) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`;
+    const { rows } = await send("/v1/sql", "POST", { sql: bound(sql, { ends: times(now.period_ends), plans: texts(plans), currency: text(currency) }) });
+    const all = Math.max(1, this.of(now).amount_micros);
+    const shown = () =>
+      rows.length
+        ? table(["Customer", "Events", "Amount", "Share"], rows.map(([customer, micros, events]) => el("tr", {}, el("th", { scope: "row", class: "name" }, el("a", { href: `/bill/${encodeURIComponent(customer)}` }, customer)), el("td", { class: "right" }, number(events)), el("td", { class: "right" }, money(micros, currency)), el("td", { class: "right muted" }, percentOf(micros, all)))))
+        : empty("No customers", "Nobody has used anything in this period.");
+    return { key: rows, shown };
+  }
+
+  async lookAtCorrections() {
+    const { currency } = this;
+    const sql = `SELECT period, kind, count(*) AS n, sum(events)::BIGINT AS events, sum(charged_micros)::BIGINT AS micros
+      FROM archive.documents WHERE currency = ${text(currency)} AND (kind <> 'invoice' OR late) GROUP BY ALL ORDER BY period DESC, kind LIMIT 8`;
+    const { rows } = await send("/v1/sql", "POST", { sql });
+    const kinds = { "credit-note": "credit note", "debit-note": "debit note", invoice: "late invoice" };
+    const shown = () =>
+      rows.length
+        ? table(["Period", "Documents", "Late events", "Changed by"], rows.map(([period, kind, count, events, micros]) => el("tr", {}, el("th", { scope: "row" }, named(period)), el("td", {}, `${number(count)} ${kinds[kind] ?? kind}${count === 1 ? "" : "s"}`), el("td", { class: "right" }, number(events)), el("td", { class: "right" }, money(micros, currency, { sign: true })))))
+        : empty("No corrections", "No event came after its period was closed.");
+    return { key: rows, shown };
+  }
+
+  async lookAtLetters() {
+    const found = await ask("/v1/dead-letters?limit=5");
+    const shown = () => {
+      if (!found.count) return empty("No dead letters", "Every event met the rules.");
+      const chips = Object.entries(found.reasons).map(([reason, count]) => el("li", { class: "chip warn num" }, `${number(count)} ${reason.replaceAll("-", " ")}`));
+      const rows = found.dead_letters.map((letter) => el("tr", { title: moment(letter.time) }, el("th", { scope: "row" }, letter.entity), el("td", {}, letter.type), el("td", { class: "wrap" }, letter.detail ?? letter.reason)));
+      const more = found.count > rows.length ? el("p", { class: "muted small more" }, `The first ${number(rows.length)} of ${number(found.count)}. The statement “dead letters” below counts them all; stateside billing dead-letters replay brings them in again.`) : null;
+      return [el("ul", { class: "reasons", "aria-label": "By reason" }, chips), el("div", { class: "table-wrap" }, table(["Customer", "Type", "Why"], rows)), more];
+    };
+    return { key: [found.count, found.dead_letters], shown };
+  }
+}
+
+function card(title, ...content) {
+  return el("section", { class: "card", "aria-label": title }, el("div", { class: "card-head" }, el("h2", {}, title)), content);
+}
+
+function legend() {
+  const keys = [[1, "sealed"], [3, "still open"]];
+  return el("div", { class: "legend" }, keys.map(([slot, name]) => el("span", { class: `s${slot}` }, el("span", { class: "swatch" }), name)));
+}
+
+function table(names, rows) {
+  const right = (index) => (rows[0].children[index].classList.contains("right") ? "right" : null);
+  return el("table", {}, el("thead", {}, el("tr", {}, names.map((name, index) => el("th", { scope: "col", class: right(index) }, name)))), el("tbody", {}, rows));
+}
+
+function waiting() {
+  return el("div", { class: "empty" }, "…");
+}
+
+/** Make a part anew if what it shows is something else. */
+function refresh(place, key, make) {
+  const sign = JSON.stringify(key);
+  if (place.dataset.sign === sign) return;
+  place.dataset.sign = sign;
+  put(place, make());
+}
+
+function options(select, found, chosen) {
+  const key = JSON.stringify(found);
+  if (select.dataset.key !== key) {
+    select.dataset.key = key;
+    put(select, found.map(([value, title]) => el("option", { value }, title)));
+  }
+  if (chosen !== undefined) select.value = chosen;
+}
+
+/** What a label says of the cycle: `2026-01@31` and `2026-02@31` are alike, so are `2026-W03` and `2026-W04`. */
+function cycleOf(label) {
+  return label.replace(/^\d{4}-W?\d{2}/, (found) => (found.includes("W") ? "week" : "month")).replace(/-\d{2}$/, " day");
+}
+
+/** `2026-01` is “January 2026”; a month that begins on another day has the day behind it. */
+function named(label) {
+  const [month, anchor] = label.split("@");
+  if (!/^\d{4}-\d{2}$/.test(month)) return label;
+  return periodName({ period: month }) + (anchor ? `, from day ${Number(anchor)}` : "");
+}
+
+function short(label) {
+  const month = label.slice(0, 7);
+  return /^\d{4}-\d{2}(@|$)/.test(label) ? day(`${month}-15`, { month: "short" }) : label.slice(5);
+}
+
+function percentOf(part, all) {
+  if (part > 0 && part / all < 0.001) return `< ${number(0.001, { style: "percent", maximumFractionDigits: 1 })}`;
+  return number(part / all, { style: "percent", maximumFractionDigits: 1 });
+}
+
+const text = (value) => `'${String(value).replaceAll("'", "''")}'`;
+const texts = (values) => `[${values.map(text).join(", ")}]::VARCHAR[]`;
+const times = (values) => `[${values.map((value) => `TIMESTAMPTZ ${text(value)}`).join(", ")}]`;
+
+/** A statement with its names replaced by values that are written out. */
+function bound(sql, values) {
+  return Object.entries(values).reduce((found, [name, value]) => found.replaceAll(`$${name}`, () => value), sql);
+}
+
+await begin();
+const page = new BusinessPage();
+put(main, page.element);
+page.looked.start();

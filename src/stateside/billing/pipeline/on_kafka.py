@@ -1,0 +1,92 @@
+"""Billing on Kafka: `stateside run stateside.billing.pipeline.on_kafka:app`, in a folder whose journal is a topic.
+
+Spark's own connector reads the topic, and the messages become events as they do for any view (`sources.kafka_journal`).
+Then Python workers rate them: the same rater as on files, with the same book, which each worker reads from the topic.
+
+The topic has one partition, because events are rated by the plans and assignments that stand before them: there must be
+one order. Tasks share a batch's range of it all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.model import VIEW
+from stateside.billing.pipeline import application, bill
+from stateside.billing.pipeline.rater import ROWS_PER_TABLE, Rater
+from stateside.billing.rating.rating import events_of
+from stateside.errors import JournalCorrupt, SettingInvalid
+from stateside.journal import Journal
+from stateside.journal.kafka.placed import NAME, TopicLog, topic_of
+from stateside.journal.opened import open_journal
+from stateside.layout import Layout
+from stateside.pipeline.sources import Reading, kafka_journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COLUMNS = ("offset", "id", "entity", "type", "time", "appended", "payload", "_malformed")
+
+
+@dataclass(frozen=True, slots=True)
+class RatedTopic:
+    """All events of the folder's topic that count, and ticks of the clock, as the columns of a `Rater`."""
+
+    with_ids: bool = True
+
+    needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
+
+    def load(self, session: SparkSession, reading: Reading) -> DataFrame:
+        """The rows, with the watermark still to be set. JournalAway if the folder's journal is no topic."""
+        topic = topic_of(reading.journal)
+        if topic.options:
+            raise SettingInvalid(
+                "Billing reads a topic without options: those of Spark's client have other names",
+                where=topic.where,
+                next_step="Leave out what follows the ? in the address",
+            )
+        TopicLog(reading.journal, topic).end()  # refuses one of several partitions before the first batch
+        source = kafka_journal(topic.servers, topic.name, options={"maxRecordsPerPartition": str(ROWS_PER_TABLE)})
+        events = source.load(session, reading).select(*_COLUMNS)
+        view = Layout(reading.journal.parent).view(VIEW).root
+        rating = Rating(Rater(reading.journal, view, self.with_ids))
+        return events.mapInArrow(rating.rows, rating.rater.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """What Python workers do with the rows that the connector made of one range of the topic."""
+
+    rater: Rater
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rated rows. JournalCorrupt at a message that is no event, as every reader of the journal says it."""
+        tables = (self._events(batch) for batch in batches if batch.num_rows)
+        return self.rater.rated(tables, _journal(self.rater.journal).id())
+
+    def _events(self, batch: pa.RecordBatch) -> pa.Table:
+        offsets = batch.column("offset").to_numpy()
+        bad = pc.indices_nonzero(batch.column("_malformed"))
+        if len(bad):
+            raise JournalCorrupt(
+                f"The message at offset {offsets[bad[0].as_py()]} of partition 0 is no event",
+                where=str(self.rater.journal / NAME),
+                next_step="Find out who sent it: only the journal's owner may write to the topic",
+            )
+        return events_of(batch, offsets)
+
+
+@lru_cache(1)
+def _journal(folder: Path) -> Journal:
+    """The one of this process: it keeps its connections from batch to batch."""
+    return open_journal(folder)
+
+
+app = application(bill, source=RatedTopic())

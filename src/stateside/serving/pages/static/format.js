@@ -1,0 +1,117 @@
+// Numbers, money and times, as the reader's language writes them.
+
+const LOCALES = navigator.languages?.length ? [...navigator.languages] : ["en"];
+const made = new Map();
+
+function kept(key, make) {
+  if (!made.has(key)) made.set(key, make());
+  return made.get(key);
+}
+
+/** Micros, which are whole numbers, as a decimal text: no amount ever becomes a binary fraction. */
+export function decimal(micros) {
+  const whole = BigInt(micros);
+  const digits = (whole < 0n ? -whole : whole).toString().padStart(7, "0");
+  return `${whole < 0n ? "-" : ""}${digits.slice(0, -6)}.${digits.slice(-6)}`;
+}
+
+function currencyFormat(currency, options = {}) {
+  return kept(`${currency} ${JSON.stringify(options)}`, () => {
+    const all = { style: "currency", currency, currencyDisplay: "narrowSymbol", ...options };
+    return new Intl.NumberFormat(LOCALES, all);
+  });
+}
+
+/** An amount of money. Amounts of a fraction of the smallest coin are shown with up to six digits if `exact`. */
+export function money(micros, currency, { exact = false, sign = false } = {}) {
+  const options = { ...(exact ? { maximumFractionDigits: 6 } : {}), ...(sign ? { signDisplay: "exceptZero" } : {}) };
+  return currencyFormat(currency, options).format(decimal(micros));
+}
+
+/** The same in parts, so that each can have its own size. */
+export function moneyParts(micros, currency) {
+  return currencyFormat(currency).formatToParts(decimal(micros));
+}
+
+/** A rough amount for the axis of a chart. */
+export function roughMoney(micros, currency) {
+  return currencyFormat(currency, { notation: "compact", maximumFractionDigits: 1, minimumFractionDigits: 0 }).format(
+    Number(micros) / 1e6,
+  );
+}
+
+/** A whole amount, for what is only estimated. */
+export function aboutMoney(micros, currency) {
+  return currencyFormat(currency, { maximumFractionDigits: 0, minimumFractionDigits: 0 }).format(Number(micros) / 1e6);
+}
+
+export function number(value, options = {}) {
+  return kept(`n ${JSON.stringify(options)}`, () => new Intl.NumberFormat(LOCALES, options)).format(value);
+}
+
+export function rough(value) {
+  return number(value, { notation: "compact", maximumFractionDigits: 1 });
+}
+
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+export function bytes(value) {
+  let unit = 0;
+  let left = Number(value);
+  while (Math.abs(left) >= 1000 && unit < UNITS.length - 1) {
+    left /= 1000;
+    unit += 1;
+  }
+  return `${number(left, { maximumFractionDigits: unit ? (left < 10 ? 2 : 1) : 0 })} ${UNITS[unit]}`;
+}
+
+/** Seconds, as people say them. */
+export function duration(seconds) {
+  const s = Math.round(seconds);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min${s % 60 ? ` ${s % 60} s` : ""}`;
+  const minutes = Math.floor((s % 3600) / 60);
+  return `${number(Math.floor(s / 3600))} h${minutes ? ` ${minutes} min` : ""}`;
+}
+
+/** How long something took. */
+export function took(ms) {
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 60_000 ? `${number(ms / 1000, { maximumFractionDigits: 1 })} s` : duration(ms / 1000);
+}
+
+/** How long ago, from a second on. */
+export function age(ms) {
+  const s = Math.max(0, Math.floor(ms / 1000));
+  if (s < 60) return `${s} ${s === 1 ? "second" : "seconds"}`;
+  const units = [
+    [86_400, "day"],
+    [3600, "hour"],
+    [60, "minute"],
+  ];
+  const [size, name] = units.find(([size]) => s >= size);
+  const count = Math.floor(s / size);
+  return `${count} ${name}${count === 1 ? "" : "s"}`;
+}
+
+export function date(time, zone, options = { day: "numeric", month: "short" }) {
+  const all = { timeZone: zone, ...options };
+  return kept(`d ${JSON.stringify(all)}`, () => new Intl.DateTimeFormat(LOCALES, all)).format(new Date(time));
+}
+
+export function clock(time) {
+  return date(time, undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+/** Date and time; the date only if it is not today. */
+export function moment(time, zone) {
+  const options = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+  const at = new Date(time);
+  const thisYear = at.getFullYear() === new Date().getFullYear();
+  return date(time, zone, thisYear ? options : { ...options, year: "numeric" });
+}
+
+/** A day like 2026-01-31, whatever the zone. */
+export function day(text, options = { day: "numeric", month: "short" }) {
+  return date(`${text}T12:00:00Z`, "UTC", options);
+}

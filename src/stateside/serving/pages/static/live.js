@@ -1,0 +1,184 @@
+// Staying up to date: a stream of changes, or questions every few seconds where streams do not get through; and the
+// sign that tells how fresh it all is. A number that may be old never looks new: the sign counts by itself, and what it
+// has not heard for a while it takes for old.
+
+import { el, say } from "./dom.js";
+import { age, clock, moment } from "./format.js";
+
+const LIVE_MS = 5_000; // what is no older counts as live
+const SILENCE_MS = 4_000; // a stream tells something every second; after this it counts as broken
+const POLL_MS = 2_000;
+const AGAIN_MS = 3_000;
+const STANDS_STILL = {
+  holding: "Job is waiting",
+  stopped: "Job is stopped",
+  failed: "Job has failed",
+  down: "Job is down",
+};
+
+/** Follows a view's changes. `changed(stamp, told, kind)` is called when rows may have changed; `poll()` gives a stamp.
+ *
+ * A page that nobody sees has no stream open: browsers keep few connections to one server, and all tabs share them.
+ */
+export class Live extends EventTarget {
+  constructor({ address, changed, poll }) {
+    super();
+    Object.assign(this, { address, changed, poll, stamp: null, job: null });
+    this.behindMs = undefined; // since when something changed that the page does not show yet; the page says so
+    this.heardMs = 0; // when anything was heard last,
+    this.streamMs = 0; // when by the stream,
+    this.openedMs = 0; // and when that was opened
+    this.askedMs = 0;
+  }
+
+  start() {
+    this.open();
+    this.timer = setInterval(() => this.tick(), 1_000);
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.source.close() : this.open()));
+    return this;
+  }
+
+  stop() {
+    clearInterval(this.timer);
+    this.source.close();
+  }
+
+  open() {
+    this.source?.close();
+    this.openedMs = this.streamMs = Date.now();
+    const source = (this.source = new EventSource(this.address));
+    for (const kind of ["snapshot", "changes"]) {
+      source.addEventListener(kind, (event) => {
+        const told = this.told(event);
+        if (kind === "snapshot" || told.changed.length || told.removed.length) this.changed(told.stamp, told, kind);
+      });
+    }
+    source.addEventListener("pulse", (event) => this.told(event));
+    for (const kind of ["cut", "end"]) source.addEventListener(kind, () => source.close());
+    this.show();
+  }
+
+  told(event) {
+    const told = JSON.parse(event.data);
+    this.streamMs = Date.now();
+    this.hear(told.stamp, told.job);
+    return told;
+  }
+
+  /** Note what a stamp says, as of now. */
+  hear(stamp, job) {
+    this.heardMs = Date.now();
+    this.stamp = stamp;
+    if (job) this.job = job;
+    this.show();
+  }
+
+  tick() {
+    const nowMs = Date.now();
+    if (!document.hidden && nowMs - this.streamMs > SILENCE_MS) this.doWithout(nowMs);
+    this.show();
+  }
+
+  /** Ask instead of listening, and try to listen again beside it. */
+  async doWithout(nowMs) {
+    if (this.source.readyState === EventSource.CLOSED && nowMs - this.openedMs > AGAIN_MS) {
+      this.open();
+      this.streamMs = 0; // it has still to prove itself
+    }
+    if (nowMs - this.askedMs < POLL_MS) return;
+    this.askedMs = nowMs;
+    try {
+      const { stamp, job } = await this.poll();
+      this.hear(stamp, job);
+    } catch {
+      this.show();
+    }
+  }
+
+  show() {
+    this.dispatchEvent(new Event("fresh"));
+  }
+
+  fresh() {
+    return freshOf(this);
+  }
+}
+
+/** Follows a view by asking for its description every two seconds, where no rows need be told. */
+export class Looked extends EventTarget {
+  constructor(look) {
+    super();
+    Object.assign(this, { look, stamp: null, job: null, heardMs: 0, askedMs: 0 });
+  }
+
+  start() {
+    this.tick();
+    this.timer = setInterval(() => this.tick(), 1_000);
+    return this;
+  }
+
+  stop() {
+    clearInterval(this.timer);
+  }
+
+  async tick() {
+    this.dispatchEvent(new Event("fresh"));
+    if (document.hidden || Date.now() - this.askedMs < POLL_MS) return;
+    this.askedMs = Date.now();
+    try {
+      const { stamp, job } = await this.look();
+      Object.assign(this, { stamp, job, heardMs: Date.now() });
+    } catch {
+      // then it gets older
+    }
+    this.dispatchEvent(new Event("fresh"));
+  }
+
+  fresh() {
+    return freshOf(this);
+  }
+}
+
+/** How fresh what is shown is, by the stamp and the job's state that were heard last: { kind, text, detail, asOf }. */
+function freshOf(heard) {
+  const { stamp, job } = heard;
+  if (!stamp) return { kind: "none", text: "Connecting", detail: "Nothing has been heard yet" };
+  const nowMs = Date.now();
+  const oldMs = stamp.age_ms + Math.max(0, nowMs - heard.heardMs);
+  const asOf = moment(nowMs - oldMs);
+  if (nowMs - heard.heardMs > LIVE_MS) {
+    return { kind: "lost", text: `No connection · ${age(oldMs)} old`, detail: `As of ${asOf}`, asOf };
+  }
+  if (job && STANDS_STILL[job.state]) {
+    const why = job.why ? `: ${job.why}` : "";
+    return { kind: "paused", text: `${STANDS_STILL[job.state]} · ${age(oldMs)} old`, detail: `As of ${asOf}${why}`, asOf };
+  }
+  if (heard.behindMs && nowMs - heard.behindMs > LIVE_MS) {
+    return { kind: "old", text: `${age(nowMs - heard.behindMs)} old`, detail: `As of ${moment(heard.behindMs)}`, asOf: moment(heard.behindMs) };
+  }
+  if (stamp.age_basis === "commit") {
+    return { kind: "commit", text: `Last batch ${age(oldMs)} ago`, detail: `As of ${asOf}. Whether more waits is not known`, asOf };
+  }
+  if (oldMs <= LIVE_MS) return { kind: "live", text: "Live", detail: `Nothing newer waited at ${clock(nowMs - oldMs)}` };
+  return { kind: "old", text: `${age(oldMs)} old`, detail: `As of ${asOf}`, asOf };
+}
+
+/** The sign. Screen readers are told when it changes its kind, not every second. */
+export function freshSign(live, seen = () => {}) {
+  const text = el("span", { "aria-hidden": "true" }, "Connecting");
+  const told = el("span", { class: "hidden", role: "status" });
+  const sign = el("div", { class: "fresh", "data-kind": "none" }, el("span", { class: "fresh-dot" }), text, told);
+  const show = () => {
+    const fresh = live.fresh();
+    if (sign.dataset.kind !== fresh.kind) {
+      sign.dataset.kind = fresh.kind;
+      told.textContent = `${fresh.text}. ${fresh.detail}`;
+    }
+    say(text, fresh.text);
+    sign.title = fresh.detail;
+    seen(fresh);
+  };
+  live.addEventListener("fresh", show);
+  show();
+  return sign;
+}
