@@ -1,6 +1,6 @@
 # Everything is installed into .venv, from locks; a target that needs it makes it. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-full lint bench lock clean
+.PHONY: help setup demo chaos test test-fast test-full lint screenshots bench lock clean
 .DELETE_ON_ERROR:
 
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python
@@ -9,6 +9,7 @@ PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11 python3.
 NO_PYTHON = No Python 3.11 or newer is on the PATH: install one (Debian, Ubuntu: apt install python3 python3-venv)
 VENV := .venv/bin
 STAMP := .venv/.stamp
+BROWSER := .venv/.browser
 ARGS =
 
 # Where Python is told to keep no compiled files, every process of a test or demo would compile Spark's anew: 2 s each.
@@ -24,12 +25,17 @@ setup: $(STAMP) ## install all that is needed into .venv (40 s the first time, n
 demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 	$(VENV)/stateside demo $(ARGS)
 
-test: $(STAMP) lint ## lint, then run all tests; pytest's options in ARGS="..."
+chaos: $(STAMP) ## break the whole system in every way, and write docs/crash-matrix.md (some 20 min, some of it as root)
+	mkdir -p .cache
+	$(VENV)/stateside chaos --all --json .cache/chaos.json $(ARGS)
+	$(VENV)/python tools/crash_matrix.py .cache/chaos.json
+
+test: $(STAMP) $(BROWSER) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python tools/test.py $(ARGS)
 
 test-fast: export STATESIDE_TEST_FAST = 1
 test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network, with fewer examples
-	$(VENV)/python tools/test.py -m "not spark and not e2e and not network" $(ARGS)
+	$(VENV)/python tools/test.py -m "not spark and not e2e and not network and not browser" $(ARGS)
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests
@@ -40,6 +46,9 @@ lint: $(STAMP) ## check style, types and which room imports which
 	$(VENV)/mypy
 	$(VENV)/mypy tools
 	$(VENV)/lint-imports
+
+screenshots: $(STAMP) $(BROWSER) ## take the pictures of the pages in docs/pages anew
+	$(VENV)/python tools/screenshots.py $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks; options in ARGS="..."
 	$(VENV)/python -m benchmarks $(ARGS)
@@ -54,6 +63,9 @@ clean: ## remove .venv and all caches in this folder
 $(STAMP): pyproject.toml uv.lock $(wildcard tools/*.py tools/*.lock)
 	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py
 	@touch $@
+
+$(BROWSER): $(STAMP) tools/browser.py
+	@$(VENV)/python tools/browser.py $@
 
 $(VENV)/uv:
 	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py --only-uv

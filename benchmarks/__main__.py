@@ -20,10 +20,12 @@ from benchmarks import (
     history,
     journal,
     lookups,
+    pages,
     queries,
     replica,
     source,
     sql,
+    takeover,
     visible,
 )
 from benchmarks.compare import Figure, Result
@@ -38,10 +40,12 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "history": history.run,
     "journal": journal.run,
     "lookups": lookups.run,
+    "pages": pages.run,
     "queries": queries.run,
     "replica": replica.run,
     "source": source.run,
     "sql": sql.run,
+    "takeover": takeover.run,
     "visible": visible.run,
 }
 

@@ -41,7 +41,8 @@ def run(folder: Path) -> Iterator[Result]:
         name = f"durable appends of {EVENTS:,} events"
         yield compare(name, "events/s", Side("journal", append), Side("bare write + fdatasync", bare))
         os.close(handle)
-    yield _concurrent(folder)
+    yield _concurrent(folder, "concurrent", lambda writer, events: writer.append(events))
+    yield _concurrent(folder, "on conditions", _append_to)
     yield _reading(folder)
 
 
@@ -50,17 +51,21 @@ def _events(number: int) -> list[Event]:
     return [Event(f"e{i}", f"c{i % 97}", "call", 1_760_000_000_000_000 + i, {"amount_micros": i}) for i in ids]
 
 
-def _concurrent(folder: Path) -> Result:
+def _append_to(writer: JournalWriter, events: list[Event]) -> None:
+    writer.append_to(events[0].entity, events)
+
+
+def _concurrent(folder: Path, name: str, append: Callable[[JournalWriter, list[Event]], object]) -> Result:
     """Single durable appends of many threads, against the least that any group commit in Python has to do."""
     handle = os.open(folder / "bare-group", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     bare, record = BareGroup(handle), b"x" * 150
-    names = [f"{name}-{turn}" for name in range(APPENDERS) for turn in range(TURNS * (ROUNDS + 1))]
-    made = iter([[Event(name, name.partition("-")[0], "call", 1_760_000_000_000_000, {"amount": 5})] for name in names])
-    with JournalWriter(folder / "concurrent") as writer, ThreadPoolExecutor(APPENDERS) as pool:
+    names = [f"{thread}-{turn}" for thread in range(APPENDERS) for turn in range(TURNS * (ROUNDS + 1))]
+    made = iter([[Event(each, each.partition("-")[0], "call", 1_760_000_000_000_000, {"amount": 5})] for each in names])
+    with JournalWriter(folder / name) as writer, ThreadPoolExecutor(APPENDERS) as pool:
 
         def journal_thread(_: int) -> None:
             for _ in range(TURNS):
-                writer.append(next(made))
+                append(writer, next(made))
 
         def bare_thread(_: int) -> None:
             for _ in range(TURNS):
@@ -71,7 +76,7 @@ def _concurrent(folder: Path) -> Result:
             return APPENDERS * TURNS
 
         sides = Side("journal", lambda: all_of(journal_thread)), Side("bare group commit", lambda: all_of(bare_thread))
-        result = compare(f"single durable appends of {APPENDERS} threads", "events/s", *sides)
+        result = compare(f"single durable appends of {APPENDERS} threads, {name}", "events/s", *sides)
     os.close(handle)
     return result
 

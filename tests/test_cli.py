@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ WAIT_S_MAX = 90.0
 NO_FOLDER = "/proc/nope"  # nobody can make it, not even root
 
 
-def stateside(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stateside", *arguments]
+def stateside(
+    *arguments: str, cwd: Path | None = None, prefix: tuple[str, ...] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, sys.executable, "-m", "stateside", *arguments]
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=60
     )
@@ -51,6 +54,18 @@ class TestErrorsOfTheSystem:
     @pytest.mark.parametrize("command", [["demo"], ["run", "stateside.billing.pipeline:app"], ["serve"]])
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, command: list[str]) -> None:
         assert NO_FOLDER in assert_one_sentence(stateside(*command, "--dir", NO_FOLDER))
+
+    @pytest.mark.parametrize("flags", [[], ["--standby", "--standby-scope", "machine"]])
+    def test_a_folder_without_the_right_to_write_says_what_to_do(self, tmp_path: Path, flags: list[str]) -> None:
+        prefix: tuple[str, ...] = ()
+        if os.geteuid() == 0:  # who may write everywhere, unless that right is given up
+            if shutil.which("setpriv") is None:
+                pytest.skip("there is no setpriv to give up root's rights with")
+            prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
+        (tmp_path / "locked").mkdir(mode=0o500)
+        application = ("run", "stateside.billing.pipeline:app", "--dir", str(tmp_path / "locked"))
+        told = assert_one_sentence(stateside(*application, *flags, prefix=prefix))
+        assert "Permission denied" in told and "the right to" in told and "locked" in told
 
     @pytest.mark.parametrize("command", ["demo", "serve"])
     def test_a_folder_below_a_file_is_one_sentence(self, tmp_path: Path, command: str) -> None:

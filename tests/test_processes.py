@@ -1,5 +1,6 @@
 """Children: stopped in order, logged, and never left behind."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.processes import EXIT_NO_COMMAND, Child, free_port
+from stateside.processes import EXIT_NO_COMMAND, Child, free_port, run
 
 pytestmark = pytest.mark.e2e
 
@@ -138,6 +139,33 @@ def test_a_command_that_does_not_exist_is_told_in_the_log(log: Path) -> None:
     child = Child(["no-such-command"], log)
     assert _ended(child) == EXIT_NO_COMMAND
     assert child.tail() == "Error: no-such-command cannot be run: No such file or directory."
+
+
+def test_a_command_is_run_to_its_end_and_says_how_it_was() -> None:
+    found = asyncio.run(run(["sh", "-c", "echo said; echo meant >&2; exit 3"], 20))
+    assert found == (3, "said\n", "meant\n")
+    assert asyncio.run(run(["no-such-command"], 20))[0] == EXIT_NO_COMMAND
+
+
+def test_a_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(run(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 1))
+    assert not _alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_loop_that_ends_does_not_wait_for_a_command_and_leaves_none(tmp_path: Path) -> None:
+    """As with a server that is stopped while an audit runs: in a thread it would have waited for the audit's end."""
+
+    async def begin() -> asyncio.Task[tuple[int, str, str]]:
+        task = asyncio.create_task(run(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 50))
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)
+        return task
+
+    began_s = time.monotonic()
+    assert asyncio.run(begin()).cancelled()
+    assert time.monotonic() - began_s < 20
+    assert not _alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_free_port_can_be_listened_on() -> None:

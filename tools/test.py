@@ -1,5 +1,6 @@
 """`make test`: all tests, on two processes, one for each core; each has a Spark session of its own where it needs one.
 
+Before them, once, an archive of Spark's classes is made, from which JVMs start sooner (tests/quick_java.py).
 A file's tests run in one process, in order, and whichever process is free takes the next file. Options are pytest's.
 `make test-fast` shares single tests out, and writes to memory: an fsync costs nothing there. What it leaves of examples
 and damaged places, tests/sizes.py says. The other two write to the disk, as applications do.
@@ -36,6 +37,8 @@ def main(arguments: list[str]) -> int:
     """Run them; pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
+        if not FAST:
+            subprocess.run([sys.executable, "-m", "tests.quick_java"], check=False)
         command = [sys.executable, "-m", "pytest", *PROCESSES, *([f"--junitxml={report}"] if FULL else []), *arguments]
         with _written_to_memory() if FAST else nullcontext():
             code = subprocess.run(command, check=False).returncode

@@ -9,20 +9,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from stateside.journal.kafka.placed import topic_of
 from stateside.layout import Layout
+from stateside.ops.parts import members
+from tests.journal.kafka.topics import add_partitions
 from tests.sizes import in_full, sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
 SETTINGS = ["--customers", "60"]
 WAIT_S = 240.0
+LEAVING = sized(short=[("worker-1", 4)], full=[("worker-1", 4), ("worker-2", 8)])  # which worker, after which batch
 
 
 @pytest.fixture
@@ -98,6 +104,88 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     assert report["sums"]["accounts"] == 60 * 4
     assert set(report["laws"].values()) == {0}
     assert not any(alive(pid) for pid in [python, jvm, *driver_pids(layout)])
+
+
+def workers_leave_and_join(layout: Layout) -> None:
+    """Under load, one after the other: each is killed with its executor, and the demo starts another in its place."""
+    for name, batch in LEAVING:
+        wait_for_batch(layout, batch)
+        (worker,) = processes_with("deploy.worker.Worker", str(layout.root / "cluster" / name))
+        for pid in members(worker):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_with(*texts: str) -> list[int]:
+    """The processes whose command line has all these texts in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            line = (process / "cmdline").read_bytes().decode(errors="replace")
+            if all(text in line for text in texts) and int(process.name) != os.getpid():
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("more", sized(short=[["--cluster"]], full=[[], ["--cluster"]]))
+def test_on_kafka_and_a_cluster_every_sum_is_even_as_well(
+    tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], more: list[str]
+) -> None:
+    layout = Layout(tmp_path / "demo")
+    demo = start(sized(12, 20), "--dir", str(layout.root), "--json", str(report_file), "--journal", "kafka", *more)
+    demos.append(demo)
+    wait_for_batch(layout, 1)
+    consumer = start_consumer(layout, tmp_path / "consumed.jsonl")
+    demos.append(consumer)
+    if more:
+        workers_leave_and_join(layout)
+    report = finish(demo, report_file, seconds_max=400)
+    assert_consumed(tmp_path / "consumed.jsonl", report["events"]["events"])
+    assert report["requests"]["failed"] == 0
+    assert report["cluster"]["restarts"] == (len(LEAVING) if more else 0)
+    assert report["pipeline"]["restarts"] == 0, "the loss of a worker is Spark's to mend"
+    assert report["documents"]["corrected"] == report["expected"]["late"]["customers_periods"] > 0
+    assert report["dead_letters"] == report["expected"]["dead_letters"]
+    assert report["sums"]["accounts"] == 60 * 4
+    assert set(report["laws"].values()) == {0}
+    assert not list(layout.journal.glob("*.segment")), "the events are on Kafka alone"
+    assert not processes_with(str(layout.root)), "nothing is left running"
+
+
+def start_consumer(layout: Layout, target: Path) -> subprocess.Popen[str]:
+    """Follows the stream beside the application, as others do who react to its events."""
+    command = [sys.executable, "-m", "stateside", "journal", "read", "--dir", str(layout.root), "--follow", "--json"]
+    with target.open("w") as file:
+        return subprocess.Popen(command, stdout=file, text=True)
+
+
+def assert_consumed(target: Path, events: int) -> None:
+    """It has got every event once, and each entity's in order. The broker may have ended in the middle of a line."""
+    found = [json.loads(line) for line in target.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    assert len(found) == events
+    sequences: dict[str, list[int]] = defaultdict(list)
+    for event in found:
+        sequences[event["entity"]].append(event["sequence"])
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in sequences.values())
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+@in_full("readers and writers refuse such a topic in tests/journal/kafka/test_placed.py")
+def test_partitions_that_are_added_to_the_topic_in_the_middle_end_the_demo_and_are_told(
+    tmp_path: Path, demos: list[subprocess.Popen[str]]
+) -> None:
+    layout = Layout(tmp_path / "demo")
+    demo = start(60, "--dir", str(layout.root), "--journal", "kafka")
+    demos.append(demo)
+    wait_for_batch(layout, 3)
+    add_partitions(topic_of(layout.journal), 2)
+    output, _ = demo.communicate(timeout=200)
+    assert demo.returncode == 1, output
+    assert "This topic has several partitions" in output
+    assert "copy its events into a new topic of one partition" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.timeout(1_800)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,7 @@ def test_killed_drivers_leave_every_row_once_in_every_sink(layout: Layout, tmp_p
         finally:
             driver.terminate()
             driver.wait(60)
-    once = dict.fromkeys(produced.ids, 1)
-    assert len(once) > 100, "there was something to lose"
-    found = {
-        "files": ids(json.loads(line) for f in layout.files("out").glob("*.jsonl") for line in f.open()),
-        "table": ids(DeltaTable(layout.table("orders")).to_pyarrow_table().to_pylist()),
-        "keyed table": ids(DeltaTable(layout.table("keyed")).to_pyarrow_table().to_pylist()),
-        "endpoint": ids(store.rows()),
-        "journal": Counter(
-            e.entity.removeprefix("answer-to-") for e in Journal(layout.journal).events() if e.type == "answered"
-        ),
-    }
-    assert {name: difference(counts, once) for name, counts in found.items()} == dict.fromkeys(found, ([], []))
+    assert_every_row_once(layout, store, produced.ids)
 
 
 class Produced:
@@ -165,6 +154,22 @@ def wait_until(condition: Callable[[], bool], driver: subprocess.Popen[bytes], w
         assert driver.poll() is None, "the driver ended by itself: see run.log"
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.1)
+
+
+def assert_every_row_once(layout: Layout, store: Store, produced: Sequence[str]) -> None:
+    """In every one of the five sinks."""
+    once = dict.fromkeys(produced, 1)
+    assert len(once) > 100, "there was something to lose"
+    found = {
+        "files": ids(json.loads(line) for f in layout.files("out").glob("*.jsonl") for line in f.open()),
+        "table": ids(DeltaTable(layout.table("orders")).to_pyarrow_table().to_pylist()),
+        "keyed table": ids(DeltaTable(layout.table("keyed")).to_pyarrow_table().to_pylist()),
+        "endpoint": ids(store.rows()),
+        "journal": Counter(
+            e.entity.removeprefix("answer-to-") for e in Journal(layout.journal).events() if e.type == "answered"
+        ),
+    }
+    assert {name: difference(counts, once) for name, counts in found.items()} == dict.fromkeys(found, ([], []))
 
 
 def ids(rows: Iterable[dict[str, Any]]) -> Counter[str]:

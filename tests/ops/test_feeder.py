@@ -12,8 +12,9 @@ from stateside.billing.generator import Generator
 from stateside.errors import RequestInvalid
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
-from stateside.ops.demo import feeder as feeder_module
-from stateside.ops.demo.feeder import Feeder
+from stateside.ops.stage import feeder as feeder_module
+from stateside.ops.stage.feeder import Feeder
+from tests.sizes import not_in_fast
 
 GENERATOR = Generator(seed=1, customers=20, events_per_period=5, periods=2)
 FAR_US = 2**62  # a watermark that has passed everything
@@ -49,6 +50,7 @@ def test_all_events_are_appended_in_order_each_with_its_arrival_as_append_time(l
     assert feeder.share_done == pytest.approx(1, abs=0.01)
 
 
+@not_in_fast("a property; a finished one is started again here")
 def test_started_again_it_goes_on_after_the_last_event_whatever_nudges_there_were(layout: Layout) -> None:
     first = feed(layout, lambda feeder: feeder.fed > 50)
     nudged = Feeder(GENERATOR, layout, 0.5, lambda: FAR_US)
@@ -68,6 +70,28 @@ def test_a_finished_one_that_is_started_again_has_nothing_left(layout: Layout) -
     again.close()
 
 
+@not_in_fast("it waits for a clock")
+def test_started_again_it_is_as_fast_as_before_and_in_a_hurry_faster(layout: Layout) -> None:
+    first = Feeder(GENERATOR, layout, 100.0, lambda: FAR_US, of_all=True)
+    first.start()
+    time.sleep(0.5)
+    first.stop()
+    first.close()
+    for seconds, faster in ((100.0, 1.0), (10_000.0, 100.0)):
+        again = Feeder(
+            GENERATOR, layout, seconds, lambda: FAR_US, of_all=True, pace=lambda share_done, faster=faster: faster
+        )
+        before, began_s = again.share_done, time.monotonic()
+        again.start()
+        while again.share_done < before + 0.01:
+            time.sleep(0.01)
+        passed_s = time.monotonic() - began_s
+        again.stop()
+        again.close()
+        assert 0.7 < passed_s < 20, "a hundredth of a hundred seconds, on any machine"
+
+
+@not_in_fast("it waits for a clock")
 def test_time_stands_still_before_a_late_event_until_its_period_is_closed(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from stateside.ops.demo.interrupts import HEARD, Interrupts
+from stateside.ops.stage.interrupts import HEARD, Interrupts
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stateside.billing.generator import EVEN_MICROS, Generator, Report, Shares
-from stateside.ops.demo.proof import Outcome, differences
+from stateside.ops.stage.proof import Outcome, differences
 
 GENERATOR = Generator(1, 20, 5, 2, Shares(duplicate=0.05))
 

@@ -12,8 +12,9 @@ from stateside.billing.audit import Audit, Standing
 from stateside.billing.audit.law import Verdict
 from stateside.billing.generator import Report
 from stateside.errors import RequestInvalid
-from stateside.ops.demo.proof import Outcome
-from stateside.ops.demo.report import DemoReport, ReportFile
+from stateside.ops.demo.report import DemoReport
+from stateside.ops.stage.proof import Outcome
+from stateside.ops.stage.report_file import ReportFile
 
 
 def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
@@ -42,6 +43,7 @@ def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
         requests_failed=0,
         failures=[],
         pipeline_restarts=0,
+        cluster_restarts=0,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stateside.errors import PipelineFailed
-from stateside.ops.demo.supervised import RESTARTS_MAX, Supervised
+from stateside.ops.stage.supervised import RESTARTS_MAX, Supervised
 from stateside.processes import free_port
 
 pytestmark = pytest.mark.e2e
@@ -67,7 +67,7 @@ def test_a_part_that_was_killed_is_started_again(tmp_path: Path, parts: list[Sup
 def test_a_part_that_lasted_may_be_started_again_any_number_of_times(
     tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateside.ops.demo.supervised.LASTED_S", 0.0)
+    monkeypatch.setattr("stateside.ops.stage.supervised.LASTED_S", 0.0)
     part = Supervised("server", ["serve", "--dir", str(tmp_path), "--port", str(free_port())], tmp_path / "log")
     parts.append(part)
     for _ in range(RESTARTS_MAX + 2):

@@ -2,6 +2,7 @@
 
 `group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
 what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `kafka` journals there,
+`cluster` a Spark cluster to try things, `chaos` what breaks them, `savepoints` what of a job can be begun again,
 `tokens` who may ask, `billing` the commands of that application.
 """
 
@@ -9,11 +10,14 @@ from stateside.cli.applications import append, demo, doctor, new, run
 from stateside.cli.asking import get, locate, rollup, scan, sql, sum_, views, watch
 from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
+from stateside.cli.chaos import chaos
+from stateside.cli.cluster import dev_cluster
 from stateside.cli.group import PORT, main
 from stateside.cli.journal import journal
 from stateside.cli.kafka import create, dev
 from stateside.cli.merging import merge
 from stateside.cli.retention import archive, drop, readers, trim
+from stateside.cli.savepoints import savepoint
 from stateside.cli.serving import serve
 from stateside.cli.tokens import token
 
@@ -23,6 +27,7 @@ for command in (
     append,
     audit,
     billing,
+    chaos,
     demo,
     dev,
     doctor,
@@ -32,6 +37,7 @@ for command in (
     new,
     rollup,
     run,
+    savepoint,
     scan,
     serve,
     sql,
@@ -43,3 +49,4 @@ for command in (
     main.add_command(command)
 for command in (archive, create, drop, merge, readers, trim):
     journal.add_command(command)
+dev.add_command(dev_cluster)

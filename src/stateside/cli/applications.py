@@ -17,7 +17,9 @@ from stateside.errors import RequestInvalid, SettingInvalid
 if TYPE_CHECKING:
     from stateside.journal import JournalWriter
     from stateside.journal.kafka import KafkaWriter
+    from stateside.journal.kafka.placed_writer import PlacedWriter
     from stateside.journal.nodes import NodeWriter
+    from stateside.ops.stage.ground import JournalKind
 
 
 @click.command()
@@ -35,7 +37,24 @@ if TYPE_CHECKING:
 @click.option("--dir", "folder", type=FOLDER, help="Keep everything here, or go on with what is here.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
 @click.option("--keep", is_flag=True, help="Go on serving after the report, until Ctrl-C.")
-def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_file: Path | None, keep: bool) -> None:
+@click.option(
+    "--journal",
+    default="files",
+    show_default=True,
+    type=click.Choice(["files", "kafka"]),
+    help="Where events are: in files, or on a Kafka broker that is started for it.",
+)
+@click.option("--cluster", is_flag=True, help="Run Spark on a cluster of two masters and two workers, started for it.")
+def demo(
+    seconds: float,
+    customers: int,
+    seed: int,
+    folder: Path | None,
+    json_file: Path | None,
+    keep: bool,
+    journal: JournalKind,
+    cluster: bool,
+) -> None:
     """Run the whole system on this machine and prove that every sum is right.
 
     Customers telephone through compressed months; their events go into a journal, Spark folds them into running bills,
@@ -45,10 +64,10 @@ def demo(seconds: float, customers: int, seed: int, folder: Path | None, json_fi
     """
     from rich.console import Console
 
-    from stateside.ops.demo.report import ReportFile
     from stateside.ops.demo.run import DemoSettings, run_demo
+    from stateside.ops.stage.report_file import ReportFile
 
-    settings = DemoSettings(seconds=seconds, customers=customers, seed=seed)
+    settings = DemoSettings(seconds=seconds, customers=customers, seed=seed, journal=journal, cluster=cluster)
     report_file = ReportFile(json_file) if json_file else None
     report = run_demo(settings, folder, Console(), report_file=report_file, keep=keep)
     sys.exit(0 if report.ok else 1)
@@ -148,8 +167,8 @@ def append(
     Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
     stops, and says which one, why, and what is stored. Appending the same lines again stores them again.
 
-    Of a journal on Kafka this process becomes the owner, and whoever was it before is told so. The folder then holds
-    its index.
+    With --kafka this process becomes the owner of that topic, and whoever was it before is told so; the folder holds
+    its index. Where the folder's own journal is a topic (docs/cluster.md), it takes turns with others, as on files.
     """
     from stateside.journal.lines import Intake
 
@@ -172,17 +191,17 @@ def append(
 
 def _writer(
     folder: Path, kafka: str | None, node: str | None, take_over: bool
-) -> JournalWriter | NodeWriter | KafkaWriter:
-    from stateside.journal import JournalWriter
+) -> JournalWriter | NodeWriter | KafkaWriter | PlacedWriter:
     from stateside.journal.kafka import KafkaWriter
     from stateside.journal.kafka.address import topic_at
     from stateside.journal.nodes import NodeWriter
+    from stateside.journal.opened import open_writer
     from stateside.layout import Layout
 
     if node is not None:
         return NodeWriter(Layout(folder).journal, node, take_over=take_over)
     if kafka is None:
-        return JournalWriter(Layout(folder).journal)
+        return open_writer(Layout(folder).journal)
     topic = topic_at(kafka)
     return KafkaWriter(topic, beside(folder, topic, "index"))
 

@@ -54,7 +54,17 @@ def _failure(ctx: click.Context, sentence: str, *, final: bool = False) -> click
 def _sentence(error: OSError) -> str:
     """An error of the operating system for people: the file that it is about, and what is wrong with it."""
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}." if error.filename else f"{reason}."
+    next_step = _NEXT_STEPS.get(error.errno or 0, "")
+    return (f"{error.filename}: {reason}." if error.filename else f"{reason}.") + next_step
+
+
+_RIGHTS = " Give this process's user the right to read and write there, or name another place."
+_NEXT_STEPS = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: " Mount it so that it can be written to, or name another place.",
+    errno.ENOSPC: " Make room there, then try again.",
+}
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +16,23 @@ import click
 from stateside.cli.applications import append
 from stateside.cli.bars import bar
 from stateside.cli.group import FILE, FOLDER
-from stateside.cli.kafka import check_place, journal_place, kafka_option, kafka_queries, kafka_statistics, kafka_views
+from stateside.cli.kafka import (
+    address_of,
+    check_place,
+    journal_place,
+    kafka_journal,
+    kafka_option,
+    kafka_queries,
+    kafka_statistics,
+    kafka_views,
+)
+from stateside.cli.selections import EPOCH, format_of, from_begin, selected, selection_flags
 from stateside.cli.tables import readable, show_json
-from stateside.errors import EntityUnknown, PositionInvalid, RequestInvalid
+from stateside.errors import EntityUnknown
 
 if TYPE_CHECKING:
     from stateside.journal.queries import Found, Queries, Views
-    from stateside.journal.stream import Stream, Trimmed
-    from stateside.journal.upkeep import Place, Selection
-    from stateside.journal.upkeep.exporting import Format
-    from stateside.positions import Position
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+    from stateside.journal.upkeep import Place
 
 
 @click.group()
@@ -36,53 +40,9 @@ def journal() -> None:
     """Look after an application's journal."""
 
 
-def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A time, as microseconds since 1970."""
-    try:
-        return None if value is None else (datetime.fromisoformat(value) - _EPOCH) // timedelta(microseconds=1)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise click.BadParameter(f"{value!r} is no time with a time zone, like 2026-01-31T12:00:00Z") from error
-
-
-def parsed_position(ctx: click.Context, param: click.Parameter, value: str | None) -> Position | None:
-    """A position, like 0:1234."""
-    from stateside.positions import Position
-
-    try:
-        return None if value is None else Position.parse(value)
-    except PositionInvalid as error:
-        raise click.BadParameter(error.sentence()) from error
-
-
 journal_folder = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
 as_json_flag = click.option("--json", "as_json", is_flag=True, help="For machines.")
 _limit = click.option("--limit", type=click.IntRange(1), help="Stop after so many.")
-
-
-def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Flags that say which events are meant; all of them must hold."""
-    flags = (
-        click.option(
-            "--from", "start", metavar="POSITION", callback=parsed_position, help="From this position on, like 0:1234."
-        ),
-        click.option(
-            "--to",
-            "stop",
-            metavar="POSITION",
-            callback=parsed_position,
-            help="Up to this position; the end by default.",
-        ),
-        click.option("--entity", help="Of this entity."),
-        click.option("--tag", help="With this tag."),
-        click.option("--type", "type_", help="Of this type."),
-        click.option(
-            "--since", "from_us", metavar="TIME", callback=_moment, help="Happened then or later: 2026-01-31T12:00:00Z."
-        ),
-        click.option("--until", "to_us", metavar="TIME", callback=_moment, help="Happened before then."),
-    )
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
 
 
 @journal.command()
@@ -91,6 +51,7 @@ def _selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 def stat(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     """Tell how large the journal is, where it ends, and how far what is made of it has come."""
     check_place(folder, kafka)
+    kafka = address_of(folder, kafka)
     found = _statistics(folder) if folder and kafka is None else kafka_statistics(kafka or "")
     if as_json:
         show_json(found)
@@ -105,7 +66,7 @@ def stat(folder: Path | None, kafka: str | None, as_json: bool) -> None:
 
 @journal.command()
 @journal_place
-@_selection_flags
+@selection_flags
 @_limit
 @click.option("--follow", is_flag=True, help="Then go on with events as they come, until Ctrl-C.")
 @as_json_flag
@@ -117,7 +78,7 @@ def read(
     The position is the one to read on --from behind the event.
     """
     with _queries(folder, kafka) as queries:
-        selection = _from_begin(queries.stream, _selection(**conditions), conditions["start"])
+        selection = from_begin(queries.stream, selected(**conditions), conditions["start"])
         if selection.entity is not None and not follow:
             _check_known(queries, selection.entity, str(folder or kafka))
         found = selection.live(queries) if follow else selection.found(queries)
@@ -141,58 +102,67 @@ def ids(
 
 
 @journal.command()
-@journal_folder
+@journal_place
 @click.option("--prefix", default="", help="Only tags that begin so.")
 @as_json_flag
-def tags(folder: Path, prefix: str, as_json: bool) -> None:
+def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> None:
     """Print all tags by name, and how many events have each."""
     from stateside.journal.upkeep import tags as tags_of
 
-    for tag, events in tags_of(place_of(folder), prefix).items():
+    with _views(folder, kafka) as views:
+        found = tags_of(views, prefix)
+    for tag, events in found.items():
         show_json({"tag": tag, "events": events}, lines=True) if as_json else click.echo(f"{events:>12,}  {tag}")
 
 
 @journal.command()
-@journal_folder
+@journal_place
 @as_json_flag
-def verify(folder: Path, as_json: bool) -> None:
+def verify(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     """Read the whole journal and all that is made of it, and say what is wrong. Changes nothing.
 
     Checked are every frame's checksum, that no event is missing, that each entity's sequences go 1, 2, 3, …, and the
-    indexes of ids and sequences and the views against the log. The exit code is 1 if anything is wrong.
+    indexes of ids and sequences and the views against the log. On Kafka, where checksums are the broker's affair: that
+    every message is an event, and the sequences. The exit code is 1 if anything is wrong.
     """
-    from stateside.journal.upkeep import verify as run_verify
+    from stateside.journal.upkeep import verify as verify_folder
+    from stateside.journal.upkeep import verify_stream
 
-    with bar("reading the journal") as watch:
-        verdict = run_verify(place_of(folder), watch)
+    check_place(folder, kafka)
+    kafka = address_of(folder, kafka)
+    with ExitStack() as stack:
+        watch = stack.enter_context(bar("reading the journal"))
+        if folder is not None and kafka is None:
+            verdict = verify_folder(place_of(folder), watch)
+        else:
+            verdict = verify_stream(stack.enter_context(kafka_journal(kafka or "")), watch)
     show_json(verdict.as_dict()) if as_json else click.echo("\n".join(verdict.lines()))
     sys.exit(0 if verdict.ok else 1)
 
 
 @journal.command()
-@journal_folder
-@_selection_flags
+@journal_place
+@selection_flags
 @click.option("--out", required=True, type=FILE, help="The file to write, or - for standard output (JSON lines).")
 @click.option("--format", "format_", type=click.Choice(["jsonl", "parquet"]), help="By the file's name if not given.")
 @as_json_flag
-def export(folder: Path, out: Path, format_: Any, as_json: bool, **conditions: Any) -> None:
+def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_json: bool, **conditions: Any) -> None:
     """Write events to a file: JSON lines, which `stateside append` takes, or Parquet.
 
     The file is there when all of it is. Prints how many events it has, and the position at which the next export goes
     on.
     """
-    from stateside.journal import Journal
     from stateside.journal.upkeep import export as run_export
     from stateside.journal.upkeep import export_to
 
-    place = place_of(folder)
-    selection = _from_begin(Journal(place.directory), _selection(**conditions), conditions["start"])
-    chosen = format_ or _format(out)
-    if str(out) == "-":
-        done = export_to(place, selection, sys.stdout.buffer, chosen)
-    else:
-        with bar("exporting") as watch:
-            done = run_export(place, selection, out, chosen, watch)
+    chosen = format_ or format_of(out)
+    with _queries(folder, kafka) as queries:
+        selection = from_begin(queries.stream, selected(**conditions), conditions["start"])
+        if str(out) == "-":
+            done = export_to(queries.stream, selection, sys.stdout.buffer, chosen)
+        else:
+            with bar("exporting") as watch:
+                done = run_export(queries.stream, selection, out, chosen, watch)
     told = {"events": done.events, "position": str(done.position)}
     to_stderr = str(out) == "-"
     if as_json:
@@ -235,44 +205,29 @@ def _statistics(folder: Path) -> dict[str, Any]:
     return node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
 
 
-def _selection(start: Position | None, type_: str | None, **others: Any) -> Selection:
-    from stateside.journal.upkeep import Selection
-    from stateside.positions import Position
-
-    return Selection(start or Position.start(), type=type_, **others)
-
-
 @contextmanager
 def _queries(folder: Path | None, kafka: str | None) -> Iterator[Queries]:
     """What can be asked of the journal that is named."""
     check_place(folder, kafka)
+    kafka = address_of(folder, kafka)
     found = place_of(folder).queries() if folder and kafka is None else kafka_queries(folder, kafka or "")
     with found as queries:
         yield queries
 
 
 @contextmanager
-def _views(folder: Path, kafka: str | None) -> Iterator[Views]:
+def _views(folder: Path | None, kafka: str | None) -> Iterator[Views]:
     from stateside.journal.queries import Views
 
-    if kafka is not None:
-        with kafka_views(folder, kafka) as views:
+    check_place(folder, kafka)
+    kafka = address_of(folder, kafka)
+    if folder is None or kafka is not None:
+        with kafka_views(folder, kafka or "") as views:
             yield views
         return
     place = place_of(folder)
     with Views(place.stream(), place.views) as views:
         yield views
-
-
-def _from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
-    """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
-    from stateside.journal.stream import begin as begin_of
-
-    begin = begin_of(stream)
-    if asked is not None or not begin.events():
-        return selection
-    click.echo(f"The events before {begin} are gone; it begins there.", err=True)
-    return replace(selection, start=begin)
 
 
 def _check_known(queries: Queries, entity: str, where: str) -> None:
@@ -285,16 +240,6 @@ def _check_known(queries: Queries, entity: str, where: str) -> None:
         )
 
 
-def _format(out: Path) -> Format:
-    """The format that a file's name tells."""
-    formats: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-    if str(out) == "-":
-        return "jsonl"
-    if out.suffix not in formats:
-        raise RequestInvalid(f"The name {out.name!r} tells no format", next_step="Give --format jsonl or parquet")
-    return formats[out.suffix]
-
-
 def _show_event(found: Found, as_json: bool) -> None:
     from stateside.journal.lines import fields_of
 
@@ -303,7 +248,7 @@ def _show_event(found: Found, as_json: bool) -> None:
         click.echo(json_line({"position": str(found.position)} | fields))
         return
     event = found.event
-    time = (_EPOCH + timedelta(microseconds=event.time_us)).isoformat().replace("+00:00", "Z")
+    time = (EPOCH + timedelta(microseconds=event.time_us)).isoformat().replace("+00:00", "Z")
     number = "-" if event.sequence is None else event.sequence
     shown = fields.get("data") or json_line(fields["payload"])
     marks = f"  [{', '.join(event.tags)}]" if event.tags else ""

@@ -16,7 +16,7 @@ from stateside.cli.tables import show_json
 from stateside.errors import SettingInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal.kafka import Topic
+    from stateside.journal.kafka import KafkaJournal, Topic
     from stateside.journal.queries import Queries, Views
 
 kafka_option = click.option("--kafka", metavar="ADDRESS", help="A journal on Kafka: kafka://localhost:9092/orders.")
@@ -32,6 +32,14 @@ def check_place(folder: Path | None, kafka: str | None) -> None:
     """Some journal must be named."""
     if folder is None and kafka is None:
         raise click.UsageError("Missing option '--dir', or '--kafka'.")
+
+
+def address_of(folder: Path | None, kafka: str | None) -> str | None:
+    """The address of the journal that is named, if it is on Kafka: as such, or by the folder whose journal it is."""
+    from stateside.journal.kafka.placed import address_in
+    from stateside.layout import Layout
+
+    return address_in(Layout(folder).journal) if kafka is None and folder is not None else kafka
 
 
 def beside(folder: Path, topic: Topic, what: str) -> Path:
@@ -53,6 +61,14 @@ def kafka_views(folder: Path | None, kafka: str) -> Iterator[Views]:
         yield stack.enter_context(Views(journal, beside(root, topic, "views")))
 
 
+def kafka_journal(kafka: str) -> KafkaJournal:
+    """The journal at this address."""
+    from stateside.journal.kafka import KafkaJournal
+    from stateside.journal.kafka.address import topic_at
+
+    return KafkaJournal(topic_at(kafka))
+
+
 @contextmanager
 def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
     """What can be asked of a journal on Kafka."""
@@ -64,10 +80,7 @@ def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
 
 def kafka_statistics(kafka: str) -> dict[str, Any]:
     """What `stat` tells of a journal on Kafka. Offsets are more than events: transactions take some, too."""
-    from stateside.journal.kafka import KafkaJournal
-    from stateside.journal.kafka.address import topic_at
-
-    with KafkaJournal(topic_at(kafka)) as journal:
+    with kafka_journal(kafka) as journal:
         begin, end = journal.begin(), journal.end()
         return {
             "journal": journal.id(),
@@ -83,21 +96,40 @@ def kafka_statistics(kafka: str) -> dict[str, Any]:
 @click.argument("address")
 @click.option("--partitions", required=True, type=click.IntRange(1), help="How many, for good.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the Kafka topic.")
+@click.option("--dir", "folder", type=FOLDER, help="This application's folder has its journal there from now on.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def create(address: str, partitions: int, settings: tuple[str, ...], as_json: bool) -> None:
+def create(address: str, partitions: int, settings: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     """Create the topic of a new journal on Kafka, like kafka://localhost:9092/orders.
 
     It keeps its events for ever, unless a setting says otherwise. An entity keeps its partition for good, so their
     number cannot be changed later: as many as there will be processes that write, or tasks that read, at a time.
+    Billing needs one order of all events, and so one partition.
+
+    With --dir, a topic that is there already is taken as it is, so that the same command may be given again, and on
+    other machines.
     """
     from stateside.journal.kafka import create_topic
     from stateside.journal.kafka.address import topic_at
+    from stateside.journal.kafka.placed import check_free, place
+    from stateside.layout import Layout
 
     if bad := [text for text in settings if "=" not in text]:
         raise SettingInvalid(f"{bad[0]!r} is no setting of a topic", next_step="Write --set retention.ms=86400000")
+    if folder is not None:
+        check_free(Layout(folder).journal)
+        if partitions != 1:
+            raise SettingInvalid(
+                f"The journal of a folder has one order, and so one partition, not {partitions}",
+                next_step="Give --partitions 1, or leave --dir out",
+            )
     described = create_topic(
-        topic_at(address), partitions=partitions, settings=dict(text.split("=", 1) for text in settings)
+        topic_at(address),
+        partitions=partitions,
+        settings=dict(text.split("=", 1) for text in settings),
+        exists_ok=folder is not None,
     )
+    if folder is not None:
+        place(Layout(folder).journal, address)
     if as_json:
         show_json({"journal": described.id, "partitions": described.partitions})
     else:

@@ -10,7 +10,8 @@ import click
 
 from stateside.cli.bars import bar
 from stateside.cli.group import FOLDER
-from stateside.cli.journal import as_json_flag, journal_folder, json_line, parsed_position, place_of
+from stateside.cli.journal import as_json_flag, journal_folder, json_line, place_of
+from stateside.cli.selections import parsed_position
 from stateside.errors import RequestInvalid
 
 if TYPE_CHECKING:

@@ -103,7 +103,8 @@ def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
     with _tailing(share, told) as tailing:
         routes = ["stateside.billing.answers.api:routes"]
         tables = ["stateside.billing.answers.gate:sql_tables"]
-        serve_folder(folder.absolute(), routes=routes, tables=tables, **where, **tailing)
+        pages = ["stateside.billing.pages"]
+        serve_folder(folder.absolute(), routes=routes, tables=tables, pages=pages, **where, **tailing)
 
 
 def _serve_checkpoint(

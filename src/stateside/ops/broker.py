@@ -189,7 +189,7 @@ class Broker:
             time.sleep(_LOOK_S)
         self.stop()
         raise SetupError(
-            f"The Kafka broker does not answer; its last words: {_last_words(child)}",
+            f"The Kafka broker does not answer; its last words: {child.last_words()}",
             where=str(child.log),
             next_step="Read that log, mend the cause, and start it again",
         )
@@ -204,9 +204,3 @@ class Broker:
         except KafkaException:
             return False
         return True
-
-
-def _last_words(child: Child) -> str:
-    """The last line of its log that is no part of a stack trace."""
-    told = [line for line in child.tail(200).splitlines() if line and not line[0].isspace()]
-    return told[-1] if told else "none"

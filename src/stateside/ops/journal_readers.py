@@ -3,6 +3,7 @@
 reader                        has read up to
 a view, or a reaction         the end of the batch before its last finished one: the last one may be run again
                               (nothing, while it has not finished two)
+a savepoint                   the end of its batch, from which a job may be begun again
 the views of queries          their own position
 who registered itself         what it registered (`journal.upkeep.readers`)
 billing                       nothing: bills are explained, and audited, from all events
@@ -13,6 +14,7 @@ A view whose sources are others is none.
 from __future__ import annotations
 
 from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.savepoint import savepoints
 from stateside.journal.upkeep import Place
 from stateside.journal.upkeep.readers import Reader, readers
 from stateside.layout import Layout, ViewLayout
@@ -25,7 +27,12 @@ def known_readers(layout: Layout) -> list[Reader]:
     found = readers(Place.of(layout.journal))
     for path in sorted((layout.root / "views").glob("*/checkpoint")):
         reader = _of_view(ViewLayout(path.parent))
-        found.extend([] if reader is None else [reader])
+        if reader is not None:
+            kept = savepoints(ViewLayout(path.parent))
+            found += [
+                reader,
+                *(Reader(f"the savepoint {one.name!r} of {path.parent.name!r}", one.position) for one in kept),
+            ]
     if layout.clock.exists() or list((layout.root / "views").glob("*/book")):
         found.append(Reader("billing, which explains and audits bills from all events,", Position.start()))
     return found

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stateside.billing.audit import Audit
 from stateside.billing.generator import EVEN_MICROS, Report
 from stateside.billing.money import format_micros
-from stateside.errors import RequestInvalid
-from stateside.ops.demo.proof import Outcome
-from stateside.storage import write_atomically
+from stateside.ops.stage.proof import Outcome
 
 DIFFERENCES_SHOWN = 10
 
@@ -33,6 +29,7 @@ class DemoReport:
     requests_failed: int
     failures: Sequence[str]
     pipeline_restarts: int
+    cluster_restarts: int
 
     @property
     def problems(self) -> list[str]:
@@ -75,6 +72,7 @@ class DemoReport:
             "latency_ms": _quantiles(self.latencies_ms),
             "age_ms": _quantiles(self.ages_ms),
             "pipeline": {"restarts": self.pipeline_restarts},
+            "cluster": {"restarts": self.cluster_restarts},
         }
 
     def lines(self) -> list[str]:
@@ -98,44 +96,11 @@ class DemoReport:
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
             f"latency p50 {latency['p50']} ms, p99 {latency['p99']} ms",
             f"freshness  age of answers p50 {age['p50']} ms, p99 {age['p99']} ms, at most {age['max']} ms; "
-            f"pipeline restarts {self.pipeline_restarts}",
+            f"pipeline restarts {self.pipeline_restarts}"
+            + (f", parts of the cluster {self.cluster_restarts}" if self.cluster_restarts else ""),
             *(f"problem    {problem}" for problem in d["problems"]),
             "Everything adds up." if d["ok"] else "It does NOT add up.",
         ]
-
-
-class ReportFile:
-    """The file that the report for machines goes to. It never holds the report of another run than the last one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def clear(self) -> None:
-        """At the start: remove the report of an earlier run. If none can be written here, that is an error now.
-
-        What a link leads to is emptied, and what is no file (a pipe, a terminal) left alone.
-        """
-        if not self._path.parent.is_dir():
-            raise RequestInvalid(
-                f"There is no folder {self._path.parent} for the report", next_step="Make it, or choose another --json"
-            )
-        if self._is_plain():
-            self._path.touch()
-            self._path.unlink()
-        elif self._path.is_file():
-            self._path.write_text("")
-
-    def write(self, report: DemoReport) -> None:
-        """At the end: the report, as JSON; whoever waits for the file to appear finds it whole."""
-        content = json.dumps(report.as_dict(), indent=2).encode() + b"\n"
-        if self._is_plain():
-            write_atomically(self._path, content)
-        else:
-            self._path.write_bytes(content)
-
-    def _is_plain(self) -> bool:
-        """Whether it is an ordinary file, or nothing yet."""
-        return not self._path.is_symlink() and (self._path.is_file() or not self._path.exists())
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -18,21 +20,25 @@ from stateside.billing.sealing.dead_letters import dead_letters_table
 from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import PipelineFailed, StatesideError
-from stateside.journal import Journal
+from stateside.journal.opened import open_journal
 from stateside.layout import Layout
 from stateside.ops.demo.asker import Asker, bill_path
 from stateside.ops.demo.display import Display, Moment
 from stateside.ops.demo.document_counts import DocumentCounts
-from stateside.ops.demo.feeder import Feeder
-from stateside.ops.demo.folder import DemoFolder
-from stateside.ops.demo.interrupts import Interrupts
-from stateside.ops.demo.proof import Outcome, differences
-from stateside.ops.demo.report import DemoReport, ReportFile
-from stateside.ops.demo.supervised import Supervised
+from stateside.ops.demo.report import DemoReport
+from stateside.ops.demo.snapshot import NAME, snapshot
+from stateside.ops.stage.feeder import Feeder
+from stateside.ops.stage.folder import StageFolder
+from stateside.ops.stage.ground import JournalKind, prepared
+from stateside.ops.stage.interrupts import Interrupts
+from stateside.ops.stage.proof import Outcome, differences
+from stateside.ops.stage.report_file import ReportFile
+from stateside.ops.stage.supervised import Supervised
 from stateside.positions import Position
 from stateside.processes import free_port
 from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
+from stateside.storage import write_atomically
 
 START_S_MAX = 120.0
 DRAIN_S_MAX = 120.0
@@ -42,7 +48,7 @@ BILLS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What a demo is made of. A folder's first demo decides; later ones in it must agree on all but the seconds."""
+    """What a demo is made of. A folder's first demo decides; later ones in it must agree on all that is `fixed`."""
 
     seconds: float = 45.0
     customers: int = 1_000
@@ -52,6 +58,8 @@ class DemoSettings:
     late_share: float = 0.03
     duplicate_share: float = 0.01
     bad_share: float = 0.01
+    journal: JournalKind = "files"
+    cluster: bool = False
 
     def generator(self) -> Generator:
         """Makes the demo's events."""
@@ -59,8 +67,9 @@ class DemoSettings:
         return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
 
     def fixed(self) -> dict[str, Any]:
-        """All but the seconds."""
-        return {name: value for name, value in asdict(self).items() if name != "seconds"}
+        """All but the seconds, and where Spark runs. A journal on files is not named: it was the only one once."""
+        free = {"seconds", "cluster", *(("journal",) if self.journal == "files" else ())}
+        return {name: value for name, value in asdict(self).items() if name not in free}
 
 
 def run_demo(
@@ -80,13 +89,16 @@ def run_demo(
         interrupts = stack.enter_context(Interrupts())
         if report_file:
             report_file.clear()
-        place = stack.enter_context(DemoFolder(folder, console))
+        place = stack.enter_context(StageFolder(folder, console))
         place.claim(settings.fixed())
         console.print(_opening(settings, place), highlight=False, soft_wrap=True)
         demo = stack.enter_context(Demo(settings, Layout(place.root), console, interrupts))
         report = demo.play()
         place.kept = not report.ok
         console.print("\n".join(report.lines()), highlight=False, soft_wrap=True)
+        snapshot_file = _beside_others() if place.temporary else place.root / NAME
+        demo.write_snapshot(report, snapshot_file)
+        console.print(f"To look at: {snapshot_file.as_uri()}", highlight=False, soft_wrap=True)
         if report_file:
             report_file.write(report)
         if keep:
@@ -94,7 +106,13 @@ def run_demo(
         return report
 
 
-def _opening(settings: DemoSettings, place: DemoFolder) -> str:
+def _beside_others() -> Path:
+    """The snapshot's file where all users have theirs: a temporary folder's is to outlive it."""
+    name = Path(NAME)
+    return Path(tempfile.gettempdir()) / f"{name.stem}.{os.getuid()}{name.suffix}"
+
+
+def _opening(settings: DemoSettings, place: StageFolder) -> str:
     until = " until the end" if place.temporary else ""
     return (
         f"Demo: {settings.customers:,} customers telephone through compressed months for {settings.seconds:g} s, are "
@@ -122,9 +140,13 @@ class Demo:
             self._url = f"http://127.0.0.1:{port}"
             self._asker = Asker(self._url, self._settings.customers, self._settings.seed)
             with self._interrupts.at_once():  # it reads what an earlier demo has left in the journal
+                self._ground = stack.enter_context(
+                    prepared(self._layout, self._settings.journal, cluster=self._settings.cluster, tell=self._tell)
+                )
+                self._journal = open_journal(self._layout.journal)
                 self._feeder = Feeder(self._generator, self._layout, self._settings.seconds, self._watermark_us)
             stack.callback(self._feeder.close)
-            self._pipeline = self._start(stack, "pipeline", "run", "stateside.billing.pipeline:app")
+            self._pipeline = self._start(stack, "pipeline", "run", self._ground.application, *self._ground.flags)
             self._server = self._start(stack, "server", "serve", "--port", str(port))
             stack.callback(self._asker.stop)
             self._client = stack.enter_context(Client(self._url))
@@ -150,8 +172,19 @@ class Demo:
             self._asker.stop()
             return self._report(time.monotonic() - began_s, display)
 
+    def write_snapshot(self, report: DemoReport, path: Path) -> None:
+        """What the pages show now, as a file."""
+        periods, status = self._client.get("/v1/periods"), self._client.get("/v1/status")
+        batches = next(each["batches"] for each in status["views"] if each["view"] == VIEW)
+        bill = self._client.get(bill_path("c0"))
+        content = snapshot(report.as_dict(), report.lines(), periods["periods"], bill, batches)
+        write_atomically(path, content.encode())
+
     def keep_serving(self) -> None:
         """Go on serving what is there, until Ctrl-C: the normal end here."""
+        pages = {"My bill": "/bill/c0", "Business": "/business", "Control room": "/control", "Views": "/views"}
+        shown = "\n".join(f"{title:<13} {self._url}{address}" for title, address in pages.items())
+        self._console.print(shown, highlight=False, soft_wrap=True)
         self._console.print(f"Serving {self._url}{bill_path('c0')} until Ctrl-C", highlight=False, soft_wrap=True)
         with suppress(KeyboardInterrupt):
             while True:
@@ -164,7 +197,11 @@ class Demo:
         stack.callback(lambda: part.child.stop())
         return part
 
+    def _tell(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
     def _supervise(self) -> None:
+        self._ground.supervise()
         self._pipeline.supervise()
         self._server.supervise()
 
@@ -206,7 +243,7 @@ class Demo:
         stamp = self._asker.stamp
         if stamp is None:
             return False
-        covers = Position.parse(stamp["position"]).covers(Journal(self._layout.journal).end())
+        covers = Position.parse(stamp["position"]).covers(self._journal.end())
         return covers and self._watermark_us() >= watermark_us
 
     def _watermark_us(self) -> int:
@@ -223,7 +260,7 @@ class Demo:
             share_done=share_done,
             events=self._feeder.fed,
             stamp=stamp,
-            lag_events=self._feeder.fed - (Position.parse(stamp["position"]).events() if stamp else 0),
+            lag_events=self._feeder.end.events() - (Position.parse(stamp["position"]).events() if stamp else 0),
             open_periods=sorted(
                 {one["period"] for bill in bills for one in bill["periods"] if one["state"] == "draft"}
             ),
@@ -264,6 +301,7 @@ class Demo:
             requests_failed=self._asker.failed,
             failures=self._asker.failures,
             pipeline_restarts=self._pipeline.restarts,
+            cluster_restarts=self._ground.restarts,
         )
 
     def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
@@ -271,7 +309,7 @@ class Demo:
 
     def _all_rows(self, display: Display) -> list[dict[str, Any]]:
         """Every customer's open rows as of the journal's end, asked for one by one: with many it takes a while."""
-        end, customers = Journal(self._layout.journal).end(), self._settings.customers
+        end, customers = self._journal.end(), self._settings.customers
         rows: list[dict[str, Any]] = []
         shown_s = float("-inf")
         for number in range(customers):

@@ -12,15 +12,16 @@ from stateside.billing.generator import Arrival, Generator
 from stateside.billing.generator.rows import CLOCK, NOTE, USAGE_FATES, event_rows
 from stateside.billing.model import clock_tick
 from stateside.errors import RequestInvalid
-from stateside.journal import Journal, JournalWriter
+from stateside.journal import Journal
 from stateside.journal.columns import GIVEN
+from stateside.journal.opened import open_journal, open_writer
 from stateside.layout import Layout
 from stateside.positions import Position
 
 TICK_S = 0.05
 NUDGE_S = 2.0  # a query that was started again while the feeder waits for it needs an event to go on
 COUNTED = (*USAGE_FATES, CLOCK)  # what moves the watermark
-_NUDGE = "nudge/"
+NUDGE = "nudge/"
 
 
 class Feeder:
@@ -32,7 +33,20 @@ class Feeder:
     What it did so far is in the journal alone: started again on the same folder, it goes on after the last event there.
     """
 
-    def __init__(self, generator: Generator, layout: Layout, seconds: float, watermark_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        layout: Layout,
+        seconds: float,
+        watermark_us: Callable[[], int],
+        *,
+        of_all: bool = False,
+        pace: Callable[[float], float] = lambda share_done: 1.0,
+    ) -> None:
+        """What is left takes these seconds; with `of_all`, as long as it would in a run of these from the start.
+
+        `pace` is asked all the time, given how much of the time has passed, and makes it pass so many times as fast.
+        """
         self.fates: Counter[str] = Counter()
         self.nudges = 0
         self.event_time_us_max = 0
@@ -44,9 +58,12 @@ class Feeder:
         self._watermark_us = watermark_us
         self._arrivals = generator.arrivals()
         self._next = next(self._arrivals, None)
-        self._writer = JournalWriter(layout.journal)
-        self._resume(Journal(layout.journal))
-        self._speed = (self._end_us - self._now_us) / seconds / 1e6  # generated time per real time
+        self._writer = open_writer(layout.journal)
+        self._writer.append([])  # settles what a writer that was killed has left, before the journal is read
+        self._resume(open_journal(layout.journal))
+        begin_us = self._begin_us if of_all else self._now_us
+        self._speed = (self._end_us - begin_us) / seconds / 1e6  # generated time per real time
+        self._pace = pace
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -55,6 +72,11 @@ class Feeder:
     def fed(self) -> int:
         """How many events the journal has."""
         return self.fates.total() + self.nudges
+
+    @property
+    def end(self) -> Position:
+        """The position behind the last event, as stamps have it."""
+        return self._writer.end
 
     @property
     def done(self) -> bool:
@@ -68,7 +90,7 @@ class Feeder:
 
     def nudge(self) -> Position:
         """Append a tick of the clock, so that there is something for a batch; returns its receipt."""
-        tick = clock_tick(self._now_us, f"{_NUDGE}{self._writer.end.events()}")
+        tick = clock_tick(self._now_us, f"{NUDGE}{self._writer.end.events()}")
         self.nudges += 1
         return self._append([Arrival(replace(tick, appended_us=self._now_us), CLOCK)])
 
@@ -96,7 +118,7 @@ class Feeder:
             last_s = appended_s = time.monotonic()
             while self._next is not None and not self._stop.wait(TICK_S):
                 now_s = time.monotonic()
-                if self._pass(self._now_us + int((now_s - last_s) * self._speed * 1e6)):
+                if self._pass(self._now_us + int((now_s - last_s) * self._speed * self._pace(self.share_done) * 1e6)):
                     appended_s = now_s
                 elif self._too_early(self._next) and now_s - appended_s >= NUDGE_S:
                     self.nudge()
@@ -140,7 +162,7 @@ class Feeder:
     def _resume(self, journal: Journal) -> None:
         """Skip what the journal has already; it must have the events of this very generator."""
         for event in journal.events():
-            if event.id.startswith(_NUDGE):
+            if event.id.startswith(NUDGE):
                 self.nudges += 1
             elif self._next is None or event != self._next.event:
                 raise RequestInvalid(

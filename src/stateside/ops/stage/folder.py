@@ -19,27 +19,27 @@ NOTE = "demo.json"
 _SIGNS_OF_AN_APPLICATION = ("journal", "views", "tables")
 
 
-class DemoFolder:
+class StageFolder:
     """The folder that was asked for, or a temporary one.
 
     A temporary one is removed at the end, unless there is something to find out: an error, or `kept` was set.
     """
 
-    def __init__(self, folder: Path | None, console: Console) -> None:
+    def __init__(self, folder: Path | None, console: Console, *, prefix: str = "stateside-demo-") -> None:
         self.temporary = folder is None
         self.kept = False
-        self._asked_for = folder
+        self._asked_for, self._prefix = folder, prefix
         self._console = console
 
-    def __enter__(self) -> DemoFolder:
-        self.root = self._asked_for.absolute() if self._asked_for else Path(tempfile.mkdtemp(prefix="stateside-demo-"))
+    def __enter__(self) -> StageFolder:
+        self.root = self._asked_for.absolute() if self._asked_for else Path(tempfile.mkdtemp(prefix=self._prefix))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not self.temporary:
             return
         if self.kept or (kind and kind is not KeyboardInterrupt):
-            say = f"Kept for you to look into: {self.root} (its logs are in {self.root / 'logs'})"
+            say = f"Kept for you to look into: {self.root}, with the logs of all parts"
             self._console.print(say, highlight=False, soft_wrap=True)
         else:
             shutil.rmtree(self.root, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""`stateside savepoint`: a view's checkpoint as it was after one batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stateside.cli.group import FOLDER
+from stateside.errors import RequestInvalid, ViewUnknown
+
+if TYPE_CHECKING:
+    from stateside.checkpoint.savepoint import Savepoint
+    from stateside.layout import ViewLayout
+
+_DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+_VIEW = click.option("--view", "name", metavar="VIEW", help="Which view's; needed where there are several.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+
+
+@click.group()
+def savepoint() -> None:
+    """Take, list and restore savepoints: the state of a job after one batch.
+
+    Taking one is safe while the job runs. A savepoint is a folder in DIR/views/VIEW/savepoints; delete it when you do
+    not need it any more: as long as it is there, the journal's retention keeps what comes after it.
+    """
+
+
+@savepoint.command("take")
+@_DIR
+@_VIEW
+@_JSON
+def take_(folder: Path, name: str | None, as_json: bool) -> None:
+    """Take one of the newest finished batch. The job goes on meanwhile, and waits for nothing."""
+    from stateside.checkpoint.savepoint import take
+    from stateside.clock import SystemClock
+
+    _show([take(_view(folder, name), SystemClock().now_us())], as_json)
+
+
+@savepoint.command("list")
+@_DIR
+@_VIEW
+@_JSON
+def list_(folder: Path, name: str | None, as_json: bool) -> None:
+    """List them, oldest first."""
+    from stateside.checkpoint.savepoint import savepoints
+
+    _show(savepoints(_view(folder, name)), as_json)
+
+
+@savepoint.command("restore")
+@click.argument("savepoint_name", metavar="NAME")
+@_DIR
+@_VIEW
+@click.confirmation_option(prompt="The job then begins again after that batch. Its checkpoint is put aside. Go on?")
+def restore_(savepoint_name: str, folder: Path, name: str | None) -> None:
+    """Let the job begin again from the savepoint NAME, at its next start. It must be stopped.
+
+    Billing's documents stay right: the sink knows by the journal's position what they have. Other sinks know batches by
+    their numbers, and the numbers come again: empty them first, or see that nothing of theirs is needed twice.
+    """
+    from stateside.clock import SystemClock
+    from stateside.layout import Layout
+    from stateside.ops.restoring import restore
+
+    aside = restore(Layout(folder), _view(folder, name), savepoint_name, SystemClock().now_us())
+    click.echo(
+        f"{savepoint_name} is the checkpoint now; " + (f"the one before is {aside}" if aside else "there was none")
+    )
+
+
+def _view(folder: Path, name: str | None) -> ViewLayout:
+    from stateside.layout import Layout
+
+    layout = Layout(folder)
+    if layout.pointed() is not None:
+        raise RequestInvalid(
+            "This folder serves a checkpoint of another job", next_step="Savepoints are of our own jobs"
+        )
+    views = {view.name: view for view in layout.views()}
+    if name is None and len(views) == 1:
+        return next(iter(views.values()))
+    if name is None and views:
+        raise RequestInvalid(f"Say with --view which one: {', '.join(views)}")
+    if name not in views:
+        raise ViewUnknown(
+            f"There is no view {name!r} in this folder" if name else "There is no view in this folder",
+            where=str(folder),
+            next_step=f"There are: {', '.join(views)}" if views else "Run its application first",
+        )
+    return views[name]
+
+
+def _show(found: list[Savepoint], as_json: bool) -> None:
+    for one in found:
+        line = f"{one.name:<28}  batch {one.batch:>8,}  position {one.position!s:<16}  {one.bytes:>14,} bytes"
+        click.echo(json.dumps(one.as_dict()) if as_json else line)
+    if not found and not as_json:
+        click.echo("There is no savepoint.")

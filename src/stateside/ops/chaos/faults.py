@@ -1,0 +1,227 @@
+"""Faults: what is done to a running system, and undone.
+
+A fault is injected into a system, and gives back what heals it. It knows nothing of what comes out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stateside.billing.model import VIEW
+from stateside.checkpoint.log import Checkpoint
+from stateside.leadership import standing
+from stateside.ops.chaos.disk import fill
+from stateside.ops.chaos.system import LEASE_S, START_S_MAX, System
+from stateside.ops.cluster import Cluster
+from stateside.ops.parts import members
+from stateside.ops.stage.supervised import Supervised
+from stateside.storage import Storage
+
+Happening = Literal["killed", "paused", "away", "full", "at random"]
+Heal = Callable[[], None]
+
+AWAY_S = 8.0  # how long something is away that does not come back by itself
+SEALING_S_MAX = 45.0  # how long a driver's killer waits for the moment that it is after
+_SPIN_S = 0.001
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What heals a fault; and since when the system helps itself, if it does so without being healed."""
+
+    heal: Heal
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to which part; `inject` does it, and gives back what undoes it after `away_s`.
+
+    `hides_documents`: closed periods cannot be asked for meanwhile. `repeats`: a batch may have to be done again.
+    """
+
+    part: str
+    happening: Happening
+    inject: Callable[[System], Broken]
+    away_s: float = 0.0
+    hides_documents: bool = False
+    repeats: bool = False
+
+
+def together(*faults: Fault) -> Fault:
+    """Several faults at the same time, healed in the same order; it is called by what happens to the first of them."""
+
+    def inject(system: System) -> Broken:
+        broken = [fault.inject(system) for fault in faults]
+        alone = [each.since_s for each in broken if each.since_s is not None]
+        return Broken(lambda: _heal_all(broken), min(alone) if len(alone) == len(broken) else None)
+
+    return Fault(
+        " and ".join(fault.part for fault in faults),
+        faults[0].happening,
+        inject,
+        max(fault.away_s for fault in faults),
+        hides_documents=any(fault.hides_documents for fault in faults),
+        repeats=any(fault.repeats for fault in faults),
+    )
+
+
+def _heal_all(broken: Sequence[Broken]) -> None:
+    for each in broken:
+        each.heal()
+
+
+def by_itself() -> Broken:
+    """What a system heals without any help: a part that ended is started again by whoever supervises it."""
+    return Broken(lambda: None, time.monotonic())
+
+
+def kill_driver(system: System) -> Broken:
+    """At the worst moment: when the documents of a batch are stored, and the batch is not committed."""
+    driver = system.driver()
+    _pause_within_a_sealing(system, driver)
+    driver.kill()
+    return by_itself()
+
+
+def pause_driver(system: System) -> Broken:
+    """Past its lease: a standby leads, and works, when the old leader wakes up."""
+    old = system.driver()
+    system.wait("a standby", lambda: _standbys(system) > 0, START_S_MAX)
+    _pause_within_a_sealing(system, old)
+    since_s = time.monotonic()
+    system.let_pass(LEASE_S)
+    system.wait("another leader", lambda: system.driver() is not old, START_S_MAX)
+    floor = system.journal.end()
+    system.wait("a batch of the new leader", lambda: system.answers_cover(floor), START_S_MAX)
+    return Broken(old.resume, since_s)
+
+
+def kill_replica(system: System) -> Broken:
+    """The server that follows the checkpoint, with its workers."""
+    system.parts["replica-1"].kill()
+    return by_itself()
+
+
+def kill_writer(system: System) -> Broken:
+    """The producer, wherever it is in its appends."""
+    system.parts["writer"].kill()
+    return by_itself()
+
+
+def kill_broker(system: System) -> Broken:
+    """The one that has the journal."""
+    broker = system.ground.broker
+    assert broker is not None, "the shape has one"
+    broker.kill()
+    return Broken(broker.start)
+
+
+def kill_worker(system: System) -> Broken:
+    """One of Spark's workers, with its executor, as the crash of its machine would."""
+    cluster = _cluster(system)
+    cluster.kill("worker-1")
+    return Broken(lambda: cluster.restart("worker-1"))
+
+
+def kill_both_workers(system: System) -> Broken:
+    """All workers: nothing can run until one is back."""
+    cluster, names = _cluster(system), ("worker-1", "worker-2")
+    for name in names:
+        cluster.kill(name)
+
+    def heal() -> None:
+        for name in names:
+            cluster.restart(name)
+
+    return Broken(heal)
+
+
+def kill_master(system: System) -> Broken:
+    """The master that leads: another one does, soon."""
+    cluster = _cluster(system)
+    name = cluster.await_leader()
+    cluster.kill(name)
+    return Broken(lambda: cluster.restart(name))
+
+
+def move_invoice_store(system: System) -> Broken:
+    """All tables, as if their disk was unmounted."""
+    return _move_away(system.layout.root / "tables", system.desk.folder / "tables-away")
+
+
+def move_checkpoint(system: System) -> Broken:
+    """Spark's own files. What Spark puts into their place is deleted, as the docs say, before they are back."""
+    return _move_away(system.layout.view(VIEW).checkpoint, system.layout.root / "checkpoint-away")
+
+
+def fill_disk(system: System) -> Broken:
+    """The one disk that has everything: journal, checkpoint, tables, replicas."""
+    return Broken(fill(system.layout.root).unlink)
+
+
+def _move_away(folder: Path, to: Path) -> Broken:
+    folder.rename(to)
+
+    def heal() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        to.rename(folder)
+
+    return Broken(heal)
+
+
+def _pause_within_a_sealing(system: System, driver: Supervised) -> None:
+    """Pause the driver between the moment at which documents are stored and the commit of their batch.
+
+    If no period closes for a long time, wherever it is.
+    """
+    documents = system.layout.table("documents") / "_delta_log"
+    checkpoint = Checkpoint(Storage.at(system.layout.view(VIEW).checkpoint))
+    system.desk.allow(1.0)  # so that a period closes
+    until_s, looked_s, versions = time.monotonic() + SEALING_S_MAX, -_LOOK_S, _count(documents)
+    while time.monotonic() < until_s:
+        if time.monotonic() - looked_s > _LOOK_S:
+            system.supervise()
+            looked_s, known = time.monotonic(), members(driver.child.pid)  # beforehand: it takes some milliseconds
+        if _count(documents) > versions:
+            _stop(known)
+            driver.pause()
+            if _uncommitted(checkpoint):
+                return
+            driver.resume()
+            versions = _count(documents)
+        time.sleep(_SPIN_S)
+    driver.pause()
+
+
+def _stop(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*.json"))
+
+
+def _uncommitted(checkpoint: Checkpoint) -> bool:
+    planned = max((int(path.name) for path in Path(checkpoint.storage.root, "offsets").glob("[0-9]*")), default=-1)
+    return planned > max(checkpoint.commits(), default=-1)
+
+
+def _standbys(system: System) -> int:
+    return len((standing(system.layout.root, 0) or {"standbys": ()})["standbys"])
+
+
+def _cluster(system: System) -> Cluster:
+    assert system.ground.cluster is not None, "the shape has one"
+    return system.ground.cluster

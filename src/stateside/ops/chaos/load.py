@@ -1,0 +1,81 @@
+"""The load: what the producer of a scenario appends, how fast, and how far it has come. Processes share it as files.
+
+DESK/load.json      what to append, and whom to ask
+DESK/pace.json      how fast time passes, and up to where: there it stands, so that events are left for every fault
+DESK/drained        everything is appended, and answers have all of it
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stateside.billing.generator import Generator, Shares
+from stateside.storage import write_atomically
+
+HURRY = 5.0  # so many times as fast
+STANDS = 0.0  # it stands
+BEFORE = 0.15  # the share of the events before the first fault: no period has closed by then
+BAD_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Some customers' events through compressed months, the same at every run with the same seed."""
+
+    folder: str  # the application's
+    urls: tuple[str, ...]
+    seconds: float
+    customers: int
+    seed: int
+    events_per_period: int = 20
+    periods: int = 3
+    late_share: float = 0.03
+    duplicate_share: float = 0.01
+
+    def generator(self) -> Generator:
+        """Makes the events, and says what must come out."""
+        shares = Shares(late=self.late_share, duplicate=self.duplicate_share, bad=BAD_SHARE)
+        return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The folder in which the scenario and its producer tell each other how it goes. No fault reaches it."""
+
+    folder: Path
+
+    def lay(self, load: Load) -> None:
+        """Say what is to be appended: for now, what comes before the first fault."""
+        self.allow(BEFORE)
+        write_atomically(self.folder / "load.json", json.dumps(asdict(load)).encode())
+
+    def load(self) -> Load:
+        """What is to be appended."""
+        content = json.loads((self.folder / "load.json").read_bytes())
+        return Load(**content | {"urls": tuple(content["urls"])})
+
+    def allow(self, share: float) -> None:
+        """Let time pass up to this share of it, and stand there."""
+        self._set_pace(1.0, share)
+
+    def hurry(self) -> None:
+        """Let time pass faster from now on, to its end: nothing bad is going to happen any more."""
+        self._set_pace(HURRY, 1.0)
+
+    def pace(self, share_done: float) -> float:
+        """How many times as fast time passes, when so much of it has passed."""
+        told = json.loads((self.folder / "pace.json").read_bytes())
+        return float(told["pace"]) if share_done < told["until"] else STANDS
+
+    def _set_pace(self, pace: float, until: float) -> None:
+        write_atomically(self.folder / "pace.json", json.dumps({"pace": pace, "until": until}).encode())
+
+    def note_drained(self) -> None:
+        """Say that answers have everything."""
+        (self.folder / "drained").touch()
+
+    def drained(self) -> bool:
+        """Whether answers have everything."""
+        return (self.folder / "drained").exists()

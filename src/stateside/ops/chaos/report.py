@@ -1,0 +1,142 @@
+"""What a scenario led to, for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+PROBLEMS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One scenario: what went in, what the auditor found, how it felt to who asked meanwhile, and how long it took.
+
+    `recovery_s` is the time from the fault's end (from the kill, where a part is started again at once) until every
+    replica answers freshly, with all that was in the journal then; of several faults the longest. One that could not be
+    carried out has the reason as its `problems`, and counts as wrong; one that this machine has no means for, as
+    `skipped`.
+    """
+
+    scenario: str
+    part: str
+    happening: str
+    seconds: float
+    events: int = 0
+    events_lost: int = 0
+    events_doubled: int = 0
+    invoices: int = 0
+    invoices_missing: int = 0
+    invoices_doubled: int = 0
+    sums_off: int = 0
+    requests_answered: int = 0
+    requests_failed: int = 0
+    no_answer_s: float = 0.0
+    no_fresh_answer_s: float = 0.0
+    recovery_s: float = 0.0
+    faults: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    skipped: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is lost, doubled or off, and every request was answered."""
+        return not self.problems
+
+    @property
+    def doubled(self) -> int:
+        """All that is there twice."""
+        return self.events_doubled + self.invoices_doubled
+
+    def verdict(self) -> str:
+        """In a sentence."""
+        if self.skipped:
+            return "not tried"
+        wrong = f"wrong: {self.problems[0]}" if self.problems else ""
+        return wrong or f"nothing lost, nothing doubled, back after {self.recovery_s:.1f} s"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines; `of` reads it again."""
+        return {"ok": self.ok, **asdict(self)}
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Result:
+        """What `as_dict` gave."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        return cls(**values | {name: tuple(values[name]) for name in ("faults", "problems")})
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosReport:
+    """All scenarios of one run of the command."""
+
+    guarantee: str
+    seed: int
+    seconds: float
+    date: str
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all went well, and anything was tried."""
+        return all(result.ok for result in self.results) and not all(result.skipped for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "ok": self.ok,
+            "guarantee": self.guarantee,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "date": self.date,
+            "scenarios": [result.as_dict() for result in self.results],
+        }
+
+    def show(self, console: Console) -> None:
+        """For people."""
+        console.print(_table(self.results))
+        for result in self.results:
+            skipped = [f"not tried: {result.skipped}"] if result.skipped else []
+            for problem in (*skipped, *result.problems[:PROBLEMS_SHOWN]):
+                console.print(f"{result.scenario}: {problem}", highlight=False, soft_wrap=True)
+        console.print(self.verdict(), highlight=False, soft_wrap=True)
+
+    def verdict(self) -> str:
+        """The last sentence."""
+        if self.guarantee != "exactly-once":
+            doubled = sum(result.doubled for result in self.results)
+            if doubled:
+                return f"The control doubled {doubled:,} events and documents, and the auditor found it, as it must."
+            return "The control doubled nothing: this run proves nothing, as no batch was repeated after it was stored."
+        return "Everything adds up." if self.ok else "It does NOT add up."
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 1))
+    table.add_column("scenario")
+    names = ("events", "lost", "doubled", "invoices", "missing", "doubled", "uneven", "requests", "failed")
+    for name in (*names, "no answer s", "no fresh s", "recovery s", "in all s"):
+        table.add_column(name, justify="right")
+    for result in results:
+        table.add_row(result.scenario, *_cells(result), style=None if result.ok else "red")
+    return table
+
+
+def _cells(result: Result) -> list[str]:
+    numbers = (
+        result.events,
+        result.events_lost,
+        result.events_doubled,
+        result.invoices,
+        result.invoices_missing,
+        result.invoices_doubled,
+        result.sums_off,
+        result.requests_answered,
+        result.requests_failed,
+    )
+    times = (result.no_answer_s, result.no_fresh_answer_s, result.recovery_s, result.seconds)
+    return [*(f"{number:,}" for number in numbers), *(f"{seconds:.1f}" for seconds in times)]

@@ -1,0 +1,221 @@
+"""The whole system of a scenario: billing with journal, Spark, two replicas and a producer, as processes.
+
+    DESK/                       what the parts of the scenario tell each other (`load`)
+    DESK/logs/PART.log          what each part says
+    DESK/application/           the application's folder
+    DESK/second/                the folder of the second server: links to the first, and a replica of its own
+    DESK/kafka/, DESK/cluster/  where the shape has them
+
+A part that ends is started again at once, as a service manager would, unless a fault holds it down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from stateside.billing.model import VIEW
+from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.errors import PipelineFailed, StatesideError
+from stateside.journal.opened import open_journal, open_writer
+from stateside.layout import Layout
+from stateside.leadership import standing
+from stateside.ops.chaos.disk import mounted
+from stateside.ops.chaos.load import Desk, Load
+from stateside.ops.chaos.witness import FRESH_MS_MAX
+from stateside.ops.ports import LOOPBACK
+from stateside.ops.stage.ground import Ground, JournalKind, prepared
+from stateside.ops.stage.supervised import Supervised
+from stateside.positions import Position
+from stateside.processes import free_port
+from stateside.serving.clients import Client
+
+Guarantee = Literal["exactly-once", "at-least-once"]
+
+START_S_MAX = 180.0
+LOOK_S = 0.1
+LEASE_S = 4.0  # of a leader among standbys: short, so that a scenario is
+REPLICAS = 2
+PROBE_S_MAX = 2.0
+_WEAK = "stateside.billing.pipeline.at_least_once:app"
+_SHARED = ("journal", "tables", "lease", "keys.json")
+_SHARED_OF_VIEW = (
+    "checkpoint",
+    "catalogue.json",
+    "steps.json",
+    "plans.json",
+    "book",
+    "reports",
+    "plan.txt",
+    "heartbeat.json",
+    "progress.jsonl",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a system consists of: where its journal is, and whether Spark has a cluster, its driver a standby."""
+
+    journal: JournalKind = "files"
+    cluster: bool = False
+    standby: bool = False
+    small_disk: bool = False
+
+
+class System:
+    """The running system. Faults reach into it; whoever waits for something has it supervised meanwhile."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        folder: Path,
+        *,
+        guarantee: Guarantee,
+        pause: Callable[[float], None] = time.sleep,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.shape, self.desk = shape, Desk(folder)
+        self.layout = Layout(folder / "application")
+        self.urls = tuple(f"http://{LOOPBACK}:{free_port()}" for _ in range(REPLICAS))
+        self.parts: dict[str, Supervised] = {}
+        self.held: set[str] = set()  # parts that are not started again for now
+        self._guarantee, self._pause, self._tell = guarantee, pause, tell
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> System:
+        shape = self.shape
+        with ExitStack() as stack:
+            if shape.small_disk:
+                stack.enter_context(mounted(self.layout.root))
+            self.layout.root.mkdir(parents=True, exist_ok=True)
+            self.ground = stack.enter_context(
+                prepared(self.layout, shape.journal, cluster=shape.cluster, tell=self._tell, folder=self.desk.folder)
+            )
+            open_writer(self.layout.journal).close()  # a driver does not begin without a journal
+            self.journal = open_journal(self.layout.journal)
+            stack.callback(self._stop_parts)
+            self._start_drivers()
+            self._start_servers()
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._cleanup.close()
+
+    def await_driver(self) -> None:
+        """Until Spark runs the view."""
+        self.wait("a running query", self._query_runs, START_S_MAX)
+
+    def start_writer(self, load: Load) -> None:
+        """Have the load appended from now on, and wait until every replica has something of it."""
+        self.desk.lay(load)
+        self._start("writer", [str(self.desk.folder)], module="stateside.ops.chaos.writer")
+        self.wait("a first batch in every replica", lambda: self.answers_cover(Position.of({})), START_S_MAX)
+
+    def supervise(self) -> None:
+        """Start what has ended again. The writer ends by itself when everything is done."""
+        for name, part in self.parts.items():
+            over = name == "writer" and self.desk.drained()
+            if name not in self.held and not over:
+                part.supervise()
+
+    def let_pass(self, seconds: float) -> None:
+        """Let some time pass."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            self.supervise()
+            self._pause(min(LOOK_S, left_s))
+
+    def wait(self, what: str, done: Callable[[], bool], seconds_max: float) -> None:
+        """Until it is so; PipelineFailed if it takes too long."""
+        until_s = time.monotonic() + seconds_max
+        while not done():
+            self.supervise()
+            if time.monotonic() >= until_s:
+                raise PipelineFailed(
+                    f"After {seconds_max:.0f} s there is not {what}",
+                    where=str(self.desk.folder / "logs"),
+                    next_step=f"The driver's last words: {self.driver().child.last_words()}",
+                )
+            self._pause(LOOK_S)
+
+    def driver(self) -> Supervised:
+        """The driver that runs the view: the leader, where there are standbys."""
+        told = standing(self.layout.root, 0) if self.shape.standby else None
+        leader = (told or {}).get("leader") or {}
+        return self.parts.get(leader.get("identity", ""), self.parts["driver-1"])
+
+    def heartbeat(self) -> Heartbeat | None:
+        """The view's sign of life."""
+        return Heartbeat.load(self.layout.view(VIEW).heartbeat)
+
+    def answers_cover(self, floor: Position) -> bool:
+        """Whether every single replica answers, freshly, with all that stands before this position."""
+        return all(_answers(url, floor) for url in self.urls)
+
+    def _query_runs(self) -> bool:
+        ended = [part for name, part in self.parts.items() if part.restarts]
+        if ended:
+            raise PipelineFailed(
+                f"The {ended[0].name} ended before anything was done to it: {ended[0].last_error()}",
+                where=str(ended[0].log),
+            )
+        heartbeat = self.heartbeat()
+        return heartbeat is not None and heartbeat.state in ("running", "idle")
+
+    def _start_drivers(self) -> None:
+        for number in range(1, 3 if self.shape.standby else 2):
+            name = f"driver-{number}"
+            flags = list(self.ground.flags)
+            if self.shape.standby:
+                flags += ["--standby", "--standby-scope", "machine", "--identity", name, "--lease-s", f"{LEASE_S:g}"]
+            self._start(name, ["run", _application(self.ground, self._guarantee), *flags, "--dir", self._root])
+
+    def _start_servers(self) -> None:
+        second = _linked(self.layout, self.desk.folder / "second")
+        for number, (folder, url) in enumerate(zip((self.layout.root, second), self.urls, strict=True), 1):
+            port, name = url.rpartition(":")[2], f"replica-{number}"
+            told = ["--announce", str(self.desk.folder / "announced"), "--name", name]
+            self._start(name, ["serve", "--dir", str(folder), "--port", port, *told])
+
+    @property
+    def _root(self) -> str:
+        return str(self.layout.root)
+
+    def _start(self, name: str, arguments: list[str], *, module: str = "stateside") -> None:
+        self.parts[name] = Supervised(name, arguments, self.desk.folder / "logs" / f"{name}.log", module=module)
+
+    def _stop_parts(self) -> None:
+        while self.parts:
+            self.parts.popitem()[1].stop()
+
+
+def _application(ground: Ground, guarantee: Guarantee) -> str:
+    return ground.application if guarantee == "exactly-once" else _WEAK
+
+
+def _linked(layout: Layout, folder: Path) -> Path:
+    """A folder that shows a server the same application, with a place for a replica of its own. Links may lead nowhere
+    yet.
+    """
+    view = Layout(folder).view(VIEW)
+    view.root.mkdir(parents=True)
+    for name in _SHARED:
+        (folder / name).symlink_to(layout.root / name)
+    for name in _SHARED_OF_VIEW:
+        (view.root / name).symlink_to(layout.view(VIEW).root / name)
+    return folder
+
+
+def _answers(url: str, floor: Position) -> bool:
+    try:
+        with Client(url, direct=True, deadline_s=PROBE_S_MAX) as client:
+            answer = client.rows(VIEW, "c0", source="live", min_position=floor if floor.parts else None, wait_ms=200)
+    except StatesideError:
+        return False
+    return answer.stamp.age_ms <= FRESH_MS_MAX

@@ -1,0 +1,132 @@
+"""The snapshot: a demo's outcome as one HTML file that needs no server, to look at when everything has been stopped.
+
+It has the numbers that the pages had when the demo ended, in the same look, and nothing in it moves: no script, no
+other file, no other host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from stateside.billing.money import format_micros
+
+NAME: Final = "stateside-demo.html"
+_BAR_PX_MAX: Final = 120
+_STYLE: Final = """
+main { max-width: 62rem }
+.card { padding: 1.25rem }
+.card h2 { margin-bottom: .75rem }
+.verdict { font-size: 1.75rem; font-weight: 640; letter-spacing: -.03em }
+.ok { color: var(--good) }
+.off { color: var(--bad) }
+.facts { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin-top: 1rem }
+.facts dt { color: var(--ink-3); font-size: .75rem }
+.facts dd { font-weight: 570 }
+.batches { display: flex; align-items: flex-end; gap: 2px; height: 130px }
+.batches i { flex: 1; min-width: 2px; background: var(--c1); border-radius: 2px 2px 0 0 }
+pre { white-space: pre-wrap; overflow-wrap: anywhere }
+.table-wrap { margin: 0 -1.25rem }
+"""
+
+
+def snapshot(
+    report: Mapping[str, Any],
+    lines: Sequence[str],
+    periods: Sequence[Mapping[str, Any]],
+    bill: Mapping[str, Any],
+    batches: Sequence[Mapping[str, Any]],
+) -> str:
+    """The file's content, of the report for machines and for people, and of what the server answered in the end."""
+    verdict = ("ok", "Everything adds up.") if report["ok"] else ("off", "It does NOT add up.")
+    parts = [
+        _card("", f'<p class="verdict {verdict[0]}">{verdict[1]}</p>{_facts(report)}'),
+        _card(
+            "All customers, by period", _table(("Period", "Events", "Amount", "Still open", "Sealed"), _totals(periods))
+        ),
+        _card(
+            f"The bill of {bill['customer']}",
+            _table(("Period", "State", "Documents", "Events", "Charged"), _bill(bill)),
+        ),
+        _card("Time of each batch", _bars(batches)),
+        _card("The report", f"<pre>{escape(chr(10).join(lines))}</pre>"),
+    ]
+    return _page("".join(parts))
+
+
+def _page(body: str) -> str:
+    base = files("stateside.serving.pages").joinpath("static", "base.css").read_text()
+    style = base[base.index(":root") :] + _STYLE  # without the fonts, which are files of their own
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>A demo of Stateside</title><style>{style}</style></head>"
+        f"<body><main><h1>A demo of Stateside</h1><p>&nbsp;</p>{body}</main></body></html>\n"
+    )
+
+
+def _facts(report: Mapping[str, Any]) -> str:
+    documents, requests = report["documents"], report["requests"]
+    facts = [
+        ("Customers", f"{report['customers']:,}"),
+        ("Events", f"{report['events']['events']:,}"),
+        ("Invoices", f"{documents['invoices']:,}"),
+        ("Notes", f"{documents['notes']:,}"),
+        ("Dead letters", f"{sum(report['dead_letters'].values()):,}"),
+        ("Answered", f"{requests['answered']:,}, {requests['failed']} failed"),
+        ("Latency", f"{report['latency_ms']['p50']} ms, 99 of 100 within {report['latency_ms']['p99']} ms"),
+        ("Age of answers", f"{report['age_ms']['p50']} ms, 99 of 100 within {report['age_ms']['p99']} ms"),
+    ]
+    shown = (f'<div><dt>{name}</dt><dd class="num">{escape(value)}</dd></div>' for name, value in facts)
+    return f'<dl class="facts">{"".join(shown)}</dl>'
+
+
+def _totals(periods: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[str]]:
+    for period in periods:
+        for total in period["currencies"]:
+            money = [
+                _money(total[name], total["currency"]) for name in ("amount_micros", "open_micros", "charged_micros")
+            ]
+            yield period["period"], f"{total['events']:,}", *money
+
+
+def _bill(bill: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    for period in reversed(bill["periods"]):
+        documents = ", ".join(document["number"] for document in period["documents"])
+        charged = _money(period["charged_micros"], period["currency"])
+        yield period["period"], period["state"], documents, f"{period['events']:,}", charged
+
+
+def _bars(batches: Sequence[Mapping[str, Any]]) -> str:
+    longest = max((batch["duration_ms"] for batch in batches), default=1)
+    bars = (
+        f'<i style="height:{max(2, _BAR_PX_MAX * batch["duration_ms"] // longest)}px" '
+        f'title="batch {batch["batch"]}: {batch["duration_ms"]} ms, {batch["rows"]:,} events"></i>'
+        for batch in batches
+    )
+    text = f"The last {len(batches)} batches; the longest took {longest:,} ms."
+    return f'<div class="batches" role="img" aria-label="{text}">{"".join(bars)}</div><p class="small muted">{text}</p>'
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col"{_right(index)}>{name}</th>' for index, name in enumerate(names))
+    body = "".join(
+        "<tr>" + "".join(f"<td{_right(index)}>{escape(value)}</td>" for index, value in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="table-wrap"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _right(index: int) -> str:
+    return ' class="right"' if index else ""
+
+
+def _card(title: str, content: str) -> str:
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f'<section class="card">{heading}{content}</section>'
+
+
+def _money(micros: int, currency: str) -> str:
+    return format_micros(micros, currency)

@@ -1,0 +1,73 @@
+"""What a demo or a scenario of chaos stands on: where its journal is, on files or on Kafka, and where Spark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from stateside.journal.kafka import KafkaJournal, create_topic
+from stateside.journal.kafka.placed import place
+from stateside.layout import Layout
+from stateside.ops.broker import Broker
+from stateside.ops.cluster import Cluster
+
+JournalKind = Literal["files", "kafka"]
+TOPIC = "billing"
+_ON_FILES = "stateside.billing.pipeline:app"
+_ON_KAFKA = "stateside.billing.pipeline.on_kafka:app"
+
+
+class Ground:
+    """Which application runs, and with which flags; and the broker and the cluster, where there are any."""
+
+    def __init__(self, application: str, cluster: Cluster | None, broker: Broker | None = None) -> None:
+        self.application = application
+        self.flags = ("--master", cluster.address) if cluster else ()
+        self.restarts = 0
+        self.cluster, self.broker = cluster, broker
+
+    def supervise(self) -> None:
+        """Start parts of the cluster again that have ended before their time: they join it, and the demo goes on."""
+        if self.cluster is None:
+            return
+        for name in self.cluster.ended():
+            self.cluster.restart(name)
+            self.restarts += 1
+
+
+@contextmanager
+def prepared(
+    layout: Layout, journal: JournalKind, *, cluster: bool, tell: Callable[[str], None], folder: Path | None = None
+) -> Iterator[Ground]:
+    """Start what is needed, in a folder (the application's by default), and stop it at the end.
+
+    On an earlier demo's folder it goes on.
+    """
+    with ExitStack() as stack:
+        beside, broker = folder or layout.root, None
+        if journal == "kafka":
+            tell("Starting a Kafka broker …")
+            broker = stack.enter_context(Broker(beside / "kafka"))
+            _have_topic(layout, broker)
+            tell(f"The journal is the topic {TOPIC} at {broker.address}.")
+        running = stack.enter_context(_cluster(beside / "cluster", tell)) if cluster else None
+        yield Ground(_ON_KAFKA if journal == "kafka" else _ON_FILES, running, broker)
+
+
+@contextmanager
+def _cluster(folder: Path, tell: Callable[[str], None]) -> Iterator[Cluster]:
+    tell("Starting a Spark cluster …")
+    with Cluster(folder) as running:
+        masters, workers = (sum(name.startswith(kind) for name in running.parts) for kind in ("master", "worker"))
+        tell(f"Spark runs on {workers} workers with {masters} masters, of which one leads: {running.address}.")
+        yield running
+
+
+def _have_topic(layout: Layout, broker: Broker) -> None:
+    """The topic is the folder's journal, wherever the broker listens this time."""
+    topic = place(layout.journal, f"kafka://{broker.address}/{TOPIC}")
+    with KafkaJournal(topic) as found:
+        if found.id() is None:
+            create_topic(topic, partitions=1)

@@ -1,0 +1,250 @@
+"""Chaos without a system: the table of scenarios, the witness, the report, the matrix, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from stateside.cli import main
+from stateside.errors import RequestInvalid
+from stateside.ops.chaos.faults import Broken, Fault, together
+from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
+from stateside.ops.chaos.matrix import COLUMNS, matrix
+from stateside.ops.chaos.report import ChaosReport, Result
+from stateside.ops.chaos.scenarios import NAMES, SCENARIOS, at_random, chosen
+from stateside.ops.chaos.system import System
+from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Seen, Silence, Witness, running_bill_age_ms
+from stateside.processes import free_port
+
+FINE = Result(
+    scenario="driver-killed",
+    part="driver",
+    happening="killed",
+    seconds=70.0,
+    events=5_000,
+    invoices=180,
+    requests_answered=1_000,
+    no_answer_s=0.21,
+    no_fresh_answer_s=14.0,
+    recovery_s=13.5,
+    faults=("driver killed",),
+)
+DOUBLED = replace(FINE, events_doubled=12, invoices_doubled=3, sums_off=3, problems=("c1, 2026-01: billed twice",))
+
+
+def report(*results: Result, guarantee: str = "exactly-once") -> ChaosReport:
+    return ChaosReport(guarantee, 1, 30.0, "2026-11-16", results)
+
+
+def told(shown: ChaosReport) -> str:
+    text = io.StringIO()
+    shown.show(Console(file=text, width=200))
+    return text.getvalue()
+
+
+def test_every_scenario_of_the_issue_is_there_and_has_a_cell_of_its_own() -> None:
+    assert set(NAMES) == {
+        *("worker-killed", "master-killed", "driver-killed", "driver-paused", "both-workers-killed", "replica-killed"),
+        *("broker-killed", "writer-killed", "invoice-store-away", "checkpoint-away", "disk-full", "at-random"),
+    }
+    cells = {(each.part, each.happening) for each in SCENARIOS.values()}
+    assert len(cells) == len(SCENARIOS)
+    assert {happening for _, happening in cells} <= set(COLUMNS)
+
+
+def test_a_shape_has_the_part_that_something_happens_to() -> None:
+    for name, each in SCENARIOS.items():
+        assert each.shape.cluster == (name in ("worker-killed", "both-workers-killed", "master-killed")), name
+        assert (each.shape.journal == "kafka") == (name == "broker-killed"), name
+        assert each.shape.standby == (name == "driver-paused"), name
+        assert each.shape.small_disk == (name == "disk-full"), name
+
+
+def test_a_seed_draws_the_same_faults_every_time_and_seeds_differ() -> None:
+    assert at_random(3) == at_random(3)
+    assert len({at_random(seed).faults for seed in range(20)}) > 10
+    assert at_random(3).shape.cluster and at_random(3).shape.journal == "kafka", "it has every part"
+
+
+def test_faults_that_come_together_are_all_injected_and_healed_in_order() -> None:
+    done: list[str] = []
+
+    def fault(part: str, since_s: float | None, away_s: float = 0.0) -> Fault:
+        return Fault(
+            part, "killed", lambda _: done.append(part) or Broken(lambda: done.append(f"no {part}"), since_s), away_s
+        )
+
+    system = cast(System, None)  # none of these looks at it
+    both = together(fault("worker", None, 3.0), fault("replica", 1.0))
+    assert (both.part, both.happening, both.away_s) == ("worker and replica", "killed", 3.0)
+    broken = both.inject(system)
+    assert broken.since_s is None, "one of them has to be healed first"
+    broken.heal()
+    assert done == ["worker", "replica", "no worker", "no replica"]
+    assert together(fault("a", 5.0), fault("b", 4.0)).inject(system).since_s == 4.0
+
+
+def test_all_scenarios_or_some_of_them_can_be_chosen() -> None:
+    assert [each.name for each in chosen([], all_=True, seed=1, guarantee="exactly-once")] == list(NAMES)
+    some = ["replica-killed", "at-random", "replica-killed"]
+    assert [each.name for each in chosen(some, all_=False, seed=1, guarantee="exactly-once")] == some[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["drver-killed"],
+            "There is no scenario 'drver-killed'. Did you mean driver-killed? There are: driver-killed,",
+        ),
+        (["fire"], "There is no scenario 'fire'. There are: driver-killed,"),
+        ([], "Name scenarios, or give --all. There are: driver-killed,"),
+        (["driver-killed", "--all"], "Name scenarios, or give --all"),
+        (["replica-killed", "--guarantee", "at-least-once"], "Name some of: driver-killed, driver-paused."),
+        (["--all", "--guarantee", "at-least-once"], "Name some of: driver-killed, driver-paused."),
+        (["driver-killed", "--guarantee", "at-most-once"], "'at-most-once' is not one of"),
+        (["driver-killed", "--seconds", "1"], "1.0 is not in the range"),
+        (["driver-killed", "--json", "/no/such/folder/report.json"], "There is no folder /no/such/folder"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_in_a_sentence_before_anything_starts(arguments: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(main, ["chaos", *arguments])
+    assert done.exit_code != 0
+    assert sentence in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "driver-killed").mkdir()
+    done = CliRunner().invoke(main, ["chaos", "driver-killed", "--dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "This folder has the outcome of an earlier run" in done.output
+
+
+def test_the_list_has_all_scenarios() -> None:
+    done = CliRunner().invoke(main, ["chaos", "--list"])
+    assert [line.split()[0] for line in done.output.splitlines()] == list(NAMES)
+
+
+gaps = st.lists(st.floats(0, 100), max_size=20)
+
+
+@given(gaps, st.floats(0, 100))
+def test_the_longest_silence_is_the_longest_gap_the_present_one_included(between: list[float], last: float) -> None:
+    silence, now_s = Silence(0.0), 0.0
+    for gap_s in between:
+        now_s += gap_s
+        silence.broken(now_s)
+    assert silence.longest_s(now_s + last) == pytest.approx(max([*between, last]))
+
+
+def test_an_old_answer_breaks_the_silence_but_is_not_fresh() -> None:
+    seen = Seen(0.0)
+    seen.note_answer(1.0, age_ms=10)
+    seen.note_answer(4.0, age_ms=FRESH_MS_MAX + 1)
+    seen.note_failure(9.0, "gone")
+    seen.note_answer(10.0, age_ms=FRESH_MS_MAX)
+    assert (seen.answered, seen.failed, list(seen.failures)) == (3, 1, ["gone"])
+    assert (seen.no_answer_s, seen.no_fresh_answer_s) == (6.0, 9.0)
+
+
+def test_a_silence_at_the_end_counts() -> None:
+    seen = Seen(0.0)
+    seen.note_answer(1.0, age_ms=0)
+    seen.note_failure(6.0, "gone")
+    assert (seen.no_answer_s, seen.no_fresh_answer_s) == (5.0, 5.0)
+
+
+def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateside.ops.chaos.witness.DEADLINE_S", DEADLINE_S / 50)
+    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill_age_ms])
+    witness.start()
+    while witness.seen.failed < 2:
+        pass
+    witness.stop()
+    assert witness.seen.answered == 0
+    assert witness.seen.no_answer_s >= DEADLINE_S / 50
+    assert "127.0.0.1" in witness.seen.failures[0]
+
+
+def test_what_went_well_is_told_so_and_what_did_not_as_well() -> None:
+    assert report(FINE).ok and "Everything adds up." in told(report(FINE))
+    wrong = told(report(FINE, DOUBLED))
+    assert "driver-killed: c1, 2026-01: billed twice" in wrong
+    assert "It does NOT add up." in wrong
+    assert not report(FINE, DOUBLED).ok
+
+
+def test_a_result_is_told_in_a_sentence_as_soon_as_it_is_there() -> None:
+    assert FINE.verdict() == "nothing lost, nothing doubled, back after 13.5 s"
+    assert DOUBLED.verdict() == "wrong: c1, 2026-01: billed twice"
+
+
+def test_the_control_says_whether_it_has_shown_anything() -> None:
+    found = report(DOUBLED, guarantee="at-least-once")
+    assert "The control doubled 15 events and documents, and the auditor found it" in told(found)
+    assert not found.ok, "what is doubled is wrong, also where it is meant to be"
+    assert "this run proves nothing" in told(report(FINE, guarantee="at-least-once"))
+
+
+def test_what_this_machine_has_no_means_for_is_told_and_is_no_success_by_itself() -> None:
+    full = Result("disk-full", "disk", "full", 0.0, skipped="A small disk cannot be mounted here.")
+    assert "disk-full: not tried: A small disk cannot be mounted here." in told(report(FINE, full))
+    assert report(FINE, full).ok
+    assert not report(full).ok
+
+
+def test_the_report_for_machines_has_every_number_and_can_be_read_again() -> None:
+    document = json.loads(json.dumps(report(FINE, DOUBLED).as_dict()))
+    assert document["ok"] is False
+    assert [Result.of(each) for each in document["scenarios"]] == [FINE, DOUBLED]
+    assert document["scenarios"][0]["ok"] is True
+
+
+def test_the_matrix_has_a_row_for_each_part_and_a_column_for_what_happened() -> None:
+    paused = replace(FINE, scenario="driver-paused", happening="paused", recovery_s=1.25)
+    store = replace(DOUBLED, scenario="invoice-store-away", part="invoice store", happening="away")
+    full = Result("disk-full", "disk", "full", 0.0, skipped="A small disk cannot be mounted here.")
+    page = matrix(report(FINE, paused, store, full).as_dict())
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "scenario" not in line]
+    assert rows[0] == "| | killed | paused | away | full |"
+    driver, invoices, disk = (
+        next(row for row in rows if row.startswith(f"| {part}")) for part in ("driver |", "in", "disk |")
+    )
+    assert driver.count("0 events lost, 0 doubled") == 2
+    assert "back after 13.5 s" in driver and "back after 1.2 s" in driver
+    assert "**WRONG** 0 events lost, 12 doubled<br>0 invoices missing, 3 doubled" in invoices
+    assert "not measured here" in disk
+    assert "2026-11-16" in page and "seed 1" in page
+
+
+def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> None:
+    desk, load = Desk(tmp_path), Load("/somewhere", ("http://one", "http://two"), 30.0, 60, 7)
+    desk.lay(load)
+    assert Desk(tmp_path).load() == load
+    assert (desk.pace(0.1), desk.pace(0.2), desk.drained()) == (1.0, STANDS, False)
+    desk.allow(0.5)
+    assert (desk.pace(0.4), desk.pace(0.5)) == (1.0, STANDS)
+    desk.hurry()
+    desk.note_drained()
+    assert (desk.pace(0.9), desk.drained()) == (HURRY, True)
+
+
+def test_a_load_is_the_same_at_every_run() -> None:
+    load = Load("/somewhere", (), 30.0, 5, 7)
+    assert [a.event for a in load.generator().arrivals()] == [a.event for a in load.generator().arrivals()]
+
+
+def test_no_scenario_can_be_had_by_a_name_that_is_none() -> None:
+    with pytest.raises(RequestInvalid):
+        chosen([""], all_=False, seed=1, guarantee="exactly-once")

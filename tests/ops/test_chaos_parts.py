@@ -1,0 +1,169 @@
+"""The parts of a scenario as processes, without Spark: a producer that is killed, signals to whole families, a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateside.checkpoint.log import Checkpoint
+from stateside.journal import Journal
+from stateside.layout import Layout
+from stateside.ops.chaos import disk
+from stateside.ops.chaos.faults import _move_away, _uncommitted
+from stateside.ops.chaos.load import Desk, Load
+from stateside.ops.parts import members
+from stateside.ops.stage.feeder import NUDGE
+from stateside.ops.stage.supervised import Supervised
+from stateside.processes import free_port
+from stateside.storage import Storage
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+
+WRITER = "stateside.ops.chaos.writer"
+
+
+@pytest.fixture
+def parts() -> Iterator[list[Supervised]]:
+    started: list[Supervised] = []
+    yield started
+    for part in started:
+        part.stop()
+
+
+def a_load(layout: Layout, seconds: float) -> Load:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    return Load(str(layout.root), (nobody,), seconds, customers=20, seed=3, late_share=0.0)
+
+
+def written(layout: Layout) -> list[str]:
+    try:
+        return [event.id for event in Journal(layout.journal).events() if not event.id.startswith(NUDGE)]
+    except FileNotFoundError:
+        return []
+
+
+def test_a_producer_killed_in_the_middle_goes_on_and_every_event_is_in_the_journal_once_and_in_order(
+    layout: Layout, tmp_path: Path, parts: list[Supervised]
+) -> None:
+    desk, load = Desk(tmp_path), a_load(layout, seconds=4.0)
+    desk.lay(load)
+    made = [arrival.event.id for arrival in load.generator().arrivals()]
+    part = Supervised("writer", [str(tmp_path)], tmp_path / "log", module=WRITER)
+    parts.append(part)
+    desk.allow(1.0)
+    for share in (0.2, 0.5):
+        wait_until(lambda share=share: len(written(layout)) > share * len(made), part.child.tail)
+        part.kill()
+        assert not members(part.child.pid)
+        part.supervise()
+    desk.hurry()
+    wait_until(lambda: len(written(layout)) >= len(made), part.child.tail)
+    assert written(layout) == made
+    assert part.restarts == 2
+    desk.note_drained()
+    wait_until(lambda: part.child.returncode() is not None)
+    assert part.child.returncode() == 0
+
+
+def test_a_producer_waits_for_a_journal_that_is_away_and_stores_nothing_twice(
+    layout: Layout, tmp_path: Path, parts: list[Supervised]
+) -> None:
+    desk, load, away = Desk(tmp_path), a_load(layout, seconds=4.0), tmp_path / "away"
+    desk.lay(load)
+    desk.allow(1.0)
+    made = [arrival.event.id for arrival in load.generator().arrivals()]
+    part = Supervised("writer", [str(tmp_path)], tmp_path / "log", module=WRITER)
+    parts.append(part)
+    wait_until(lambda: len(written(layout)) > 0.3 * len(made), part.child.tail)
+    part.pause()  # so that it does not begin a new journal in the moment without one
+    layout.journal.rename(away)
+    layout.journal.write_text("no folder")
+    part.resume()
+    wait_until(lambda: "The journal is looked at again" in part.child.tail(), part.child.tail)
+    layout.journal.unlink()
+    away.rename(layout.journal)
+    desk.hurry()
+    wait_until(lambda: len(written(layout)) >= len(made), part.child.tail)
+    assert written(layout) == made
+    assert part.child.returncode() is None, "it was not even started again"
+
+
+def test_a_part_is_paused_and_resumed_with_all_that_it_started(
+    tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "family.py").write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    part = Supervised("family", [], tmp_path / "log", module="family")
+    parts.append(part)
+    wait_until(lambda: len(members(part.child.pid)) == 2)
+    part.pause()
+    wait_until(lambda: _states(part) == {"T"})
+    part.resume()
+    wait_until(lambda: _states(part) == {"S"})
+    part.kill()
+    assert not members(part.child.pid)
+    part.kill()  # a second time it does nothing
+
+
+def _states(part: Supervised) -> set[str]:
+    stats = (Path(f"/proc/{pid}/stat").read_text() for pid in members(part.child.pid))
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+
+@pytest.mark.skipif(disk.refusal() is not None, reason="a small disk cannot be mounted here")
+def test_a_small_disk_is_filled_to_its_last_block_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateside.ops.chaos.disk.SIZE", "1m")
+    with disk.mounted(tmp_path / "disk") as folder:
+        (folder / "before").write_text("here")
+        ballast = disk.fill(folder)
+        assert shutil.disk_usage(folder).free == 0
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "more").write_bytes(bytes(10_000))
+        assert (folder / "before").read_text() == "here"
+        ballast.unlink()
+        (folder / "more").write_bytes(bytes(10_000))
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_where_no_disk_can_be_mounted_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = disk.refusal()
+    assert told is not None
+    assert "A small disk, to be filled, cannot be mounted here" in told
+    assert "as root" in told
+
+
+def test_what_was_moved_away_comes_back_as_it_was_whatever_was_put_in_its_place(tmp_path: Path) -> None:
+    home = tmp_path / "tables"
+    (home / "documents").mkdir(parents=True)
+    broken = _move_away(home, tmp_path / "away")
+    assert not home.exists()
+    assert broken.since_s is None, "it does not heal by itself"
+    (home / "another").mkdir(parents=True)
+    broken.heal()
+    assert [path.name for path in home.iterdir()] == ["documents"]
+    assert not (tmp_path / "away").exists()
+
+
+def test_the_worst_moment_is_told_by_a_batch_that_is_planned_and_not_committed(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(Storage.at(tmp_path))
+    for folder, batches in (("offsets", (0, 1, 9, 10)), ("commits", (0, 1, 9))):
+        (tmp_path / folder).mkdir()
+        for batch in batches:
+            (tmp_path / folder / f"{batch}").touch()
+            (tmp_path / folder / f".{batch}.crc").touch()
+    assert _uncommitted(checkpoint)
+    (tmp_path / "commits" / "10").touch()
+    assert not _uncommitted(checkpoint)
