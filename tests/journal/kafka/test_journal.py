@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from stateside.errors import (
     EventsGone,
@@ -81,6 +82,19 @@ def test_a_live_query_gets_what_comes_and_ends_when_the_topic_is_made_anew(broke
                 next(live)
             assert views.follow() == views.stream.end()  # made anew, of the new topic
             assert {each.event.id for each in Queries(views.stream, views).entity("emma").current()} == {"x"}
+
+
+def test_what_a_consumer_met_ahead_of_its_last_reader_is_not_told_to_the_next_one(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = new_topic(broker)
+    with KafkaWriter(topic, tmp_path) as writer, topic.consumer() as consumer:
+        writer.append([event("a")])
+        consumer.assign([TopicPartition(topic.name, 0, 77)])  # where it went on when the topic was a longer one
+        journal = KafkaJournal(topic)
+        journal._fetcher._kept.append(consumer)
+        time.sleep(1)  # its error waits in it, and cannot be looked at
+        assert [each.id for each in journal.events()] == ["a"]
 
 
 def test_a_reader_that_takes_its_time_is_not_led_into_another_topic(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stateside.errors import JournalAway
 from stateside.journal.kafka.failures import asking
+from stateside.journal.kafka.messages import offset_of
 from stateside.journal.kafka.topic import Topic
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ class Gone(Exception):
 
 
 class Fetcher:
-    """Reads committed messages of a topic. Any number of threads may; each reading has a consumer of its own."""
+    """Reads committed messages of a topic. Any number of threads may; each reading has a consumer of its own.
+
+    A consumer keeps an error that it met for whoever asks it next, even when it was told to read something else since:
+    it reads ahead of its last reader, and the topic may be made anew meanwhile.
+    """
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -38,18 +43,27 @@ class Fetcher:
         Gone if they are deleted, JournalAway if nothing comes for too long. Memory: what was fetched at once, and what
         the client fetches ahead (16 MiB).
         """
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         with asking(self._topic):
-            consumer = self._taken()
-            try:
-                consumer.assign([TopicPartition(self._topic.name, partition, start)])
-                yield from self._read(consumer, partition, start, stop)
-                consumer.unassign()
-            except BaseException:
-                consumer.close()
-                raise
-            self._give_back(consumer)
+            while True:
+                consumer, is_new = self._taken()
+                try:
+                    consumer.assign([TopicPartition(self._topic.name, partition, start)])
+                    for found in self._read(consumer, partition, start, stop):
+                        yield found
+                        start = offset_of(found[-1]) + 1
+                    consumer.unassign()
+                except (Gone, KafkaException):
+                    consumer.close()
+                    if is_new:
+                        raise
+                    continue  # what a kept one tells may be of the range that it read before: a new one is asked
+                except BaseException:
+                    consumer.close()
+                    raise
+                self._give_back(consumer)
+                return
 
     def close(self) -> None:
         """Close what is kept."""
@@ -79,9 +93,12 @@ class Fetcher:
                     next_step="See that all brokers run, then try again",
                 )
 
-    def _taken(self) -> Consumer:
+    def _taken(self) -> tuple[Consumer, bool]:
+        """A consumer, and whether it is a new one."""
         with self._keeping:
-            return self._kept.pop() if self._kept else self._topic.consumer()
+            if self._kept:
+                return self._kept.pop(), False
+        return self._topic.consumer(), True
 
     def _give_back(self, consumer: Consumer) -> None:
         with self._keeping:
