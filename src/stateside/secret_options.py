@@ -6,12 +6,14 @@ So a password stands neither in the application's code nor in its folder.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from stateside.errors import SetupError
 
 PREFIX = "env:"
 HIDDEN = "…"
+_SECRET = re.compile(r"password|secret|key\.pem|jaas")  # in the names of options, as Kafka's clients have them
 
 
 def with_secrets(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -26,6 +28,11 @@ def without_secrets(text: str, options: Mapping[str, str], environ: Mapping[str,
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def plain_secret(options: Mapping[str, str]) -> str | None:
+    """The first option that holds a secret itself instead of naming the variable that does; None if none does."""
+    return next((name for name, value in options.items() if _SECRET.search(name) and not _is_secret(value)), None)
 
 
 def _is_secret(value: str) -> bool:

@@ -110,13 +110,13 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
     """
     from stateside.journal.kafka import create_topic
     from stateside.journal.kafka.address import topic_at
-    from stateside.journal.kafka.placed import check_free, place
+    from stateside.journal.kafka.placed import place, placeable
     from stateside.layout import Layout
 
     if bad := [text for text in settings if "=" not in text]:
         raise SettingInvalid(f"{bad[0]!r} is no setting of a topic", next_step="Write --set retention.ms=86400000")
     if folder is not None:
-        check_free(Layout(folder).journal)
+        placeable(Layout(folder).journal, address)
         if partitions != 1:
             raise SettingInvalid(
                 f"The journal of a folder has one order, and so one partition, not {partitions}",

@@ -81,6 +81,19 @@ def test_a_folder_is_not_placed_at_a_topic_of_several_partitions(layout: Layout)
     assert not layout.journal.exists()
 
 
+@pytest.mark.parametrize("option", ["sasl.password", "ssl.key.password", "ssl.key.pem"])
+def test_a_secret_does_not_get_into_a_folders_file(layout: Layout, option: str) -> None:
+    address = f"kafka://localhost:1/billing?client.id=me&{option}="
+    done = CliRunner().invoke(
+        main, ["journal", "create", f"{address}horse", "--partitions", "1", "--dir", str(layout.root)]
+    )
+    assert done.exit_code == 1
+    assert "write env:NAME" in done.output
+    assert "horse" not in done.output
+    assert not layout.journal.exists()
+    assert place(layout.journal, f"{address}env:HORSE").options[option] == "env:HORSE"
+
+
 class TestTopicLog:
     pytestmark = real
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
+from stateside.billing.answers.letters import DeadLetters
 from stateside.errors import StatesideError
 from stateside.journal import Event
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.kafka.placed import place
+from stateside.journal.opened import open_writer
+from stateside.layout import Layout
 from stateside.ops.broker import Broker
 from stateside.processes import free_port
 from tests.journal.kafka.topics import real
@@ -19,6 +26,16 @@ from tests.journal.kafka.topics import real
 pytestmark = real
 
 PASSWORD = "correct horse"
+_BILL = """
+import sys
+from pathlib import Path
+from stateside.billing.pipeline.on_kafka import app
+from stateside.layout import Layout
+from stateside.pipeline.runner import Runner
+
+with Runner(app, Layout(Path(sys.argv[1]))) as runner:
+    runner.run_to_end()
+"""
 _JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required user_emma"
 
 
@@ -85,6 +102,24 @@ def test_events_go_in_and_out_over_tls_with_a_password_from_the_environment(
         writer.append(events)
     assert sorted(event.id for event in KafkaJournal(topic).events()) == [event.id for event in events]
     assert PASSWORD not in repr(topic)
+
+
+@pytest.mark.spark
+def test_billing_reads_its_topic_over_tls_with_the_same_password(
+    broker: SecuredBroker, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    given, layout = options(authority, tmp_path), Layout(tmp_path / "billing")
+    topic = place(layout.journal, f"kafka://{broker.secure}/billing?{urlencode(given)}")
+    create_topic(topic, partitions=1)
+    with open_writer(layout.journal) as writer:
+        writer.append([Event("m", "nobody", "message", 1_768_000_000_000_000, {"quantity": 1})])
+    done = subprocess.run([sys.executable, "-c", _BILL, str(layout.root)], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
+    letters = DeadLetters.of(layout).page(limit=9)
+    assert [(letter.id, letter.reason) for letter in letters] == [("m", "unknown-customer")]
+    assert not [path for path in layout.root.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize("wrong", ["password", "authority", "no security at all"])

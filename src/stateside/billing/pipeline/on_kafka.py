@@ -22,11 +22,12 @@ from stateside.billing.model import VIEW
 from stateside.billing.pipeline import application, bill
 from stateside.billing.pipeline.rater import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
-from stateside.errors import JournalCorrupt, SettingInvalid
+from stateside.errors import JournalCorrupt
 from stateside.journal import Journal
 from stateside.journal.kafka.placed import NAME, TopicLog, topic_of
 from stateside.journal.opened import open_journal
 from stateside.layout import Layout
+from stateside.pipeline.kafka_access import spark_options
 from stateside.pipeline.sources import Reading, kafka_journal
 
 if TYPE_CHECKING:
@@ -46,14 +47,9 @@ class RatedTopic:
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The rows, with the watermark still to be set. JournalAway if the folder's journal is no topic."""
         topic = topic_of(reading.journal)
-        if topic.options:
-            raise SettingInvalid(
-                "Billing reads a topic without options: those of Spark's client have other names",
-                where=topic.where,
-                next_step="Leave out what follows the ? in the address",
-            )
         TopicLog(reading.journal, topic).end()  # refuses one of several partitions before the first batch
-        source = kafka_journal(topic.servers, topic.name, options={"maxRecordsPerPartition": str(ROWS_PER_TABLE)})
+        options = {**spark_options(topic.options), "maxRecordsPerPartition": str(ROWS_PER_TABLE)}
+        source = kafka_journal(topic.servers, topic.name, options=options)
         events = source.load(session, reading).select(*_COLUMNS)
         view = Layout(reading.journal.parent).view(VIEW).root
         rating = Rating(Rater(reading.journal, view, self.with_ids))

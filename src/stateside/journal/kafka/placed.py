@@ -26,6 +26,7 @@ from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.topic_note import NAME as NAME
 from stateside.positions import Position
+from stateside.secret_options import plain_secret
 from stateside.storage import write_atomically
 
 INDEX = "index"  # beside it: what writers of the topic know of it; it may be deleted
@@ -34,21 +35,28 @@ INDEX = "index"  # beside it: what writers of the topic know of it; it may be de
 def place(folder: Path, address: str) -> Topic:
     """Have the folder's journal at this address from now on, where the same topic may be elsewhere than before.
 
-    SettingInvalid if that is no address, or the folder has a journal of its own.
+    SettingInvalid if that is no address, or has a secret in it, or the folder has a journal of its own.
     """
-    topic = topic_at(address)
-    check_free(folder)
+    topic = placeable(folder, address)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / NAME, json.dumps({"address": address}).encode())
     return topic
 
 
-def check_free(folder: Path) -> None:
-    """SettingInvalid if the folder has a journal of its own, on files."""
+def placeable(folder: Path, address: str) -> Topic:
+    """The topic at this address, which the folder's journal can be; SettingInvalid as `place` says."""
+    topic = topic_at(address)
     if segment.segment_offsets(folder):
         raise SettingInvalid(
             "This folder has a journal of its own already", where=str(folder), next_step="Use a new folder"
         )
+    if plain := plain_secret(topic.options):
+        raise SettingInvalid(
+            f"The option {plain} would be written down, for everybody who may read that file",
+            where=str(folder / NAME),
+            next_step="Put it into an environment variable of all who use the folder, and write env:NAME",
+        )
+    return topic
 
 
 def placed(folder: Path) -> Topic | None:
