@@ -92,6 +92,7 @@ def serve(
 
 
 def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
+    from stateside.billing.served import EXTENSION
     from stateside.layout import Layout
     from stateside.serving.server import serve as serve_folder
 
@@ -101,10 +102,7 @@ def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
     if not Layout(folder).views():
         told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
     with _tailing(share, told) as tailing:
-        routes = ["stateside.billing.answers.api:routes"]
-        tables = ["stateside.billing.answers.gate:sql_tables"]
-        pages = ["stateside.billing.pages"]
-        serve_folder(folder.absolute(), routes=routes, tables=tables, pages=pages, **where, **tailing)
+        serve_folder(folder.absolute(), extension=EXTENSION, **where, **tailing)
 
 
 def _serve_checkpoint(

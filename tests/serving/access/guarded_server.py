@@ -10,6 +10,7 @@ from pathlib import Path
 from stateside.layout import Layout
 from stateside.serving.access.exposure import Certificate
 from stateside.serving.access.limits import Limits
+from stateside.serving.extension import Extension
 from stateside.serving.server import serve
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import File, Response, Stream
@@ -68,5 +69,5 @@ if __name__ == "__main__":
         address="0.0.0.0" if pair else "127.0.0.1",
         certificate=Certificate(*map(Path, pair)) if pair else None,
         limits=Limits(RATE_PER_S, RUNNING_MAX),
-        routes=["guarded_server:routes"],
+        extension=Extension(("guarded_server:routes",)),
     )

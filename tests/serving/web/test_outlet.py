@@ -21,9 +21,12 @@ pytestmark = pytest.mark.e2e
 
 SERVE = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})  # for `tests`, here and in the workers\n"
-    "from pathlib import Path; from stateside.serving.server import serve\n"
+    "from pathlib import Path\n"
+    "from stateside.serving.extension import Extension\n"
+    "from stateside.serving.server import serve\n"
     "if __name__ == '__main__':\n"
-    "    serve(Path(sys.argv[1]), port=int(sys.argv[2]), routes=('tests.serving.web.streams:routes',))\n"
+    "    extension = Extension(('tests.serving.web.streams:routes',))\n"
+    "    serve(Path(sys.argv[1]), port=int(sys.argv[2]), extension=extension)\n"
 )
 
 
