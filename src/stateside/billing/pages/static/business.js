@@ -1,15 +1,17 @@
 // Business: what all customers together owe and were charged, period by period, and a box for questions of one's own.
 
-import { ask, begin, empty, failure, send } from "./app.js";
+import { ask, begin, empty, failure } from "./app.js";
 import { Chart } from "./chart.js";
 import { el, put } from "./dom.js";
-import { day, money, moment, number, roughMoney } from "./format.js";
+import { money, moment, number, roughMoney } from "./format.js";
 import { Looked, freshSign } from "./live.js";
 import { PaceChart, paceTile } from "./pace.js";
+import { body, card, refresh, replace, row, table } from "./parts.js";
+import { corrections, topCustomers } from "./questions.js";
 import { SqlBox } from "./sql.js";
-import { periodName, quantity, slotOf, typeName } from "./usage.js";
+import { cycleOf, labelName, quantity, shortName, slotOf, typeName } from "./usage.js";
 
-const TOP = 10;
+const KINDS = { "credit-note": "credit note", "debit-note": "debit note", invoice: "late invoice" };
 const DEEP_MS = 10_000; // between two looks at what is asked by SQL
 const main = document.getElementById("main");
 
@@ -22,7 +24,7 @@ class BusinessPage {
     this.money = el("select", { id: "money", onchange: () => this.choose() });
     this.tiles = el("dl", { class: "kpis" });
     this.chart = new Chart();
-    this.revenue = el("div", { class: "card-body" }, this.chart.element, legend());
+    this.revenue = body(this.chart.element, legend());
     this.pace = new PaceChart();
     this.types = el("div", { class: "table-wrap" });
     this.customers = el("div", { class: "table-wrap" }, waiting());
@@ -51,7 +53,7 @@ class BusinessPage {
       el("div", { class: "grid two" }, card("Day by day", this.pace.element), card("Revenue by period", this.revenue)),
       el("div", { class: "grid two" }, card("Top customers", this.customers), el("div", { class: "column" }, card("By type", this.types), card("Corrections", this.corrections))),
       card("Dead letters", this.letters),
-      card("Ask something else", el("div", { class: "card-body" }, this.sql.element)),
+      card("Ask something else", body(this.sql.element)),
     );
   }
 
@@ -89,7 +91,7 @@ class BusinessPage {
     const currencies = [...new Set(periods.flatMap((period) => period.currencies.map(({ currency }) => currency)))];
     this.currency = currencies.includes(this.currency) ? this.currency : currencies[0];
     this.now = periods.find(({ period }) => period === this.chosen) ?? periods.at(-1);
-    options(this.period, [...periods].reverse().map(({ period }) => [period, named(period)]), this.now?.period);
+    options(this.period, [...periods].reverse().map(({ period }) => [period, labelName(period)]), this.now?.period);
     options(this.money, currencies.map((currency) => [currency, currency]), this.currency);
     this.money.hidden = currencies.length < 2;
     this.period.hidden = !this.now;
@@ -131,7 +133,7 @@ class BusinessPage {
 
   showPace() {
     const before = this.before();
-    this.pace.show(this.paceNow(), this.currency, { now: named(this.now.period), before: before ? named(before.period) : "" });
+    this.pace.show(this.paceNow(), this.currency, { now: labelName(this.now.period), before: before ? labelName(before.period) : "" });
   }
 
   showTiles() {
@@ -139,8 +141,8 @@ class BusinessPage {
     const now = this.of(this.now);
     const before = this.before();
     const tiles = [
-      [named(this.now.period), money(now.amount_micros, currency), now.open_micros ? "still open" : "closed"],
-      before ? paceTile(this.paceNow(), currency, named(before.period)) : ["Against the period before", "–", "there is none"],
+      [labelName(this.now.period), money(now.amount_micros, currency), now.open_micros ? "still open" : "closed"],
+      before ? paceTile(this.paceNow(), currency, labelName(before.period)) : ["Against the period before", "–", "there is none"],
       ["Sealed", money(now.charged_micros, currency), "on invoices and notes"],
       ["Events", number(now.events), "behind these amounts"],
     ];
@@ -156,7 +158,7 @@ class BusinessPage {
     this.chart.draw({
       label: `Revenue of ${shown.length} periods; the newest has ${money(this.of(shown.at(-1)).amount_micros, currency)}. The arrow keys lead from one to the next.`,
       height: 240,
-      x: { min: -0.5, max: Math.max(6, shown.length) - 0.5, ticks: shown.map((period, index) => ({ at: index, text: short(period.period) })) },
+      x: { min: -0.5, max: Math.max(6, shown.length) - 0.5, ticks: shown.map((period, index) => ({ at: index, text: shortName(period.period) })) },
       y: { format: (value) => roughMoney(value, currency) },
       series: [
         { slot: 1, bars: true, points: sealed },
@@ -164,7 +166,7 @@ class BusinessPage {
       ],
       stops: shown.map((period, index) => {
         const { amount_micros: amount, sealed_micros: closed, open_micros: still } = this.of(period);
-        return { x: index, y: amount, title: named(period.period), rows: [["all", money(amount, currency)], ["sealed", money(closed, currency)], ["open", money(still, currency)]] };
+        return { x: index, y: amount, title: labelName(period.period), rows: [["all", money(amount, currency)], ["sealed", money(closed, currency)], ["open", money(still, currency)]] };
       }),
     });
   }
@@ -220,38 +222,31 @@ class BusinessPage {
       const made = await look();
       refresh(place, made.key, () => made.shown());
     } catch (error) {
-      delete place.dataset.sign;
-      put(place, el("div", { class: "card-body" }, failure(error, "This cannot be shown")));
+      replace(place, body(failure(error, "This cannot be shown")));
     }
   }
 
   async lookAtCustomers() {
     const { now, currency } = this;
-    const plans = Object.keys(this.plans).filter((plan) => this.plans[plan] === currency);
-    const sql = `SELECT customer, sum(micros)::BIGINT AS micros, sum(n)::BIGINT AS n FROM (
-        SELECT customer, amount_micros AS micros, events AS n FROM bill WHERE list_contains($ends, period_end) AND list_contains($plans, plan)
-        UNION ALL SELECT customer, amount_micros, events FROM archive.documents WHERE list_contains($ends, period_end) AND currency = $currency
-      ) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`;
-    const { rows } = await send("/v1/sql", "POST", { sql: bound(sql, { ends: times(now.period_ends), plans: texts(plans), currency: text(currency) }) });
+    const rows = await topCustomers(now, currency, Object.keys(this.plans).filter((plan) => this.plans[plan] === currency));
     const all = Math.max(1, this.of(now).amount_micros);
-    const shown = () =>
-      rows.length
-        ? table(["Customer", "Events", "Amount", "Share"], rows.map(([customer, micros, events]) => el("tr", {}, el("th", { scope: "row", class: "name" }, el("a", { href: `/bill/${encodeURIComponent(customer)}` }, customer)), el("td", { class: "right" }, number(events)), el("td", { class: "right" }, money(micros, currency)), el("td", { class: "right muted" }, percentOf(micros, all)))))
-        : empty("No customers", "Nobody has used anything in this period.");
-    return { key: rows, shown };
+    const item = ([customer, micros, events]) => {
+      const link = el("a", { href: `/bill/${encodeURIComponent(customer)}` }, customer);
+      return row([link, "name"], [number(events), "right"], [money(micros, currency), "right"], [percentOf(micros, all), "right muted"]);
+    };
+    const none = () => empty("No customers", "Nobody has used anything in this period.");
+    return { key: rows, shown: () => (rows.length ? table(["Customer", "Events", "Amount", "Share"], rows.map(item)) : none()) };
   }
 
   async lookAtCorrections() {
     const { currency } = this;
-    const sql = `SELECT period, kind, count(*) AS n, sum(events)::BIGINT AS events, sum(charged_micros)::BIGINT AS micros
-      FROM archive.documents WHERE currency = ${text(currency)} AND (kind <> 'invoice' OR late) GROUP BY ALL ORDER BY period DESC, kind LIMIT 8`;
-    const { rows } = await send("/v1/sql", "POST", { sql });
-    const kinds = { "credit-note": "credit note", "debit-note": "debit note", invoice: "late invoice" };
-    const shown = () =>
-      rows.length
-        ? table(["Period", "Documents", "Late events", "Changed by"], rows.map(([period, kind, count, events, micros]) => el("tr", {}, el("th", { scope: "row" }, named(period)), el("td", {}, `${number(count)} ${kinds[kind] ?? kind}${count === 1 ? "" : "s"}`), el("td", { class: "right" }, number(events)), el("td", { class: "right" }, money(micros, currency, { sign: true })))))
-        : empty("No corrections", "No event came after its period was closed.");
-    return { key: rows, shown };
+    const rows = await corrections(currency);
+    const item = ([period, kind, count, events, micros]) => {
+      const documents = `${number(count)} ${KINDS[kind] ?? kind}${count === 1 ? "" : "s"}`;
+      return row(labelName(period), documents, [number(events), "right"], [money(micros, currency, { sign: true }), "right"]);
+    };
+    const none = () => empty("No corrections", "No event came after its period was closed.");
+    return { key: rows, shown: () => (rows.length ? table(["Period", "Documents", "Late events", "Changed by"], rows.map(item)) : none()) };
   }
 
   async lookAtLetters() {
@@ -267,70 +262,23 @@ class BusinessPage {
   }
 }
 
-function card(title, ...content) {
-  return el("section", { class: "card", "aria-label": title }, el("div", { class: "card-head" }, el("h2", {}, title)), content);
-}
-
 function legend() {
   const keys = [[1, "sealed"], [3, "still open"]];
   return el("div", { class: "legend" }, keys.map(([slot, name]) => el("span", { class: `s${slot}` }, el("span", { class: "swatch" }), name)));
-}
-
-function table(names, rows) {
-  const right = (index) => (rows[0].children[index].classList.contains("right") ? "right" : null);
-  return el("table", {}, el("thead", {}, el("tr", {}, names.map((name, index) => el("th", { scope: "col", class: right(index) }, name)))), el("tbody", {}, rows));
 }
 
 function waiting() {
   return el("div", { class: "empty" }, "…");
 }
 
-/** Make a part anew if what it shows is something else. */
-function refresh(place, key, make) {
-  const sign = JSON.stringify(key);
-  if (place.dataset.sign === sign) return;
-  place.dataset.sign = sign;
-  put(place, make());
-}
-
 function options(select, found, chosen) {
-  const key = JSON.stringify(found);
-  if (select.dataset.key !== key) {
-    select.dataset.key = key;
-    put(select, found.map(([value, title]) => el("option", { value }, title)));
-  }
+  refresh(select, found, () => found.map(([value, title]) => el("option", { value }, title)));
   if (chosen !== undefined) select.value = chosen;
-}
-
-/** What a label says of the cycle: `2026-01@31` and `2026-02@31` are alike, so are `2026-W03` and `2026-W04`. */
-function cycleOf(label) {
-  return label.replace(/^\d{4}-W?\d{2}/, (found) => (found.includes("W") ? "week" : "month")).replace(/-\d{2}$/, " day");
-}
-
-/** `2026-01` is “January 2026”; a month that begins on another day has the day behind it. */
-function named(label) {
-  const [month, anchor] = label.split("@");
-  if (!/^\d{4}-\d{2}$/.test(month)) return label;
-  return periodName({ period: month }) + (anchor ? `, from day ${Number(anchor)}` : "");
-}
-
-function short(label) {
-  const month = label.slice(0, 7);
-  return /^\d{4}-\d{2}(@|$)/.test(label) ? day(`${month}-15`, { month: "short" }) : label.slice(5);
 }
 
 function percentOf(part, all) {
   if (part > 0 && part / all < 0.001) return `< ${number(0.001, { style: "percent", maximumFractionDigits: 1 })}`;
   return number(part / all, { style: "percent", maximumFractionDigits: 1 });
-}
-
-const text = (value) => `'${String(value).replaceAll("'", "''")}'`;
-const texts = (values) => `[${values.map(text).join(", ")}]::VARCHAR[]`;
-const times = (values) => `[${values.map((value) => `TIMESTAMPTZ ${text(value)}`).join(", ")}]`;
-
-/** A statement with its names replaced by values that are written out. */
-function bound(sql, values) {
-  return Object.entries(values).reduce((found, [name, value]) => found.replaceAll(`$${name}`, () => value), sql);
 }
 
 await begin();

@@ -4,6 +4,7 @@ import { Chart } from "./chart.js";
 import { empty, failure } from "./app.js";
 import { el, put } from "./dom.js";
 import { date, day, money, number, roughMoney } from "./format.js";
+import { body, refresh, replace } from "./parts.js";
 
 const DAY_MS = 86_400_000;
 const HOURS = 24;
@@ -31,22 +32,21 @@ export class PaceChart {
   }
 
   show(pace, currency, names) {
-    const key = JSON.stringify([pace, currency, names]);
-    if (this.key === key) return;
-    this.key = key;
-    delete this.element.dataset.sign;
-    const found = pace?.currencies.find((one) => one.currency === currency);
-    if (pace === undefined) return put(this.element, empty("…", ""));
-    if (!found) return put(this.element, empty("Nothing yet", "Days appear with the first event of this period."));
-    put(this.element, el("div", { class: "card-body" }, this.chart.element, this.legend));
-    const keys = [[1, names.now, ""], ...(hasBefore(found) ? [[6, names.before, "dashed"]] : [])];
-    put(this.legend, keys.map(([slot, name, kind]) => el("span", { class: `s${slot}` }, el("span", { class: `stroke ${kind}` }), name)));
-    return this.draw(found, currency, names);
+    refresh(this.element, [pace, currency, names], () => this.made(pace, currency, names));
   }
 
   fail(error) {
-    this.key = undefined;
-    put(this.element, el("div", { class: "card-body" }, failure(error, "This cannot be shown")));
+    replace(this.element, body(failure(error, "This cannot be shown")));
+  }
+
+  made(pace, currency, names) {
+    if (pace === undefined) return empty("…", "");
+    const found = pace.currencies.find((one) => one.currency === currency);
+    if (!found) return empty("Nothing yet", "Days appear with the first event of this period.");
+    const keys = [[1, names.now, ""], ...(hasBefore(found) ? [[6, names.before, "dashed"]] : [])];
+    put(this.legend, keys.map(([slot, name, kind]) => el("span", { class: `s${slot}` }, el("span", { class: `stroke ${kind}` }), name)));
+    this.draw(found, currency, names);
+    return body(this.chart.element, this.legend);
   }
 
   draw(found, currency, names) {

@@ -17,7 +17,7 @@ const BOTTOM = 26;
  */
 export class Chart {
   constructor() {
-    this.svg = svg("svg", { role: "img", tabindex: "0" });
+    this.svg = svg("svg", { role: "img", tabindex: "0", "data-key": "chart" });
     this.tip = el("div", { class: "tip", hidden: true });
     this.element = el("div", { class: "chart" }, this.svg, this.tip);
     this.at = null;

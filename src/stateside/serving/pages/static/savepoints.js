@@ -1,8 +1,9 @@
 // The card of a view's savepoints: taking one is safe while the job runs; restoring one is for the command.
 
 import { ask, empty, failure, send } from "./app.js";
-import { el, put, say } from "./dom.js";
+import { el, say } from "./dom.js";
 import { bytes, moment, number } from "./format.js";
+import { body, refresh, replace, row, table } from "./parts.js";
 
 const LOOK_MS = 10_000;
 
@@ -43,8 +44,7 @@ export class Savepoints {
       const { savepoints } = await (method === "POST" ? send(address, "POST") : ask(address));
       if (view === this.view) this.showList(savepoints);
     } catch (error) {
-      delete this.list.dataset.key;
-      put(this.list, el("div", { class: "card-body" }, failure(error, method === "POST" ? "No savepoint was taken" : "The savepoints cannot be shown")));
+      replace(this.list, body(failure(error, method === "POST" ? "No savepoint was taken" : "The savepoints cannot be shown")));
     } finally {
       this.busy = false;
       this.button.disabled = false;
@@ -53,14 +53,12 @@ export class Savepoints {
   }
 
   showList(savepoints) {
-    const key = JSON.stringify(savepoints);
-    if (this.list.dataset.key === key) return;
-    this.list.dataset.key = key;
-    if (!savepoints.length) return put(this.list, empty("No savepoint yet", "Take one before you change the job, or its version of Spark."));
-    const rows = savepoints
-      .toReversed()
-      .map((one) => el("tr", {}, el("th", { scope: "row", class: "mono" }, one.name), el("td", {}, moment(one.taken)), el("td", { class: "mono" }, one.position), el("td", { class: "right" }, number(one.batch)), el("td", { class: "right" }, bytes(one.bytes))));
-    const names = [["Name"], ["Taken"], ["Position"], ["Batch", "right"], ["Size", "right"]];
-    return put(this.list, el("table", {}, el("thead", {}, el("tr", {}, names.map(([name, side]) => el("th", { scope: "col", class: side }, name)))), el("tbody", {}, rows)));
+    refresh(this.list, savepoints, () => {
+      if (!savepoints.length) return empty("No savepoint yet", "Take one before you change the job, or its version of Spark.");
+      const rows = savepoints
+        .toReversed()
+        .map((one) => row([one.name, "mono"], moment(one.taken), [one.position, "mono"], [number(one.batch), "right"], [bytes(one.bytes), "right"]));
+      return table(["Name", "Taken", "Position", "Batch", "Size"], rows);
+    });
   }
 }

@@ -4,6 +4,7 @@ import { ask, begin, empty, failure } from "./app.js";
 import { el, icon, put, say } from "./dom.js";
 import { clock, moment, number } from "./format.js";
 import { Live, Looked, freshSign } from "./live.js";
+import { body } from "./parts.js";
 import { SqlBox } from "./sql.js";
 import { cell } from "./values.js";
 
@@ -18,8 +19,8 @@ async function showViews() {
   if (views.length === 1 && served.length === 1) return showView(views[0].view);
   const items = views.map(({ view, state, why }) => {
     const chip = el("span", { class: `chip ${{ running: "good", idle: "good", holding: "warn", failed: "bad", down: "bad", refused: "warn" }[state] ?? ""}` }, state === "unknown" ? "not ours" : state);
-    const body = [el("strong", {}, view), chip, why ? el("span", { class: "muted small why" }, why) : null];
-    return el("li", {}, state === "refused" ? el("div", { class: "view-row" }, body) : el("a", { class: "view-row", href: `/views/${encodeURIComponent(view)}` }, body));
+    const content = [el("strong", {}, view), chip, why ? el("span", { class: "muted small why" }, why) : null];
+    return el("li", {}, state === "refused" ? el("div", { class: "view-row" }, content) : el("a", { class: "view-row", href: `/views/${encodeURIComponent(view)}` }, content));
   });
   const list = items.length ? el("ul", {}, items) : empty("There is no view here yet", "It appears as soon as the job has declared it.");
   return put(main, el("div", { class: "page-head" }, el("h1", {}, "Views")), about, el("section", { class: "card view-list" }, list));
@@ -154,7 +155,7 @@ class ViewPage {
       const page = this.cursors.length ? `page ${this.cursors.length + 1}, ` : "";
       say(this.told, `${page}${number(rows.length)} ${rows.length === 1 ? "row" : "rows"} of batch ${number(stamp.batch)}${cursor ? "; there are more" : ""}`);
     } catch (error) {
-      put(this.rows, el("div", { class: "card-body" }, failure(error, "These rows cannot be shown")));
+      put(this.rows, body(failure(error, "These rows cannot be shown")));
       say(this.told, "");
       this.cursor = null;
     }
@@ -172,8 +173,8 @@ class ViewPage {
     const names = Object.keys(rows[0]);
     const right = (name) => !keys.has(name) && rows.some((row) => typeof row[name] === "number");
     const head = el("tr", {}, names.map((name) => el("th", { scope: "col", class: right(name) ? "right" : null }, name)), ending(rows[0]) ? el("td", {}) : null);
-    const body = rows.map((row) => el("tr", { class: marked(row) ? "told" : null }, names.map((name) => cell(row[name], keys.has(name) ? "key" : "")), ending(row)));
-    return el("table", {}, el("thead", {}, head), el("tbody", {}, body));
+    const lines = rows.map((row) => el("tr", { class: marked(row) ? "told" : null }, names.map((name) => cell(row[name], keys.has(name) ? "key" : "")), ending(row)));
+    return el("table", {}, el("thead", {}, head), el("tbody", {}, lines));
   }
 
   watchButton(row) {
