@@ -17,6 +17,7 @@ from stateside.cli import main
 from stateside.errors import SettingInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
+from stateside.leadership import standing
 from stateside.ops.cluster import SESSION_S_MAX, Cluster
 from stateside.ops.parts import members
 from stateside.testing import append, rows
@@ -84,6 +85,7 @@ def expected(count: int) -> dict[str, tuple[int, int]]:
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@in_full("tests/e2e/test_chaos.py kills a master and a worker, and in test_demo.py workers leave and join")
 def test_a_query_goes_on_when_the_leading_master_and_a_worker_are_killed(cluster: Cluster, shop: Path) -> None:
     layout, log = Layout(shop / "data"), shop / "run.log"
     buy(layout, 0, 100)
@@ -118,6 +120,41 @@ def test_a_query_goes_on_when_the_leading_master_and_a_worker_are_killed(cluster
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.e2e
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@in_full("take-over is tested without a cluster, and a driver killed on one in tests/e2e/test_chaos.py")
+def test_a_standby_takes_over_on_a_cluster(cluster: Cluster, shop: Path) -> None:
+    """The leader holds all executors until it ends: the standby starts its driver only then."""
+    layout = Layout(shop / "data")
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in ("one", "two"):
+            flags = ["--standby", "--identity", name, "--lease-s", "3", "--standby-scope", "machine"]
+            with (shop / f"{name}.log").open("wb") as log:
+                running[name] = subprocess.Popen(command(cluster.address, *flags), cwd=shop, stderr=log)
+            wait_until(lambda: _stand(layout)[0] == "one", (shop / "one.log").read_text)
+        buy(layout, 0, 100)
+        wait_until(lambda: totals(layout) == expected(100), (shop / "one.log").read_text)
+        wait_until(lambda: _stand(layout) == ("one", ["two"]), (shop / "two.log").read_text)
+        running["one"].kill()
+        buy(layout, 100, 100)
+        wait_until(lambda: _stand(layout)[0] == "two", (shop / "two.log").read_text)
+        wait_until(lambda: totals(layout) == expected(200), (shop / "two.log").read_text)
+        running["two"].send_signal(signal.SIGTERM)
+        assert running["two"].wait(120) == 0, (shop / "two.log").read_text()
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def _stand(layout: Layout) -> tuple[str | None, list[str]]:
+    """Who leads, and who stands by."""
+    told = standing(layout.root, 0) or {"leader": None, "standbys": []}
+    return told["leader"] and told["leader"]["identity"], [standby["identity"] for standby in told["standbys"]]
 
 
 @pytest.mark.e2e
