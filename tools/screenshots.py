@@ -6,6 +6,7 @@ pictures and changes all the time (ages, rates, the time of day) is not.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ sys.path.insert(0, str(TOP))
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 
 from stateside.layout import Layout  # noqa: E402
+from stateside.leadership import Candidate  # noqa: E402
 from stateside.serving.access.issuer import Issuer  # noqa: E402
 from tests.pages.conftest import ADVICE, chromium  # noqa: E402
 from tests.pages.stage import LONG, RICH, Stage, serving  # noqa: E402
@@ -91,7 +93,7 @@ def main(wanted: Sequence[str]) -> int:
             Camera(browser, url, wanted).all(NOBODY)
         with staged(rich=False, customers=60) as (stage, url):
             camera = Camera(browser, url, wanted)
-            with flowing(stage):
+            with flowing(stage), led(stage):
                 camera.all(PICTURES)
             stage.kill()
             camera.all(DOWN)
@@ -135,6 +137,23 @@ def flowing(stage: Stage) -> Iterator[None]:
     finally:
         ends.set()
         thread.join()
+
+
+@contextmanager
+def led(stage: Stage) -> Iterator[None]:
+    """Somebody leads the application, and somebody stands by."""
+    ends, root = threading.Event(), stage.layout.root
+    leader = Candidate(root, "berlin-1", lease_s=10.0).wait(ends.is_set)
+    assert leader is not None, "nobody else is there"
+    thread = threading.Thread(target=Candidate(root, "berlin-2", lease_s=10.0).wait, args=(ends.is_set,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+        leader.release()
+        shutil.rmtree(root / "lease")
 
 
 class Camera:
