@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from stateside.errors import SinkAway
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline.runner import Runner
@@ -62,6 +64,37 @@ def test_a_view_waits_for_what_is_away_and_goes_on_when_it_is_back(
         assert not (place / "metadata").exists(), "it is not begun anew"
         shutil.rmtree(place, ignore_errors=True)  # what Spark put in its place before it was stopped
         (tmp_path / "away").rename(place)
+        until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)
+    assert all(len(found) <= 1 for found in counting.totals.values()), "no number is delivered a second time"
+    assert rows(layout, "total")[0]["total"] == 7
+
+
+def test_a_view_whose_sink_and_checkpoint_are_away_waits_for_both(
+    spark: SparkSession, layout: Layout, tmp_path: Path
+) -> None:
+    """The storage of the checkpoint does not say that nothing is there: it cannot be read at all, as when it hangs."""
+    away, counting = threading.Event(), Counting()
+
+    class Away:
+        def write(self, rows: pa.Table, batch: BatchId) -> None:
+            if away.is_set():
+                raise SinkAway("The shelf is away")
+            counting.write(rows, batch)
+
+    place = layout.view("total").checkpoint
+    append(layout, orders(0, 3))
+    with Runner(totals(lambda _: Away()), layout, NO_RESTARTS, session=spark) as runner:
+        until(lambda: commits(layout) != [] and beat(layout).state == "idle", runner)
+        away.set()
+        append(layout, orders(3, 4))
+        until(lambda: "The shelf is away" in (beat(layout).why or ""), runner)
+        place.rename(tmp_path / "away")
+        place.symlink_to(place)  # whoever looks gets an error (ELOOP), and nobody can write there
+        until(lambda: "The checkpoint is away" in (beat(layout).why or ""), runner)
+        place.unlink()
+        (tmp_path / "away").rename(place)
+        until(lambda: "The shelf is away" in (beat(layout).why or ""), runner)
+        away.clear()
         until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)
     assert all(len(found) <= 1 for found in counting.totals.values()), "no number is delivered a second time"
     assert rows(layout, "total")[0]["total"] == 7

@@ -68,6 +68,19 @@ def test_a_leader_whose_gate_is_shut_in_the_middle_of_its_work_ends_and_has_comm
     assert rows(layout, "total")[0]["total"] == 4
 
 
+def test_a_leader_whose_gate_is_shut_before_it_has_begun_says_who_leads(spark: SparkSession, layout: Layout) -> None:
+    append(layout, orders(3))
+    old = lead(layout, "a")
+    old.end()  # as if it were paused while Spark starts
+    new = lead(layout, "b")
+    with (
+        pytest.raises(LeadershipLost, match=r"b .process .* leads from epoch 2 on"),
+        Runner(totals(), layout, QUICK, session=spark, leadership=old),
+    ):
+        pass
+    new.release()
+
+
 @pytest.mark.parametrize("log", ["offsets", "commits"])
 def test_a_driver_whose_next_batch_another_one_has_planned_or_committed_ends_and_is_not_started_again(
     spark: SparkSession, layout: Layout, log: str

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import StatesideError, ViewInvalid
+from stateside.errors import PipelineFailed, StatesideError, ViewInvalid
 from stateside.layout import Layout
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.derive import derive_catalogue
 from stateside.pipeline.derive_state import derive_state_catalogue
 from stateside.pipeline.failures import reason
+from stateside.pipeline.session import has_ended
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_END_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,17 @@ class Planner:
     pause_file: Path
 
     def plan(self, view: View, session: SparkSession) -> PlannedView:
-        """ViewInvalid if the view cannot be run as declared."""
+        """ViewInvalid if the view cannot be run as declared, PipelineFailed if Spark ended meanwhile."""
         try:
             return self._plan(view, session)
         except StatesideError:
             raise
-        except Exception as error:  # told now: an error of Spark's has no text any more once the JVM has ended
+        except Exception as error:
+            if _has_lost_spark(error, session):
+                raise PipelineFailed(
+                    f"Spark's JVM ended while the view {view.name!r} was planned", next_step="Run it again"
+                ) from error
+            # told now: an error of Spark's has no text any more once the JVM has ended
             raise ViewInvalid(
                 f"The view {view.name!r} fails: {type(error).__name__}: {reason(error)}",
                 next_step="Mend its function or the application's fields, then run again",
@@ -72,6 +83,14 @@ class Planner:
             stop_at=self.settings.stop_at,
             pause_file=self.pause_file,
         )
+
+
+def _has_lost_spark(error: Exception, session: SparkSession) -> bool:
+    """Whether Spark's process has ended. A connection breaks a moment before that can be seen."""
+    deadline = time.monotonic() + (_END_S_MAX if isinstance(error, Py4JError | OSError) else 0)
+    while not (ended := has_ended(session)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return ended
 
 
 def _check_streaming(view: View, frame: object) -> None:

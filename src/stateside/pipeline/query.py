@@ -78,6 +78,7 @@ class ViewQuery:
         self._source = app.source_of(view)
         self._planner = Planner(app, layout, settings, layout.pause if leadership is None else leadership.pause_file)
         self._query: StreamingQuery | None = None
+        self._last: StreamingQuery | None = None  # the one that failed; it may not have ended yet
         self._delivery: Delivery | None = None
         self._restarts = Restarts(settings.restarts_max, settings.restart_pause_s, settings.hold_s_max)
         self._seen = Observation(
@@ -131,6 +132,7 @@ class ViewQuery:
             return
         failure = self._failure()
         if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
+            self.hold_no_longer()
             self.stop()  # Spark itself goes on for a while, in a folder that it makes anew
             self._fail(self._missing_checkpoint())
         elif failure is not None:
@@ -139,6 +141,8 @@ class ViewQuery:
             self._verify()
 
     def _start_again(self) -> None:
+        if _is_active(self._last):  # in the middle of a batch: Spark takes no second query of its name
+            return
         if not self._has_its_checkpoint():  # without it Spark would begin a new one, from the first event on
             self._fail(self._missing_checkpoint())
             return
@@ -257,13 +261,13 @@ class ViewQuery:
 
     def _fail(self, failure: Failure) -> None:
         """Plan the next start, or give up."""
-        before, batch = self._restarts.why, self._newest_batch()  # not the heart's: it may not have looked since
+        before, batch = self._restarts.why, self._newest_batch_if_told()
         if not self._restarts.plan(failure, batch, time.monotonic()):
             self._failed = failure.why
             raise self._given_up(failure)
         if self._restarts.why != before:
             log.warning("view %s failed: %s", self.view.name, self._restarts.why)
-        self._query = None
+        self._last, self._query = self._query or self._last, None
 
     def _given_up(self, failure: Failure) -> PipelineFailed:
         times = f", {self._restarts.count} times in a row" if self._restarts.count > 1 else ""
@@ -290,6 +294,20 @@ class ViewQuery:
 
     def _newest_batch(self) -> int | None:
         return max(self._checkpoint.commits(), default=None)
+
+    def _newest_batch_if_told(self) -> int | None:
+        """The same, looked up now: the heart may not have looked since. None also while the checkpoint is away."""
+        try:
+            return self._newest_batch()
+        except OSError:
+            return None
+
+
+def _is_active(query: StreamingQuery | None) -> bool:
+    try:
+        return query is not None and query.isActive
+    except (Py4JError, OSError):  # the JVM is gone, which the next start tells
+        return False
 
 
 _OUTPUT_MODES = {"closed": "append", "changed": "update"}

@@ -19,8 +19,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from py4j.protocol import Py4JError
 
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.clock import Clock, SystemClock
-from stateside.errors import LeadershipLost, StatesideError, ViewInvalid
+from stateside.errors import StatesideError, ViewInvalid
 from stateside.journal.stored import acknowledged_end
 from stateside.layout import Layout
 from stateside.leadership import Leadership
@@ -99,11 +99,7 @@ class Runner:
             lease.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
             if self._leadership is not None:
                 stack.callback(self._leadership.release)
-            for view in self._app.views.values():
-                query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
-                query.start()
-                self._queries.append(query)
-                stack.callback(query.stop)
+            self._start_queries(session, stack)
             self._heart.start()
             self._cleanup = stack.pop_all()
         return self
@@ -120,13 +116,27 @@ class Runner:
         """Until it is told to stop; PipelineFailed as soon as a view fails for good, LeadershipLost if others lead."""
         while not told_to_stop():
             self._check_leadership()
-            try:
+            with self._as_leader():
                 for query in self._queries:
                     query.tend()
-            except Exception:
-                self._check_leadership()  # a gate that is shut fails in many ways, and this is the reason for all
-                raise
             time.sleep(HEARTBEAT_S)
+
+    def _start_queries(self, session: SparkSession, stack: ExitStack) -> None:
+        with self._as_leader():
+            for view in self._app.views.values():
+                query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
+                query.start()
+                self._queries.append(query)
+                stack.callback(query.stop)
+
+    @contextmanager
+    def _as_leader(self) -> Iterator[None]:
+        """A gate that is shut lets things fail in many ways: LeadershipLost is the reason for all of them."""
+        try:
+            yield
+        except Exception:
+            self._check_leadership()
+            raise
 
     def _check_leadership(self) -> None:
         if self._leadership is not None:
@@ -156,7 +166,7 @@ class Runner:
         try:
             self._check_leadership()
             self._pause.touch()
-        except (OSError, LeadershipLost) as error:
+        except (OSError, StatesideError) as error:
             log.warning("stopping wherever the batches are, which the next run repeats: %s", error)
             return
         for query in self._queries:
