@@ -13,7 +13,9 @@ from stateside.errors import SetupError
 
 PREFIX = "env:"
 HIDDEN = "…"
-_SECRET = re.compile(r"password|secret|key\.pem|jaas")  # in the names of options, as Kafka's clients have them
+_SECRET = re.compile(
+    r"pass(word|phrase)|secret|key\.pem|jaas|oauthbearer\.config"
+)  # in the names of options, as Kafka's clients have them
 
 
 def with_secrets(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -63,6 +63,21 @@ def test_fees_and_ticks_come_once_however_often_the_clockwork_is_started_beside_
     assert f"clock/{clock.time_us // IDLE_US * IDLE_US}" in ticks
 
 
+def test_a_clockwork_that_is_the_only_writer_goes_on_step_by_step(topic: Topic, layout: Layout) -> None:
+    clock = ManualClock(NOW_US)
+    publish(layout, plan(), clock)
+    assign(layout, "emma", "basic", clock=clock)
+    clockwork = Clockwork(layout, clock)
+    for _ in range(3):
+        clock.time_us += IDLE_US
+        assert clockwork.step() > 0
+        assert clockwork.step() == 0
+    clockwork.close()
+    ticks = ids(layout, "clock")
+    assert ticks[-1] == f"clock/{clock.time_us // IDLE_US * IDLE_US}"
+    assert len(ticks) == len(set(ticks))
+
+
 def test_a_dead_letter_is_replayed_once(topic: Topic, layout: Layout) -> None:
     clock = ManualClock(NOW_US)
     publish(layout, plan(), clock)

@@ -81,7 +81,7 @@ def test_a_folder_is_not_placed_at_a_topic_of_several_partitions(layout: Layout)
     assert not layout.journal.exists()
 
 
-@pytest.mark.parametrize("option", ["sasl.password", "ssl.key.password", "ssl.key.pem"])
+@pytest.mark.parametrize("option", ["sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.config"])
 def test_a_secret_does_not_get_into_a_folders_file(layout: Layout, option: str) -> None:
     address = f"kafka://localhost:1/billing?client.id=me&{option}="
     done = CliRunner().invoke(

@@ -6,10 +6,19 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stateside.errors import EventRefused, EventsGone, JournalAway, JournalCorrupt, SettingInvalid
+from stateside.errors import (
+    EntityElsewhere,
+    EventRefused,
+    EventsGone,
+    JournalAway,
+    JournalCorrupt,
+    PositionInvalid,
+    SettingInvalid,
+)
 from stateside.journal.columns import encode
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
 from stateside.journal.kafka.admin import Admin
@@ -199,13 +208,82 @@ class TestTopics:
             create_topic(topic, partitions=2)
 
 
+def test_what_is_unstored_since_the_journals_end_is_stored(broker: Broker, tmp_path: Path) -> None:
+    """The end lies behind the mark of the writer's own last transaction."""
+    topic = new_topic(broker)
+    with KafkaWriter(topic, tmp_path) as writer, KafkaJournal(topic) as journal:
+        for id_ in "abc":
+            writer.append_unstored([event(id_)], since=journal.end())
+        send(topic, stored_value("x", 4), b"emma", 0)  # by who is no owner: the end lies behind what the writer knows
+        writer.append_unstored([event("d")], since=journal.end())
+        with pytest.raises(PositionInvalid):
+            writer.append_unstored([event("e")], since=Position.of({"0": 99}))
+        assert [each.id for each in journal.events()] == ["a", "b", "c", "x", "d"]
+
+
+@pytest.mark.parametrize("moment", ["while it is committed", "before it is known"])
+def test_a_writer_that_is_interrupted_when_an_append_counts_takes_nothing_until_it_is_opened_again(
+    broker: Broker, tmp_path: Path, moment: str
+) -> None:
+    topic, interrupted = new_topic(broker), threading.Event()
+
+    def interrupt(number: int) -> None:
+        if number == 7 and interrupted.is_set():
+            raise KeyboardInterrupt
+
+    with KafkaWriter(topic, tmp_path, on_step=interrupt) as writer:
+        writer.append([event("a")])
+        if moment == "before it is known":
+            interrupted.set()
+        else:
+            (lane,) = writer._groups
+            lane._producer = InterruptedAtTheEnd(lane._producer)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            writer.append([event("b")])
+        with pytest.raises(JournalAway, match="It is not known whether the last append is stored"):
+            writer.append_to("emma", [event("c")], expected_sequence=2)
+    with KafkaWriter(topic, tmp_path) as writer:
+        assert writer.append_to("emma", [event("b")]).last_sequence == 2
+        assert writer.append_to("emma", [event("c")], expected_sequence=2).last_sequence == 3
+
+
+class InterruptedAtTheEnd:
+    """A producer whose user is interrupted just when the commit is done."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        self._producer.commit_transaction(timeout_s)
+        raise KeyboardInterrupt
+
+
+def test_an_owner_of_some_partitions_says_whose_an_entity_is(broker: Broker, tmp_path: Path) -> None:
+    topic, ((mine,), (other,)) = new_topic(broker, 2), names_in(2)
+    with KafkaWriter(topic, tmp_path, partitions=[0]) as writer:
+        with pytest.raises(EntityElsewhere):
+            writer.append_unstored([event("a", other)], since=Position.of({"1": 5}))
+        with pytest.raises(EventRefused):
+            writer.append_to("\ud800", [event("a", "\ud800")])
+        assert writer.append_to(mine, [event("a", mine)]).last_sequence == 1
+
+
 class TestRetention:
-    def test_a_writer_whose_index_knows_what_was_deleted_goes_on(self, broker: Broker, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("before", [3, 5])  # with one event left, and with none
+    def test_a_writer_whose_index_knows_what_was_deleted_goes_on(
+        self, broker: Broker, tmp_path: Path, before: int
+    ) -> None:
         topic = new_topic(broker)
         with KafkaWriter(topic, tmp_path) as writer:
             writer.append([event("a"), event("b", "ben")])
             writer.append([event("c")])
-        delete_before(topic, 3)
+        delete_before(topic, before)
         with KafkaWriter(topic, tmp_path) as writer:
             assert writer.append_to("ben", [event("d", "ben")], expected_sequence=1).last_sequence == 2
             assert writer.append_to("emma", [event("e")], expected_sequence=2).last_sequence == 3

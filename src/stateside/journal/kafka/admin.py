@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from stateside.errors import JournalAway, SettingInvalid
@@ -14,6 +15,8 @@ from stateside.journal.kafka.topic import Topic
 
 if TYPE_CHECKING:
     from confluent_kafka.admin._listoffsets import OffsetSpec
+
+Answer = TypeVar("Answer")
 
 PARTITIONS_MAX = 1_000
 _LOOK_S = 0.1
@@ -42,7 +45,7 @@ class Admin:
         wait_s = self.topic.answer_s_max
         asked = self._client.describe_topics(TopicCollection([self.topic.name]), request_timeout=wait_s)
         try:
-            found = asked[self.topic.name].result(wait_s + 1)
+            found = self._answer(asked[self.topic.name])
         except KafkaException as error:
             if is_one(error.args[0], MISSING):
                 return None
@@ -78,7 +81,7 @@ class Admin:
         resource = ConfigResource(ResourceType.TOPIC, self.topic.name)
         asked = self._client.describe_configs([resource], request_timeout=self.topic.answer_s_max)
         try:
-            return {name: entry.value for name, entry in asked[resource].result().items()}
+            return {name: entry.value for name, entry in self._answer(asked[resource]).items()}
         except KafkaException as error:
             if is_one(error.args[0], ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")):
                 return {}
@@ -92,7 +95,7 @@ class Admin:
         wait_s = self.topic.answer_s_max
         new = NewTopic(self.topic.name, num_partitions=partitions, config=dict(settings))
         try:
-            self._client.create_topics([new], request_timeout=wait_s)[self.topic.name].result(wait_s + 1)
+            self._answer(self._client.create_topics([new], request_timeout=wait_s)[self.topic.name])
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 raise SettingInvalid(
@@ -102,6 +105,15 @@ class Admin:
                 ) from error
             raise told(error.args[0], self.topic) from error
         return self._awaited()
+
+    def _answer(self, asked: Future[Answer]) -> Answer:
+        """What a broker says; KafkaException also if it says nothing, or this process stood still meanwhile."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        try:
+            return asked.result(self.topic.answer_s_max + 1)
+        except TimeoutError as error:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no broker answered in time")) from error
 
     def _awaited(self) -> Described:
         """The controller creates a topic a moment before the brokers hear of it, and of who leads its partitions."""
@@ -129,7 +141,7 @@ class Admin:
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s
             )
             try:
-                return {place.partition: int(answer.result(wait_s + 1).offset) for place, answer in asked.items()}
+                return {place.partition: int(self._answer(answer).offset) for place, answer in asked.items()}
             except KafkaException as error:
                 if not is_one(error.args[0], MOVING) or time.monotonic() > deadline:
                     raise told(error.args[0], self.topic) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +53,9 @@ class Known:
         return position_of({number: self._index.behind_last(number) for number in partitions})
 
     def ids(self, partition: int, since: int) -> Iterator[list[str]]:
-        """The ids of a partition's events from an offset on."""
-        for _, batch in self._journal.located(str(partition), since, self._index.covers(partition)):
+        """The ids of a partition's events from an offset on, as far as they are known."""
+        stop = max(since, self._index.covers(partition))  # the end may lie behind what is known: others sent something
+        for _, batch in self._journal.located(str(partition), since, stop):
             yield batch.column("id").to_pylist()
 
     def stored(self, ids: Sequence[str]) -> list[Stored]:
@@ -72,12 +73,20 @@ class Known:
             if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1:
                 raise Moved(delivered)
 
-    def note(self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered) -> list[Place]:
-        """These events, each in its partition, were stored there; where each of them stands."""
+    def note(
+        self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered, ends: Mapping[int, int]
+    ) -> list[Place]:
+        """These events, each in its partition, were stored there; where each of them stands.
+
+        The mark of the transaction stands behind them, or somebody else's message and then the mark: `ends`, where the
+        partitions ended afterwards, say which.
+        """
         numbers = np.array(partitions)
         for number, offsets in delivered.items():
             self._index.note(number, offsets, batch.take(pa.array(np.flatnonzero(numbers == number))))
-            self._next[number] = offsets[-1] + 2  # the mark of the transaction stands between
+            self._next[number] = offsets[-1] + 2
+            if ends[number] == self._next[number]:
+                self._index.reach(number, ends[number])
         each = {number: iter(offsets) for number, offsets in delivered.items()}
         return [Place(number, next(each[number])) for number in partitions]
 

@@ -13,6 +13,7 @@ from stateside.errors import EventRefused, JournalAway, JournalFenced, Stateside
 from stateside.journal.kafka.failures import FENCED, TOO_LARGE, is_one, told
 from stateside.journal.kafka.messages import HEADERS
 from stateside.journal.kafka.topic import Topic
+from stateside.secret_options import without_secrets
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -55,8 +56,7 @@ class Lane:
         """
         from confluent_kafka import KafkaException
 
-        if self._ended is not None:
-            raise self._ended
+        self.check_open()
         committing = False
         try:
             on_step(3)
@@ -68,10 +68,18 @@ class Lane:
             self._producer.commit_transaction(self._topic.answer_s_max)
         except KafkaException as error:
             raise self._failed(error.args[0], unknown=committing) from error
-        except BaseException:
-            self._abort()
+        except BaseException as error:
+            if committing:
+                self._ended = in_doubt(type(error).__name__, self._topic)
+            else:
+                self._abort()
             raise
         return delivered
+
+    def check_open(self) -> None:
+        """Raises the reason why it takes nothing more, if there is one."""
+        if self._ended is not None:
+            raise self._ended
 
     def end(self, why: StatesideError) -> None:
         """Take nothing more."""
@@ -138,11 +146,7 @@ class Lane:
         if isinstance(found, JournalFenced):
             self._ended = found
         elif unknown and not error.txn_requires_abort():
-            self._ended = JournalAway(
-                f"Kafka did not say whether the last append is stored: {error.str()}",
-                where=self._topic.where,
-                next_step=_OPEN_AGAIN,
-            )
+            self._ended = in_doubt(without_secrets(error.str(), self._topic.options), self._topic)
             return self._ended
         else:
             self._abort()
@@ -159,12 +163,19 @@ class Lane:
             if is_one(error.args[0], FENCED):
                 self._ended = found
             else:
-                log.warning("a transaction could not be aborted: %s", error.args[0].str())
+                log.warning("a transaction could not be aborted: %s", found)
                 self._ended = JournalAway(
                     "Kafka does not answer since the last append, which was not stored",
                     where=self._topic.where,
                     next_step=_OPEN_AGAIN,
                 )
+
+
+def in_doubt(why: str, topic: Topic) -> JournalAway:
+    """What is told once it is not known whether the last append is stored."""
+    return JournalAway(
+        f"It is not known whether the last append is stored: {why}", where=topic.where, next_step=_OPEN_AGAIN
+    )
 
 
 def ignore_step(number: int) -> None:

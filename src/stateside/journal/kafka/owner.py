@@ -41,15 +41,21 @@ _ALL = "all"
 def own_all(topic: Topic, partitions: int, message_bytes_max: int) -> Lane:
     """Steps 1 and 2 for all partitions: one lane, so that one transaction may have events of any of them."""
     (producer,) = _initialised(topic, [_ALL], message_bytes_max)
-    _initialised(topic, [str(number) for number in range(partitions)], message_bytes_max)
+    _fence(topic, [str(number) for number in range(partitions)], message_bytes_max)
     return Lane(topic, producer, range(partitions))
 
 
 def own_some(topic: Topic, partitions: Sequence[int], message_bytes_max: int) -> list[Lane]:
     """Steps 1 and 2 for some partitions: a lane for each."""
     producers = _initialised(topic, [str(number) for number in partitions], message_bytes_max)
-    _initialised(topic, [_ALL], message_bytes_max)
+    _fence(topic, [_ALL], message_bytes_max)
     return [Lane(topic, producer, [number]) for producer, number in zip(producers, partitions, strict=True)]
+
+
+def _fence(topic: Topic, names: Sequence[str], message_bytes_max: int) -> None:
+    """Nobody who has these ids can write any more; some at a time, as each is a client with threads of its own."""
+    for first in range(0, len(names), AT_ONCE):
+        _initialised(topic, names[first : first + AT_ONCE], message_bytes_max)
 
 
 def _initialised(topic: Topic, names: Sequence[str], message_bytes_max: int) -> list[Producer]:

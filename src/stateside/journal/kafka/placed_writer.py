@@ -28,7 +28,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from stateside.clock import Clock
-from stateside.errors import JournalAway, JournalFenced, StatesideError
+from stateside.errors import (
+    EventRefused,
+    JournalAway,
+    JournalFenced,
+    PositionInvalid,
+    SequenceConflict,
+    StatesideError,
+)
 from stateside.journal.event import Event
 from stateside.journal.kafka.placed import INDEX, TopicLog
 from stateside.journal.kafka.topic import Topic
@@ -39,6 +46,7 @@ from stateside.positions import Position
 
 LOCK = "lock"
 ATTEMPTS_MAX = 5
+_OF_THE_CALLER = (EventRefused, SequenceConflict, PositionInvalid)
 _PAUSE_S_MAX = 0.5  # after being fenced in a turn, drawn at random, so that two do not fence each other for ever
 
 log = logging.getLogger(__name__)
@@ -108,14 +116,18 @@ class PlacedWriter:
         raise AssertionError("the last attempt returns or raises")
 
     def _act(self, act: Callable[[KafkaWriter], Answer]) -> Answer:
-        """Steps 1 to 3. After an error of Kafka's the owner takes nothing more: the next turn opens another one."""
+        """Steps 1 to 3. After an error that is not the caller's the owner may take nothing more: the next turn opens
+        another one.
+        """
         with self._appending, self._turns.take() as own:
             try:
                 if not own:
                     self._let_go()
                 self._owner = self._owner or self._owning()
                 return act(self._owner)
-            except (JournalAway, JournalFenced):
+            except _OF_THE_CALLER:
+                raise
+            except StatesideError:
                 self._let_go()
                 raise
 

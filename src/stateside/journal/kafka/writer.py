@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -22,7 +23,7 @@ from stateside.journal.kafka.admin import Admin, check_policy
 from stateside.journal.kafka.index import Place
 from stateside.journal.kafka.journal import KafkaJournal
 from stateside.journal.kafka.known import Known, Moved, position_of
-from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, ignore_step
+from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, ignore_step, in_doubt
 from stateside.journal.kafka.messages import values_of
 from stateside.journal.kafka.owner import own_all, own_some
 from stateside.journal.kafka.topic import Topic
@@ -142,13 +143,15 @@ class KafkaWriter:
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
         batch = conformed(batch)
-        return self._in_turn(lambda: _receipt(self._append(batch)) if batch.num_rows else self.end)
+        return self._in_turn(
+            self._lane_of(batch), lambda: _receipt(self._append(batch)) if batch.num_rows else self.end
+        )
 
     def append_numbered(self, batch: pa.RecordBatch) -> Position:
         """Store events that have their sequences already, as they are: for who copies journals. Nothing is compared."""
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
-        return self._in_turn(lambda: _receipt(self._store(batch)) if batch.num_rows else self.end)
+        return self._in_turn(self._lane_of(batch), lambda: _receipt(self._store(batch)) if batch.num_rows else self.end)
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
         """Store events of one entity if its last one has the expected sequence (0: it has none yet).
@@ -157,7 +160,9 @@ class KafkaWriter:
         with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
         there, or an event is another entity's.
         """
-        receipt = self._groups[self._lane([entity])].append(Request(events, entity, expected_sequence))
+        receipt = self._groups[self._lane([entity] if entity.isprintable() else [])].append(
+            Request(events, entity, expected_sequence)
+        )
         assert isinstance(receipt, Receipt)
         return receipt
 
@@ -171,7 +176,7 @@ class KafkaWriter:
             stored = self._known.stored([id_])
             return repeated(entity, (), stored) if stored else None
 
-        return self._in_turn(act)
+        return self._in_turn(self._lane([entity]), act)
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
         """Store those of the events whose ids do not stand in the journal from a position on, all or none.
@@ -179,6 +184,7 @@ class KafkaWriter:
         For a producer that got no receipt for them: `since` is its last receipt. The receipt covers all the events.
         """
         batch = encode(events, self._clock.now_us())
+        lane = self._lane(_entities(events))
         touched = sorted({self._known.partition_of(entity) for entity in _entities(events)})
 
         def act() -> Position:
@@ -190,7 +196,7 @@ class KafkaWriter:
             there = self._known.end(touched)
             return there.joined(_receipt(self._append(wanted))) if wanted.num_rows else there
 
-        return self._in_turn(act)
+        return self._in_turn(lane, act)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
         """Store those of the events whose ids are not there yet, all or none; the offset of each in its partition.
@@ -207,7 +213,7 @@ class KafkaWriter:
             places = there | {events[row].id: place for row, place in zip(new, stored, strict=True)}
             return [place.offset for event in events if (place := places[event.id]) is not None]
 
-        return self._in_turn(act)
+        return self._in_turn(self._lane_of(batch), act)
 
     def close(self) -> None:
         """Append no more. Everything acknowledged is stored already."""
@@ -229,11 +235,15 @@ class KafkaWriter:
         else:
             lanes = own_some(self.topic, self.partitions, size)
         self._lanes = {number: lane for lane in lanes for number in lane.partitions}
-        self._groups = {lane: Group(self._append_together) for lane in lanes}
+        self._groups = {lane: Group(partial(self._append_together, lane)) for lane in lanes}
 
-    def _in_turn(self, act: Callable[[], Result]) -> Result:
-        """What is done in one turn; anew, if it turned out that the partitions have more than was known."""
+    def _in_turn(self, lane: Lane, act: Callable[[], Result]) -> Result:
+        """What is done in one turn; anew, if it turned out that the partitions have more than was known.
+
+        A lane that takes nothing more answers nothing either: what is known of its partitions may not be true any more.
+        """
         with self._appending:
+            lane.check_open()
             for _ in range(_ATTEMPTS):
                 try:
                     return act()
@@ -247,11 +257,11 @@ class KafkaWriter:
             next_step="Nothing was stored. Have them write to another topic, or through the owner",
         )
 
-    def _append_together(self, requests: Sequence[Request]) -> Answers:
+    def _append_together(self, lane: Lane, requests: Sequence[Request]) -> Answers:
         """What a group of threads appends."""
         batch = encode(events_of(requests), self._clock.now_us())
         turn = Turn(self._stored_of, self._known.lasts, self._append_parts)
-        return self._in_turn(lambda: settle(requests, batch, turn))
+        return self._in_turn(lane, lambda: settle(requests, batch, turn))
 
     def _stored_of(self, requests: Sequence[Request]) -> list[Sequence[Stored]]:
         return [self._known.stored([event.id for event in request.events]) for request in requests]
@@ -267,16 +277,15 @@ class KafkaWriter:
 
     def _store(self, batch: pa.RecordBatch) -> list[Place]:
         """Steps 3 to 7, in a turn."""
-        entities = batch.column("entity").to_pylist()
-        lane = self._lane(entities)
+        entities, lane = batch.column("entity").to_pylist(), self._lane_of(batch)
         partitions = [self._known.partition_of(entity) for entity in entities]
         self._known.make_room()
         delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
         with self._ending():
             self._on_step(6)
-            self._await_visible(delivered, "The last append is stored, but readers do not see it yet")
+            ends = self._await_visible(delivered, "The last append is stored, but readers do not see it yet")
             self._on_step(7)
-            return self._known.note(batch, partitions, delivered)
+            return self._known.note(batch, partitions, delivered, ends)
 
     def _messages(self, batch: pa.RecordBatch, partitions: Sequence[int]) -> list[Outgoing]:
         times_ms = (us // 1_000 for us in batch.column("appended").cast(pa.int64()).to_pylist())
@@ -284,13 +293,13 @@ class KafkaWriter:
         parts = zip(partitions, keys, values_of(batch), times_ms, strict=True)
         return [Outgoing(*part) for part in parts]
 
-    def _await_visible(self, delivered: Delivered, what: str) -> None:
-        """Step 6: Kafka moves the ends a moment after it has taken the commit, or the abort."""
+    def _await_visible(self, delivered: Delivered, what: str) -> Mapping[int, int]:
+        """Step 6: Kafka moves the ends a moment after it has taken the commit, or the abort. Where they are then."""
         deadline = time.monotonic() + self.topic.answer_s_max
         while True:
             ends = self._admin.ends(delivered)
             if all(ends[number] > offsets[-1] for number, offsets in delivered.items()):
-                return
+                return ends
             if time.monotonic() > deadline:
                 raise JournalAway(
                     what,
@@ -307,6 +316,9 @@ class KafkaWriter:
             yield
         except StatesideError as error:
             self._end_lanes(error)
+            raise
+        except BaseException as error:
+            self._end_lanes(in_doubt(type(error).__name__, self.topic))
             raise
 
     def _lane(self, entities: Sequence[str]) -> Lane:
@@ -329,6 +341,9 @@ class KafkaWriter:
                 next_step="Nothing was stored. Append the events of each partition by themselves",
             )
         return next(iter(lanes), next(iter(self._lanes.values())))
+
+    def _lane_of(self, batch: pa.RecordBatch) -> Lane:
+        return self._lane(pc.unique(batch.column("entity")).to_pylist())
 
     def _end_lanes(self, why: StatesideError) -> None:
         for lane in self._lanes.values():
