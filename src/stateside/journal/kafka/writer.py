@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import EntityElsewhere, EventRefused, JournalAway, SettingInvalid, StatesideError
+from stateside.errors import JournalAway, StatesideError
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group
@@ -24,6 +24,7 @@ from stateside.journal.kafka.index import Place
 from stateside.journal.kafka.journal import KafkaJournal
 from stateside.journal.kafka.known import Known, Moved, position_of
 from stateside.journal.kafka.lane import Delivered, Lane, OnStep, Outgoing, ignore_step, in_doubt
+from stateside.journal.kafka.lanes import Lanes, wanted_partitions
 from stateside.journal.kafka.messages import values_of
 from stateside.journal.kafka.owner import own_all, own_some
 from stateside.journal.kafka.topic import Topic
@@ -106,9 +107,9 @@ class KafkaWriter:
         self._described = self._admin.described()
         settings = self._admin.settings()
         check_policy(topic, settings)
-        self.partitions = _wanted(topic, partitions, self._described.partitions)
+        self.partitions = wanted_partitions(topic, partitions, self._described.partitions)
         self._appending = threading.Lock()
-        self._lanes: dict[int, Lane] = {}
+        self._lanes = Lanes(topic, self._described.partitions, [])
         self._known = Known(self._journal, self._described, self.partitions, folder, accept_gone)
         try:
             self._known.catch_up(self.partitions)
@@ -136,7 +137,7 @@ class KafkaWriter:
         """
         if not events:
             return self.end
-        position = self._groups[self._lane(_entities(events))].append(Request(events))
+        position = self._groups[self._lanes.of(_entities(events))].append(Request(events))
         assert isinstance(position, Position)
         return position
 
@@ -144,14 +145,16 @@ class KafkaWriter:
         """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
         batch = conformed(batch)
         return self._in_turn(
-            self._lane_of(batch), lambda: _receipt(self._append(batch)) if batch.num_rows else self.end
+            self._lanes.of_batch(batch), lambda: _receipt(self._append(batch)) if batch.num_rows else self.end
         )
 
     def append_numbered(self, batch: pa.RecordBatch) -> Position:
         """Store events that have their sequences already, as they are: for who copies journals. Nothing is compared."""
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
-        return self._in_turn(self._lane_of(batch), lambda: _receipt(self._store(batch)) if batch.num_rows else self.end)
+        return self._in_turn(
+            self._lanes.of_batch(batch), lambda: _receipt(self._store(batch)) if batch.num_rows else self.end
+        )
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
         """Store events of one entity if its last one has the expected sequence (0: it has none yet).
@@ -160,7 +163,7 @@ class KafkaWriter:
         with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
         there, or an event is another entity's.
         """
-        receipt = self._groups[self._lane([entity] if entity.isprintable() else [])].append(
+        receipt = self._groups[self._lanes.of([entity] if entity.isprintable() else [])].append(
             Request(events, entity, expected_sequence)
         )
         assert isinstance(receipt, Receipt)
@@ -176,7 +179,7 @@ class KafkaWriter:
             stored = self._known.stored([id_])
             return repeated(entity, (), stored) if stored else None
 
-        return self._in_turn(self._lane([entity]), act)
+        return self._in_turn(self._lanes.of([entity]), act)
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
         """Store those of the events whose ids do not stand in the journal from a position on, all or none.
@@ -184,7 +187,7 @@ class KafkaWriter:
         For a producer that got no receipt for them: `since` is its last receipt. The receipt covers all the events.
         """
         batch = encode(events, self._clock.now_us())
-        lane = self._lane(_entities(events))
+        lane = self._lanes.of(_entities(events))
         touched = sorted({self._known.partition_of(entity) for entity in _entities(events)})
 
         def act() -> Position:
@@ -213,12 +216,12 @@ class KafkaWriter:
             places = there | {events[row].id: place for row, place in zip(new, stored, strict=True)}
             return [place.offset for event in events if (place := places[event.id]) is not None]
 
-        return self._in_turn(self._lane_of(batch), act)
+        return self._in_turn(self._lanes.of_batch(batch), act)
 
     def close(self) -> None:
         """Append no more. Everything acknowledged is stored already."""
         with self._appending:
-            self._end_lanes(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
+            self._lanes.end(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
             self._journal.close()
             self._known.close()
 
@@ -234,7 +237,7 @@ class KafkaWriter:
             lanes = [own_all(self.topic, self._described.partitions, size)]
         else:
             lanes = own_some(self.topic, self.partitions, size)
-        self._lanes = {number: lane for lane in lanes for number in lane.partitions}
+        self._lanes = Lanes(self.topic, self._described.partitions, lanes)
         self._groups = {lane: Group(partial(self._append_together, lane)) for lane in lanes}
 
     def _in_turn(self, lane: Lane, act: Callable[[], Result]) -> Result:
@@ -277,7 +280,7 @@ class KafkaWriter:
 
     def _store(self, batch: pa.RecordBatch) -> list[Place]:
         """Steps 3 to 7, in a turn."""
-        entities, lane = batch.column("entity").to_pylist(), self._lane_of(batch)
+        entities, lane = batch.column("entity").to_pylist(), self._lanes.of_batch(batch)
         partitions = [self._known.partition_of(entity) for entity in entities]
         self._known.make_room()
         delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
@@ -315,52 +318,11 @@ class KafkaWriter:
         try:
             yield
         except StatesideError as error:
-            self._end_lanes(error)
+            self._lanes.end(error)
             raise
         except BaseException as error:
-            self._end_lanes(in_doubt(type(error).__name__, self.topic))
+            self._lanes.end(in_doubt(type(error).__name__, self.topic))
             raise
-
-    def _lane(self, entities: Sequence[str]) -> Lane:
-        """The lane of these entities' partitions; EntityElsewhere or EventRefused if there is no one for all."""
-        lanes: dict[Lane, int] = {}
-        for entity in dict.fromkeys(entities):
-            number = self._known.partition_of(entity)
-            if number not in self._lanes:
-                raise EntityElsewhere(
-                    f"{entity!r} belongs to partition {number}, and this writer owns {_listed(self.partitions)}",
-                    where=self.topic.where,
-                    next_step="Append them at the owner of that partition",
-                )
-            lanes.setdefault(self._lanes[number], number)
-        if len(lanes) > 1:
-            raise EventRefused(
-                f"The events of this append belong to partitions {_listed(sorted(lanes.values()))}: only the owner of "
-                "all partitions stores such ones, all or none",
-                where=self.topic.where,
-                next_step="Nothing was stored. Append the events of each partition by themselves",
-            )
-        return next(iter(lanes), next(iter(self._lanes.values())))
-
-    def _lane_of(self, batch: pa.RecordBatch) -> Lane:
-        return self._lane(pc.unique(batch.column("entity")).to_pylist())
-
-    def _end_lanes(self, why: StatesideError) -> None:
-        for lane in self._lanes.values():
-            lane.end(why)
-
-
-def _wanted(topic: Topic, partitions: Sequence[int] | None, there: int) -> list[int]:
-    if partitions is None:
-        return list(range(there))
-    wanted = sorted(set(partitions))
-    if not wanted or not 0 <= wanted[0] <= wanted[-1] < there:
-        raise SettingInvalid(
-            f"The partitions {_listed(wanted) or 'none'} are to be owned, and there are 0 to {there - 1}",
-            where=topic.where,
-            next_step="Name some of these, or none at all to own them all",
-        )
-    return wanted
 
 
 def _entities(events: Sequence[Event]) -> list[str]:
@@ -375,7 +337,3 @@ def _receipt(places: Sequence[Place]) -> Position:
     for place in places:
         behind[place.partition] = max(place.offset + 1, behind.get(place.partition, 0))
     return position_of(behind)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
