@@ -1,10 +1,11 @@
 """Owners of nodes: one at a time, fenced when they were paused, with the sequences of their entities."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from stateside.journal.nodes.epoch import Fence, Owner
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.nodes.slots import SLOTS, slot_of
 from stateside.positions import Position
+from tests.journal.conftest import strangers
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
 from tests.sizes import not_in_fast
 
@@ -516,3 +518,49 @@ def test_an_append_of_what_is_stored_once_gives_each_event_s_own_receipt(tmp_pat
         assert [str(receipt) for receipt in told] == ["b.1:1", "a.1:1", "b.1:2", "b.1:1"]
         assert other.append_once([event("3"), event("1")]) == [told[2], told[1]]
     assert sorted(all_ids(tmp_path)) == [("1", 1), ("2", 2), ("3", 3)]
+
+
+# Files
+
+
+def test_a_closed_writer_touches_no_file_any_more_and_may_be_closed_again(tmp_path: Path) -> None:
+    node = NodeWriter(tmp_path / "journal", "a")
+    node.append([event("1")])
+    node.close()
+    grants = sorted((tmp_path / "journal" / "slots").iterdir())
+    others = strangers(tmp_path, 8)
+    for act in (
+        lambda: node.append([event("2")]),
+        lambda: node.append_to("ben", [event("2", "ben")]),
+        lambda: node.claim(range(SLOTS)),
+        lambda: node.release(range(SLOTS)),
+    ):
+        with pytest.raises(JournalAway, match="closed"):
+            act()
+    node.close()
+    assert {os.pread(handle, 200, 0) for handle in others} == {b"V" * 100}
+    for handle in others:
+        os.close(handle)
+    assert sorted((tmp_path / "journal" / "slots").iterdir()) == grants
+    assert all_ids(tmp_path / "journal") == [("1", 1)]
+
+
+def test_an_opening_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    NodeWriter(tmp_path, "a").close()
+    with NodeWriter(tmp_path, "b") as other:
+        other.append([event("1")])
+    shutil.rmtree(tmp_path / "nodes" / "b" / "1")
+    before = open_files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(JournalAway, match=r"log b\.1 is missing") as raised:
+            NodeWriter(tmp_path, "a")
+        assert open_files(tmp_path) == before, raised  # while the error, and all it knows, is still there
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files of this folder that the process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            found.append(str(link.readlink()))
+    return sorted(name for name in found if name.startswith(str(folder)))

@@ -31,7 +31,7 @@ import pyarrow as pa
 from stateside.journal.frames import Offsets
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.kafka.admin import Described
-from stateside.storage import try_lock
+from stateside.storage import CLOSED, try_lock
 
 UNWRITTEN_MAX = 50_000  # entries; in memory they take some 10 MB
 MAP_BYTES_START = 64 << 20
@@ -123,11 +123,14 @@ class Index:
 
     def close(self) -> None:
         """Let the files go."""
+        if self._lock == CLOSED:
+            return
         try:
             self.write()
         finally:
             self._environment.close()
-            os.close(self._lock)
+            lock, self._lock = self._lock, CLOSED
+            os.close(lock)
 
     def _reached(self, partition: int) -> tuple[int, int]:
         value = self._value(_partition_key(partition))

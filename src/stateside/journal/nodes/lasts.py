@@ -47,10 +47,14 @@ class Lasts:
         self._marks: dict[str, DurableEnd] = {}
         with keeping("sequences", directory):
             self._open()
-            if not self._fits():
+            try:
+                if not self._fits():
+                    self._environment.close()
+                    shutil.rmtree(directory)
+                    self._open()
+            except BaseException:
                 self._environment.close()
-                shutil.rmtree(directory)
-                self._open()
+                raise
 
     def last(self, entities: Iterable[str]) -> dict[str, int]:
         """The last sequence of each of these entities, as far as the logs were followed; 0 for one without events."""
