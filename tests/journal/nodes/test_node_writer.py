@@ -23,7 +23,7 @@ from stateside.errors import (
     SettingInvalid,
 )
 from stateside.journal.columns import encode
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.nodes import NodeWriter, lasts
 from stateside.journal.nodes.epoch import Fence, Owner
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.nodes.slots import SLOTS, slot_of
@@ -465,7 +465,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.nodes import NodeWriter, lasts
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """
@@ -518,6 +518,41 @@ def test_an_append_of_what_is_stored_once_gives_each_event_s_own_receipt(tmp_pat
         assert [str(receipt) for receipt in told] == ["b.1:1", "a.1:1", "b.1:2", "b.1:1"]
         assert other.append_once([event("3"), event("1")]) == [told[2], told[1]]
     assert sorted(all_ids(tmp_path)) == [("1", 1), ("2", 2), ("3", 3)]
+
+
+# Errors behind an event that is stored
+
+NOTHING = "Nothing was stored"
+
+
+def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    with NodeWriter(tmp_path, "a") as node:
+        node.append([event("1")])
+        with at_call("check", 2, fail, Fence), pytest.raises(JournalAway, match="Too many open files") as raised:
+            node.append([event("2")])
+        assert NOTHING not in str(raised.value)
+        with pytest.raises(JournalAway, match="Open the journal again"):
+            node.append([event("2")])
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_unstored([event("2")], since=Position.of({"a.1": 1}))
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2)]
+
+
+def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasts, "UNWRITTEN_MAX", 1)
+    full = OSError(28, "No space left on device")
+    with NodeWriter(tmp_path, "a") as node:
+        node.append([event("1")])
+        with patch.object(lasts.Lasts, "_written", side_effect=full), pytest.raises(JournalAway, match=NOTHING):
+            node.append([event("2")])
+        assert all_ids(tmp_path) == [("1", 1)]
+        node.append([event("2")])
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2)]
 
 
 # Files

@@ -272,6 +272,7 @@ class Merger:
             batch = merged_frame(self._output.pieces[partition], sources)
             first = self._logs[partition].store(batch)
             self._index.note(partition, first, batch)
+            self._index.write_if_due()
             self._stored += batch.num_rows
         self._done, self._output, self._lasts = done, Output(), {}
         self._output_failed = False

@@ -64,6 +64,7 @@ class NodeIds(Lasts):
         for name, first, batch in later:
             if first == self.covers(name):
                 self.note(name, first, batch)
+                self.write_if_due()
 
     def places(self, ids: Sequence[str]) -> list[Place | None]:
         """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""

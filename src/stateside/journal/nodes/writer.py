@@ -275,6 +275,7 @@ class NodeWriter:
         if batch.num_rows:
             first = self._offset
             batch, _ = numbered(batch, self._last)
+            self._index.write_if_due()
             self._log.store(batch)
             self._index.note(self.log, first, batch)
             self._known.note(first, batch)
