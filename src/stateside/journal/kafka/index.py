@@ -28,6 +28,7 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
+from stateside.journal.environment import open_environment
 from stateside.journal.frames import Offsets
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.kafka.admin import Described
@@ -166,7 +167,7 @@ class Index:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = lmdb.open(str(directory), map_size=map_bytes, metasync=False)
+        self._environment = open_environment(directory, map_size=map_bytes, metasync=False)
 
 
 def _claimed(folder: Path) -> tuple[Path, int]:
