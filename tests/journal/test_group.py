@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import EventRefused, JournalAway
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
 from stateside.journal import Event, Journal, JournalWriter, group
 from stateside.journal.group import Group
 from stateside.journal.settling import Answers, Request
@@ -34,6 +34,7 @@ class Disk:
         self.free = threading.Event()
         self.busy = threading.Event()
         self.error: BaseException | None = None
+        self.refusal: StatesideError = EventRefused("bad")
 
     def store(self, requests: Sequence[Request]) -> Answers:
         self.busy.set()
@@ -42,7 +43,7 @@ class Disk:
             raise self.error
         ids = [event.id for request in requests for event in request.events]
         if "bad" in ids:
-            raise EventRefused("bad")
+            raise self.refusal
         first = sum(map(len, self.stored))
         self.stored.append(ids)
         ends = accumulate((len(request.events) for request in requests), initial=first)
@@ -83,11 +84,13 @@ def test_what_comes_while_the_disk_is_busy_is_stored_together_and_each_is_told_i
     assert disk.stored == [["a"], ["b", "c", "d", "e", "f", "g"]]
 
 
-def test_a_bad_event_refuses_its_own_append_and_no_other() -> None:
+@pytest.mark.parametrize("refusal", [EventRefused("bad"), EntityElsewhere("it moved while it stood in line")])
+def test_a_bad_event_refuses_its_own_append_and_no_other(refusal: StatesideError) -> None:
     disk = Disk()
+    disk.refusal = refusal
     first, second, bad, third = appended(disk, [["a"], ["b"], ["c", "bad"], ["d"]])
     assert (first, second, third) == (1, 2, 3)
-    assert isinstance(bad, EventRefused)
+    assert bad is refusal
     assert [id_ for ids in disk.stored for id_ in ids] == ["a", "b", "d"]
 
 

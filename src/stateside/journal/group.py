@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from stateside.errors import EventRefused, JournalAway
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway
 from stateside.journal.receipt import Receipt
 from stateside.journal.settling import Answer, Answers, Request
 from stateside.positions import Position
@@ -103,7 +103,7 @@ class Group:
         """Store the appends, and give each its answer."""
         try:
             answers = self._store([append.request for append in appends])
-        except EventRefused as error:
+        except (EventRefused, EntityElsewhere) as error:  # before anything was stored
             if len(appends) == 1:
                 appends[0].answer = error
             for append in appends if len(appends) > 1 else ():

@@ -174,7 +174,8 @@ class JournalWriter(Appending):
         self._publish()
 
     def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return self._journal.batches(start, stop)
+        with self._there():
+            yield from self._journal.batches(start, stop)
 
     def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
         return self._ids.offsets(ids, self._end)
