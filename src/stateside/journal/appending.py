@@ -65,8 +65,10 @@ class Appending(ABC):
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
         with self._turn():
-            self._store(batch)
-            self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
+            if batch.num_rows:
+                self._lasts(())  # `_note` goes on from what is known of all before
+                self._store(batch)
+                self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
             return self.end
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
@@ -195,7 +197,7 @@ class Appending(ABC):
 
     @abstractmethod
     def _note(self, lasts: Mapping[str, int]) -> None:
-        """What was stored last moved these entities' last sequences. It must not fail."""
+        """What was stored last moved these entities' last sequences; `_lasts` was asked before. It must not fail."""
 
 
 _KNOWN_BY = ("id", "entity", "sequence")
