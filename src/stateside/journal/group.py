@@ -142,8 +142,8 @@ class Group:
     def _withdraw(self, own: _Append, error: BaseException) -> None:
         """An interrupted thread goes. If its events still stand in line, they are not stored.
 
-        Others who wait for it to store theirs are told so. If nobody leads it lets the first in line do so, and it
-        wakes whoever leads once more: it may have gone when it was about to.
+        Others who wait for it to store theirs are told so. If nobody leads it lets the first in line do so; and whoever
+        leads it wakes once more, as the interrupt may have come just before it did.
         """
         with self._changing:
             own.gone = True
