@@ -9,8 +9,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pyarrow.fs as pafs
+
+CLOSED: Final = -1  # instead of a file's number, which the system gives to another file once this one is closed
 
 _COPY_BYTES = 1 << 20
 

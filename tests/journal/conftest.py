@@ -1,5 +1,6 @@
 """Events to append, journals to damage, and Python processes that own a journal."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,6 +45,15 @@ class Damageable:
     def mark_after(self, frame: Frame) -> bytes:
         """The end mark as it stood when this frame was the last one acknowledged."""
         return DurableEnd(frame.next_offset, 0, frame.end_byte).pack()
+
+
+def strangers(folder: Path, count: int) -> list[int]:
+    """Files that have nothing to do with a journal, and get the first numbers that are free."""
+    handles = []
+    for number in range(count):
+        (folder / f"stranger-{number}").write_bytes(b"V" * 100)
+        handles.append(os.open(folder / f"stranger-{number}", os.O_RDWR))
+    return handles
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,21 @@
 """Group commit: threads that share a writer share its syncs, and nothing else."""
 
+import dis
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from stateside.errors import EventRefused, JournalAway
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
 from stateside.journal import Event, Journal, JournalWriter, group
 from stateside.journal.group import Group
 from stateside.journal.settling import Answers, Request
@@ -29,6 +34,7 @@ class Disk:
         self.free = threading.Event()
         self.busy = threading.Event()
         self.error: BaseException | None = None
+        self.refusal: StatesideError = EventRefused("bad")
 
     def store(self, requests: Sequence[Request]) -> Answers:
         self.busy.set()
@@ -37,7 +43,7 @@ class Disk:
             raise self.error
         ids = [event.id for request in requests for event in request.events]
         if "bad" in ids:
-            raise EventRefused("bad")
+            raise self.refusal
         first = sum(map(len, self.stored))
         self.stored.append(ids)
         ends = accumulate((len(request.events) for request in requests), initial=first)
@@ -78,11 +84,13 @@ def test_what_comes_while_the_disk_is_busy_is_stored_together_and_each_is_told_i
     assert disk.stored == [["a"], ["b", "c", "d", "e", "f", "g"]]
 
 
-def test_a_bad_event_refuses_its_own_append_and_no_other() -> None:
+@pytest.mark.parametrize("refusal", [EventRefused("bad"), EntityElsewhere("it moved while it stood in line")])
+def test_a_bad_event_refuses_its_own_append_and_no_other(refusal: StatesideError) -> None:
     disk = Disk()
+    disk.refusal = refusal
     first, second, bad, third = appended(disk, [["a"], ["b"], ["c", "bad"], ["d"]])
     assert (first, second, third) == (1, 2, 3)
-    assert isinstance(bad, EventRefused)
+    assert bad is refusal
     assert [id_ for ids in disk.stored for id_ in ids] == ["a", "b", "d"]
 
 
@@ -159,6 +167,108 @@ def interrupted_second(disk: Disk, *, until_taken: bool) -> list[int | BaseExcep
         interrupting.result(10)
         assert interrupt is not None
         return [answers["a"].result(10), interrupt, answers["c"].result(10)]
+
+
+def test_events_that_cannot_be_counted_are_told_to_their_own_thread_and_nobody_sleeps_for_ever() -> None:
+    disk = Disk()
+    together = Group(disk.store)
+    first = started(lambda: offset(together, "a"))
+    assert disk.busy.wait(10)
+    others = [started(lambda: offset(together, "b"))]
+    until(lambda: len(together._line) == 1)
+    culprit = started(lambda: together.append(Request(event(id_) for id_ in "c")))  # type: ignore[arg-type]
+    until(lambda: culprit.done() or len(together._line) == 2)
+    others.append(started(lambda: offset(together, "d")))
+    disk.free.set()
+    assert [each.result(10) for each in (first, *others)] == [1, 2, 3]
+    assert isinstance(culprit.exception(10), TypeError)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_whoever_is_interrupted_at_any_moment_leaves_nobody_asleep(refused: bool) -> None:
+    moment = 1
+    while interrupted_at(moment, refused=refused):
+        moment += 1
+    assert moment > 50
+
+
+def interrupted_at(moment: int, *, refused: bool) -> bool:
+    """Interrupt one of several appends at the nth moment in which a signal may come; whether there is such a moment.
+
+    It is the first in line: while another one is stored it comes, then two more, and a last one while it stores these
+    itself. `refused`: one of them is bad, so that it stores each by itself.
+    """
+    disk, interrupt = Disk(), Interrupt(moment)
+    calls: list[str] = []
+    answers: dict[str, Future[object]] = {}
+
+    def store(requests: Sequence[Request]) -> Answers:
+        calls.append("")
+        if len(calls) == 2:
+            answers["last"] = started(lambda: offset(together, "last"))
+            until(lambda: len(together._line) > 0)
+        return disk.store(requests)
+
+    together = Group(store)
+    answers["first"] = started(lambda: offset(together, "first"))
+    assert disk.busy.wait(10)
+    for number, id_ in enumerate(("own", "bad" if refused else "good", "other"), 1):
+        act = partial(offset, together, id_)
+        answers[id_] = started(interrupt.around(act) if id_ == "own" else act)
+        until(lambda number=number: len(together._line) == number or answers["own"].done())
+    disk.free.set()
+    for id_, answer in list(answers.items()):
+        assert isinstance(answer.exception(10), KeyboardInterrupt | EventRefused | JournalAway | None), (moment, id_)
+    assert started(lambda: offset(together, "afterwards")).result(10), moment
+    if "last" in answers:
+        assert answers["last"].result(10), moment
+    return interrupt.came
+
+
+class Interrupt:
+    """A signal to a thread at the nth moment in which Python looks for one, in `group`: after calls, and in loops."""
+
+    def __init__(self, moment: int) -> None:
+        self.came = False
+        self._left = moment
+        self._before: dict[FrameType, str] = {}
+
+    def around(self, act: Callable[[], object]) -> Callable[[], object]:
+        def interrupted() -> object:
+            sys.settrace(self._trace)
+            try:
+                return act()
+            finally:
+                sys.settrace(None)
+
+        return interrupted
+
+    def _trace(self, frame: FrameType, what: str, _: Any) -> Any:
+        if frame.f_code.co_filename != group.__file__ or self.came:
+            return None
+        frame.f_trace_opcodes = True
+        if what == "opcode":
+            looks = self._before.get(frame, "").startswith(("CALL", "JUMP_BACKWARD", "RESUME"))
+            self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self._left -= looks
+            if looks and not self._left:
+                self.came = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def started(act: Callable[[], object]) -> Future[object]:
+    """What a thread of its own comes to; if it sleeps for ever nobody waits for it."""
+    done: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -173,3 +173,22 @@ def test_sequences_that_are_given_are_kept_and_gone_on_from(tmp_path: Path) -> N
         writer.append([event("emma")])
     assert found(tmp_path) == {"emma": [41, 42, 43, 44]}
     assert Sequences(Journal(tmp_path)).lasts(["emma", "ben"], Journal(tmp_path).durable_end()) == [44, 0]
+
+
+@pytest.mark.parametrize("at_once", [1, 1_000_000])
+def test_sequences_that_are_given_come_on_top_of_those_that_are_there(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in LIMITS:
+        monkeypatch.setattr(sequences, limit, at_once)
+    with JournalWriter(tmp_path) as writer:
+        writer.append([event("emma")] * 3)
+    batch, _ = numbered(encode([event("ben")], 0), lambda names: [0])
+    with JournalWriter(tmp_path) as writer:
+        writer.append_numbered(batch)
+        assert writer.append_numbered(batch.slice(0, 0))["0"] == 4
+        writer.append([event("emma")])
+        writer.append([event("carl")])
+    with JournalWriter(tmp_path) as writer:
+        writer.append([event("emma")])
+    assert found(tmp_path) == {"emma": [1, 2, 3, 4, 5], "ben": [1], "carl": [1]}

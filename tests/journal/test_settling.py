@@ -1,6 +1,6 @@
 """Appends that come together: each is answered as if they had come by themselves, in some order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused, JournalAway, SequenceConflict
+from stateside.errors import EventRefused, JournalAway, JournalCorrupt, SequenceConflict
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
 from stateside.journal.memory import MemoryWriter
 from stateside.journal.receipt import Receipt
+from stateside.journal.segment import segment_path
 from stateside.journal.settling import Answer, Request
+from stateside.journal.upkeep import Place, drop
 from stateside.positions import Position
 from tests.sizes import examples
 
@@ -113,6 +115,35 @@ def test_nobody_is_told_of_a_conflict_with_what_was_not_stored(tmp_path: Path, m
         monkeypatch.setattr(writer, "_store", full)
         with pytest.raises(JournalAway):
             writer._append_together([Request([event("a")], "emma", 0), Request([event("b")], "emma", 0)])
+
+
+def old_and_new(folder: Path, damage: Callable[[], object]) -> list[Answer | None]:
+    """What is told to appends that come together: one that repeats the first event of several segments, and two more.
+
+    `damage` is what happened to that event since.
+    """
+    with JournalWriter(folder, segment_bytes_max=1) as writer:
+        writer.append_to("emma", [event("old")])
+        for number in range(3):
+            writer.append_once([event(f"{number}", "ben")])
+        damage()
+        new = Request([event("new", "ben")]), Request([event("next")], "emma", 1)
+        return list(writer._append_together([new[0], Request([event("old")], "emma"), new[1]]))
+
+
+def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_path: Path) -> None:
+    first, repeat, last = old_and_new(tmp_path, lambda: drop(Place(tmp_path), 3, []))
+    assert isinstance(repeat, EventRefused)
+    assert "'old' is stored already, and dropped since" in str(repeat)
+    assert first == Position.of({"0": 5})
+    assert isinstance(last, Receipt)
+    assert [found.id for found in Journal(tmp_path).events(Position.of({"0": 4}))] == ["new", "next"]
+
+
+def test_who_repeats_an_event_that_is_damaged_is_told_and_nobody_else(tmp_path: Path) -> None:
+    first, repeat, last = old_and_new(tmp_path, lambda: segment_path(tmp_path, 0).write_bytes(b"?" * 10_000))
+    assert isinstance(repeat, JournalCorrupt)
+    assert (isinstance(first, Position), isinstance(last, Receipt)) == (True, True)
 
 
 def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from stateside.journal import Event, Journal, JournalWriter, segment
 from stateside.journal.columns import decode, encode
 from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
 from stateside.positions import Position
+from tests.journal.conftest import strangers
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -203,6 +204,26 @@ def test_a_full_disk_is_told_stores_nothing_and_is_forgotten_when_there_is_room(
     for error in errors:
         assert error.startswith(f"The journal cannot be written: {os.strerror(errno.EFBIG)} ({tmp_path}/journal)")
         assert "Nothing was stored" in error
+
+
+def test_a_closed_writer_touches_no_file_any_more_and_may_be_closed_again(
+    tmp_path: Path, make_events: MakeEvents
+) -> None:
+    writer = JournalWriter(tmp_path / "journal")
+    writer.append(make_events(1))
+    writer.close()
+    others = strangers(tmp_path, 6)
+    for append in (writer.append, writer.append_once):
+        with pytest.raises(JournalAway, match="closed"):
+            append(make_events(1, 1))
+    with pytest.raises(JournalAway, match="closed"), writer._turns.take():
+        pass
+    writer.close()
+    assert [os.fstat(handle).st_size for handle in others] == [100] * 6
+    assert {os.pread(handle, 100, 0) for handle in others} == {b"V" * 100}
+    for handle in others:
+        os.close(handle)
+    assert len(list(Journal(tmp_path / "journal").events())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.clock import Clock
+from stateside.errors import EventsGone, JournalCorrupt
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group
@@ -64,8 +65,10 @@ class Appending(ABC):
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
         with self._turn():
-            self._store(batch)
-            self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
+            if batch.num_rows:
+                self._lasts(())  # `_note` goes on from what is known of all before
+                self._store(batch)
+                self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
             return self.end
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
@@ -126,8 +129,16 @@ class Appending(ABC):
 
     def _stored_of(self, requests: Sequence[Request]) -> list[list[Stored]]:
         offsets = iter(self._offsets([event.id for event in events_of(requests)]))
-        there = [[next(offsets) for _ in request.events] for request in requests]
-        return [self._stored([offset for offset in some if offset is not None]) for some in there]
+        each = [{event.id: next(offsets) for event in request.events} for request in requests]
+        return [self._known({id_: offset for id_, offset in some.items() if offset is not None}) for some in each]
+
+    def _known(self, offsets: Mapping[str, int]) -> list[Stored]:
+        """The events with these ids, at these offsets; if some cannot be read, the first of them as such a one."""
+        try:
+            return self._stored(list(offsets.values()))
+        except (EventsGone, JournalCorrupt) as error:
+            first = min(offsets, key=lambda id_: offsets[id_])
+            return [Stored.without_content(offsets[first], first, error)]
 
     def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
         first = self._offset
@@ -186,7 +197,7 @@ class Appending(ABC):
 
     @abstractmethod
     def _note(self, lasts: Mapping[str, int]) -> None:
-        """What was stored last moved these entities' last sequences. It must not fail."""
+        """What was stored last moved these entities' last sequences; `_lasts` was asked before. It must not fail."""
 
 
 _KNOWN_BY = ("id", "entity", "sequence")

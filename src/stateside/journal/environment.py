@@ -36,11 +36,14 @@ def is_whole(directory: Path, environment: lmdb.Environment, page_bytes: int) ->
 
     How long that is stands in the first two pages, so that those must be there before it is asked.
     """
+    path = directory / "data.mdb"
     try:
-        size = (directory / "data.mdb").stat().st_size
+        if path.stat().st_size < 2 * page_bytes:
+            return False
+        pages = environment.info()["last_pgno"] + 1
+        return bool(path.stat().st_size >= pages * page_bytes)  # looked at last: it grows while others write
     except FileNotFoundError:
         return False
-    return size >= 2 * page_bytes and bool(size >= (environment.info()["last_pgno"] + 1) * page_bytes)
 
 
 def _allocate(path: Path, size: int) -> None:

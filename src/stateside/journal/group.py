@@ -7,6 +7,9 @@
    threads awake at once would take Python's lock from each other, for longer than a sync takes.
 
 As one frame holds them, there is never more than one frame that a crash can tear; and an append is still whole in it.
+
+A thread may be interrupted anywhere in this, as by Ctrl-C, even between two steps of one statement. So what the others
+need is written down before it is done, in such an order that `_withdraw` can do it, or do it once more.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from stateside.errors import EventRefused, JournalAway
+from stateside.errors import EntityElsewhere, EventRefused, JournalAway
 from stateside.journal.receipt import Receipt
 from stateside.journal.settling import Answer, Answers, Request
 from stateside.positions import Position
 
 EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
 PAUSE_S = 0.0005  # if nobody comes for so long, nobody else is waited for; a sync takes about as long
+
+_LEADER = 0
 
 Store = Callable[[Sequence[Request]], Answers]
 
@@ -34,11 +39,11 @@ class Group:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._line: deque[_Append] = deque()
-        self._lead = threading.Lock()  # closed as long as somebody leads: it is handed on as it is
-        self._told: list[_Append] = []  # they have their answers, and sleep still
+        self._lead: dict[int, _Append] = {}  # who leads, if anybody: `setdefault` looks and enters it in one step
+        self._taken: list[_Append] = []  # by who leads: they have their answers, or get them, and sleep still
         self._together = 0  # how many append at the moment: who were told just now, and who stand in line
         self._gathering: _Append | None = None  # who leads, as long as it waits for so many
-        self._changing = threading.Lock()  # who leads next, and who wakes whom: an interrupted thread is left out
+        self._changing = threading.Lock()  # who stands in line, who leads next, and who wakes whom
 
     def append(self, request: Request) -> Position | Receipt:
         """Store the events, with those of other threads perhaps; the receipt for these.
@@ -48,19 +53,17 @@ class Group:
         own = _Append(request)
         try:
             self._line.append(own)
-            if self._lead.acquire(blocking=False):
-                own.leads = True
-            else:
+            if self._lead.setdefault(_LEADER, own) is not own:
                 self._note_arrival()
                 own.sleep()
-            if own.leads:
+            if self._lead.get(_LEADER) is own:
                 self._gather(own)
                 while own.answer is None:
-                    self._settle(own, self._taken())
+                    self._settle(self._take())
                 self._hand_on(own)
             own.wake_next()
-        except BaseException:  # an interrupt: what else storing raises is an answer
-            self._withdraw(own)
+        except BaseException as error:  # an interrupt: what else storing raises is an answer
+            self._withdraw(own, error)
             raise
         if isinstance(own.answer, Exception):
             raise own.answer
@@ -81,82 +84,98 @@ class Group:
         if leader is not None and len(self._line) == self._together:
             leader.wake()
 
-    def _taken(self) -> list[_Append]:
+    def _take(self) -> list[_Append]:
         """Those first in line, which are stored together. Nobody else takes any."""
-        taken: list[_Append] = []
+        found: list[_Append] = []
         count = 0
-        with suppress(IndexError):  # the line is empty
-            while count < EVENTS_TOGETHER_MAX:
-                first = self._line.popleft()
-                count += len(first.request.events)
-                if taken and count > EVENTS_TOGETHER_MAX:
-                    self._line.appendleft(first)
+        with self._changing:
+            while self._line and count < EVENTS_TOGETHER_MAX:
+                first = self._line[0]
+                count += first.count
+                if found and count > EVENTS_TOGETHER_MAX:
                     break
-                taken.append(first)
-        return taken
+                self._taken.append(first)  # before it goes out of line: it is always in one of them
+                found.append(first)
+                self._line.popleft()
+        return found
 
-    def _settle(self, own: _Append, appends: list[_Append]) -> None:
+    def _settle(self, appends: list[_Append]) -> None:
         """Store the appends, and give each its answer."""
         try:
             answers = self._store([append.request for append in appends])
-        except EventRefused as error:
+        except (EventRefused, EntityElsewhere) as error:  # before anything was stored
             if len(appends) == 1:
-                self._tell(own, appends[0], error)
+                appends[0].answer = error
             for append in appends if len(appends) > 1 else ():
-                self._settle(own, [append])  # each by itself: only the bad ones are refused
-        except BaseException as error:
+                self._settle([append])  # each by itself: only the bad ones are refused
+        except Exception as error:
             for append in appends:
-                self._tell(own, append, error if isinstance(error, Exception) else _interrupted(error))
-            if not isinstance(error, Exception):
-                raise
+                append.answer = error
         else:
             later = []
             for append, answer in zip(appends, answers, strict=True):
-                later.append(append) if answer is None else self._tell(own, append, answer)
+                if answer is None:
+                    later.append(append)
+                else:
+                    append.answer = answer
             if later:
-                self._settle(own, later)
-
-    def _tell(self, own: _Append, append: _Append, answer: Answer) -> None:
-        append.answer = answer
-        if append is not own:
-            self._told.append(append)
+                self._settle(later)
 
     def _hand_on(self, own: _Append) -> None:
-        """Let the first in line lead; if there is none nobody does, until one comes. Then wake those who were told."""
-        own.leads = False
+        """Let the first in line lead; if there is none nobody does, until one comes. Those who were told wake up then.
+
+        Whoever led wakes the first of them: who is interrupted in the middle of this does it all once more.
+        """
         with self._changing:
-            told, self._told = [append for append in self._told if not append.gone], []
-            self._together = 1 + len(told) + len(self._line)
-            for append, following in pairwise(told):
+            told = [append for append in self._taken if append is not own and not append.gone]
+            for append, following in pairwise([own, *told]):
                 append.wakes = following
+            self._together, self._taken = 1 + len(told) + len(self._line), []
             if self._line:
-                self._line[0].lead()
+                self._lead[_LEADER] = first = self._line[0]
+                first.wake()
             else:
-                self._lead.release()
-        for first in told[:1]:
-            first.wake()
-        if self._line and self._lead.acquire(blocking=False):  # one came while nobody led any more, and sleeps
+                self._lead.clear()
+        if self._line and self._lead.setdefault(_LEADER, own) is own:  # one came while nobody led any more, and sleeps
             self._hand_on(own)
 
-    def _withdraw(self, own: _Append) -> None:
-        """An interrupted thread goes. If its events still stand in line, they are not stored."""
+    def _withdraw(self, own: _Append, error: BaseException) -> None:
+        """An interrupted thread goes. If its events still stand in line, they are not stored.
+
+        Others who wait for it to store theirs are told so. If nobody leads it lets the first in line do so; and whoever
+        leads it wakes once more, as the interrupt may have come just before it did.
+        """
         with self._changing:
             own.gone = True
             with suppress(ValueError):
                 self._line.remove(own)
-        if own.leads:
+        leader = self._lead.setdefault(_LEADER, own)
+        if leader is own:
+            self._answer_taken(error)
             self._hand_on(own)
+        else:
+            leader.wake()
         own.wake_next()
+
+    def _answer_taken(self, error: BaseException) -> None:
+        """Whoever has been taken and has no answer gets one."""
+        with self._changing:
+            for append in self._taken:
+                if append.answer is None:
+                    append.answer = _interrupted(error)
+                    with suppress(ValueError):
+                        self._line.remove(append)
 
 
 class _Append:
     """One thread's append, and what became of it."""
 
-    __slots__ = ("_gate", "answer", "gone", "leads", "request", "wakes")
+    __slots__ = ("_gate", "answer", "count", "gone", "request", "wakes")
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.leads = self.gone = False
+        self.count = len(request.events)  # here, where only its own thread is told if they cannot be counted
+        self.gone = False
         self.answer: Answer | None = None
         self.wakes: _Append | None = None  # whom it wakes once it is awake itself
         self._gate = threading.Lock()
@@ -165,11 +184,6 @@ class _Append:
     def sleep(self, s_max: float = -1) -> None:
         """Until there is an answer, or this one leads, or has gathered enough; at most so long."""
         self._gate.acquire(timeout=s_max)
-
-    def lead(self) -> None:
-        """Called while it sleeps: it is the first in line now."""
-        self.leads = True
-        self.wake()
 
     def wake(self) -> None:
         """Let it go on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stateside.errors import EventRefused, SequenceConflict
+from stateside.errors import EventRefused, EventsGone, JournalCorrupt, SequenceConflict
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION
 from stateside.positions import Position
@@ -31,7 +31,8 @@ class Receipt:
 class Stored:
     """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log.
 
-    `entity` is None if it is another one than that of the append, and its name went with a trimmed log.
+    `entity` is None if it is another one than that of the append, and its name went with a trimmed log. `unread` says
+    why nothing but its id and its place is known: it was dropped since, or cannot be read.
     """
 
     offset: int
@@ -39,6 +40,12 @@ class Stored:
     entity: str | None
     sequence: int
     log: str = PARTITION
+    unread: EventsGone | JournalCorrupt | None = None
+
+    @classmethod
+    def without_content(cls, offset: int, id_: str, why: EventsGone | JournalCorrupt, log: str = PARTITION) -> Stored:
+        """An event that is stored, and cannot be read."""
+        return cls(offset, id_, None, 0, log, why)
 
 
 def check_entity(entity: str, events: Sequence[Event]) -> None:
@@ -63,12 +70,22 @@ def check_expected(entity: str, expected: int | None, current: int) -> None:
     )
 
 
+def check_kept(stored: Sequence[Stored]) -> None:
+    """EventRefused if one of an append's events was stored, and dropped since: it has no receipt any more."""
+    for found in stored:
+        if isinstance(found.unread, EventsGone):
+            raise _refused(f"Event {found.id!r} is stored already, and dropped since") from found.unread
+
+
 def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> Receipt:
     """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
 
-    EventRefused if that is not all of them, or one is another entity's: then it is no repetition.
+    EventRefused if that is not all of them, or one is another entity's: then it is no repetition. EventsGone or
+    JournalCorrupt if one cannot be read.
     """
     for found in stored:
+        if found.unread is not None:
+            raise found.unread
         if found.entity != entity:
             whose = "another entity" if found.entity is None else repr(found.entity)
             raise _refused(f"The id {found.id!r} is that of an event of {whose}, which is stored already")

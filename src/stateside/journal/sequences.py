@@ -60,6 +60,8 @@ class Sequences:
     def note(self, lasts: Mapping[str, int], end: DurableEnd) -> None:
         """These are the last sequences of the entities that the last append was of; the journal ends here now.
 
+        All before that append must be known: `lasts` was asked in the same turn.
+
         It never fails, as the events are stored already: what has gathered the next append writes, before it stores.
         """
         self._unwritten.update(lasts)

@@ -14,9 +14,9 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import EventRefused, SequenceConflict
+from stateside.errors import StatesideError
 from stateside.journal.event import Event
-from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, repeated
+from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, check_kept, repeated
 from stateside.positions import Position
 
 
@@ -38,8 +38,9 @@ Rows = tuple[int, int]  # from the one up to the other
 class Turn:
     """A journal, as nobody else appends to it.
 
-    `stored`: of each append those of its events that are there, by their ids. `lasts`: the sequences of entities' last
-    events. `append`: store a batch, and tell for each of its parts the position behind it.
+    `stored`: of each append those of its events that are there, by their ids; of those that cannot be read, that one
+    cannot: it concerns this append and no other. `lasts`: the sequences of entities' last events. `append`: store a
+    batch, and tell for each of its parts the position behind it.
     """
 
     stored: Callable[[Sequence[Request]], Sequence[Sequence[Stored]]]
@@ -92,13 +93,14 @@ class _Decided:
         elif self._ids.isdisjoint(event.id for event in request.events):
             try:
                 self._decide(number, request, request.entity)
-            except (EventRefused, SequenceConflict) as error:
+            except StatesideError as error:  # which is its own: nothing is read or stored here
                 self.answers[number] = error
 
     def _decide(self, number: int, request: Request, entity: str) -> None:
         check_entity(entity, request.events)
         stored, last = self.known[number]
         if stored:
+            check_kept(stored)
             self.answers[number] = repeated(entity, request.events, stored)
             return
         last += self._counts[entity]

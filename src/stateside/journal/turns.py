@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateside.errors import JournalLocked
-from stateside.storage import try_lock
+from stateside.errors import JournalAway, JournalLocked
+from stateside.storage import CLOSED, try_lock
 
 WAIT_S_MAX = 30.0
 _PAUSE_S_MAX = 0.001  # about as long as an append takes, and drawn at random, so that nobody is always too late
@@ -33,14 +33,17 @@ class Turns:
     def __init__(self, path: Path, wait_s_max: float = WAIT_S_MAX) -> None:
         self._path = path
         self._wait_s_max = wait_s_max
+        self._handle: int = CLOSED
         self._open()
 
     @contextmanager
     def take(self) -> Iterator[bool]:
         """Wait for the turn and keep it for the block; tells whether the last turn was this writer's own, too.
 
-        JournalLocked if another writer does not finish its turn in time.
+        JournalLocked if another writer does not finish its turn in time, JournalAway after `close`.
         """
+        if self._handle == CLOSED:
+            raise JournalAway("This writer is closed", where=str(self._path.parent), next_step="Open another one")
         if os.getpid() != self._pid:  # a fork shares its parent's lock, and would not exclude it
             self._open()
         try:
@@ -51,7 +54,9 @@ class Turns:
 
     def close(self) -> None:
         """Take no more turns."""
-        os.close(self._handle)
+        if self._handle != CLOSED:
+            os.close(self._handle)
+        self._handle = CLOSED
 
     def _open(self) -> None:
         self._pid = os.getpid()

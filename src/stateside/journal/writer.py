@@ -30,13 +30,11 @@ from stateside.journal.sequences import Sequences
 from stateside.journal.topic_note import check_none
 from stateside.journal.turns import WAIT_S_MAX, Turns
 from stateside.journal.writing import write_again, write_all
-from stateside.storage import write_atomically
+from stateside.storage import CLOSED, write_atomically
 
 Durability = Literal["synced", "written"]
 
 _OPEN_AGAIN = "Open the journal again; then append_unstored repeats what of the last append is not stored"
-
-_CLOSED = -1
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +97,7 @@ class JournalWriter(Appending):
         self._broken: str | None = None
         self.journal_id = known
         self._recovered = self._settled = self._schema_is_ours = False
-        self._file = self._mark = _CLOSED
+        self._file = self._mark = CLOSED
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         self._journal = Journal(directory)
@@ -118,8 +116,13 @@ class JournalWriter(Appending):
                 raise
 
     def close(self) -> None:
-        """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can."""
+        """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can.
+
+        A writer that is closed already stays so. What is appended to it is JournalAway.
+        """
         with self._appending:
+            if self._file == CLOSED:
+                return
             try:
                 if self._durability == "written":
                     os.fdatasync(self._file)
@@ -171,7 +174,8 @@ class JournalWriter(Appending):
         self._publish()
 
     def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return self._journal.batches(start, stop)
+        with self._there():
+            yield from self._journal.batches(start, stop)
 
     def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
         return self._ids.offsets(ids, self._end)
@@ -274,8 +278,11 @@ class JournalWriter(Appending):
         self._mark = opened
 
     def _close_all(self) -> None:
-        _close(self._file)
-        _close(self._mark)
+        """The system gives the files' numbers to others from now on, so that nothing here may know them any more."""
+        self._broken = "This writer is closed"
+        handles, self._file, self._mark = (self._file, self._mark), CLOSED, CLOSED
+        for handle in handles:
+            _close(handle)
         self._turns.close()
 
 
@@ -293,5 +300,5 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 def _close(handle: int) -> None:
-    if handle != _CLOSED:
+    if handle != CLOSED:
         os.close(handle)

@@ -24,6 +24,7 @@ from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
 from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.topic import partition_of
 from stateside.journal.receipt import Receipt
+from stateside.journal.settling import Request
 from stateside.ops.broker import Broker
 from stateside.positions import Position
 from tests.journal.kafka.topics import (
@@ -119,6 +120,19 @@ def test_events_that_have_their_sequences_are_copied_as_they_are(broker: Broker,
             writer.append_numbered(batch)
     found = {each.id: (each.entity, each.sequence) for each in KafkaJournal(target).events()}
     assert found == {"a": ("emma", 1), "b": ("ben", 1), "c": ("emma", 2), "d": ("emma", 3)}
+
+
+def test_who_repeats_an_event_that_was_deleted_is_refused_and_nobody_else(broker: Broker, tmp_path: Path) -> None:
+    topic = new_topic(broker)
+    with KafkaWriter(topic, tmp_path) as writer:
+        writer.append_to("emma", [event("old")])
+        writer.append([event("x", "ben")])
+        delete_before(topic, 2)
+        requests = [Request([event("new", "ben")]), Request([event("old")], "emma")]
+        first, repeat = writer._append_together(requests)
+        assert isinstance(first, Position)
+        assert isinstance(repeat, EventRefused)
+        assert "'old' is stored already, and dropped since" in str(repeat)
 
 
 class TestOthersWhoSend:

@@ -1,10 +1,11 @@
 """Owners of nodes: one at a time, fenced when they were paused, with the sequences of their entities."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,11 +23,12 @@ from stateside.errors import (
     SettingInvalid,
 )
 from stateside.journal.columns import encode
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.nodes import NodeWriter, lasts
 from stateside.journal.nodes.epoch import Fence, Owner
 from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
 from stateside.journal.nodes.slots import SLOTS, slot_of
 from stateside.positions import Position
+from tests.journal.conftest import strangers
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
 from tests.sizes import not_in_fast
 
@@ -463,7 +465,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.nodes import NodeWriter, lasts
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """
@@ -516,3 +518,84 @@ def test_an_append_of_what_is_stored_once_gives_each_event_s_own_receipt(tmp_pat
         assert [str(receipt) for receipt in told] == ["b.1:1", "a.1:1", "b.1:2", "b.1:1"]
         assert other.append_once([event("3"), event("1")]) == [told[2], told[1]]
     assert sorted(all_ids(tmp_path)) == [("1", 1), ("2", 2), ("3", 3)]
+
+
+# Errors behind an event that is stored
+
+NOTHING = "Nothing was stored"
+
+
+def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    with NodeWriter(tmp_path, "a") as node:
+        node.append([event("1")])
+        with at_call("check", 2, fail, Fence), pytest.raises(JournalAway, match="Too many open files") as raised:
+            node.append([event("2")])
+        assert NOTHING not in str(raised.value)
+        with pytest.raises(JournalAway, match="Open the journal again"):
+            node.append([event("2")])
+    with NodeWriter(tmp_path, "a") as node:
+        node.append_unstored([event("2")], since=Position.of({"a.1": 1}))
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2)]
+
+
+def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasts, "UNWRITTEN_MAX", 1)
+    full = OSError(28, "No space left on device")
+    with NodeWriter(tmp_path, "a") as node:
+        node.append([event("1")])
+        with patch.object(lasts.Lasts, "_written", side_effect=full), pytest.raises(JournalAway, match=NOTHING):
+            node.append([event("2")])
+        assert all_ids(tmp_path) == [("1", 1)]
+        node.append([event("2")])
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2)]
+
+
+# Files
+
+
+def test_a_closed_writer_touches_no_file_any_more_and_may_be_closed_again(tmp_path: Path) -> None:
+    node = NodeWriter(tmp_path / "journal", "a")
+    node.append([event("1")])
+    node.close()
+    grants = sorted((tmp_path / "journal" / "slots").iterdir())
+    others = strangers(tmp_path, 8)
+    for act in (
+        lambda: node.append([event("2")]),
+        lambda: node.append_to("ben", [event("2", "ben")]),
+        lambda: node.claim(range(SLOTS)),
+        lambda: node.release(range(SLOTS)),
+    ):
+        with pytest.raises(JournalAway, match="closed"):
+            act()
+    node.close()
+    assert {os.pread(handle, 200, 0) for handle in others} == {b"V" * 100}
+    for handle in others:
+        os.close(handle)
+    assert sorted((tmp_path / "journal" / "slots").iterdir()) == grants
+    assert all_ids(tmp_path / "journal") == [("1", 1)]
+
+
+def test_an_opening_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    NodeWriter(tmp_path, "a").close()
+    with NodeWriter(tmp_path, "b") as other:
+        other.append([event("1")])
+    shutil.rmtree(tmp_path / "nodes" / "b" / "1")
+    before = open_files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(JournalAway, match=r"log b\.1 is missing") as raised:
+            NodeWriter(tmp_path, "a")
+        assert open_files(tmp_path) == before, raised  # while the error, and all it knows, is still there
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files of this folder that the process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            found.append(str(link.readlink()))
+    return sorted(name for name in found if name.startswith(str(folder)))

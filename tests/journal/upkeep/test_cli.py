@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import click
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from stateside.cli import main
+from stateside.errors import RequestInvalid
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.segment import segment_path
+from stateside.journal.upkeep import Place
 from stateside.journal.upkeep.exporting import EXPORT_SCHEMA
 
 EVENTS = [
@@ -161,6 +165,18 @@ class TestErrors:
         assert result.exit_code == 1
         assert result.stderr.startswith("Error: There is no journal here (")
         assert not (tmp_path / "none").exists()
+
+    def test_who_looks_after_files_names_all_commands_that_look_into_a_topic(self, tmp_path: Path) -> None:
+        (tmp_path / "topic.json").write_text("{}")
+        with pytest.raises(RequestInvalid, match="a topic on Kafka") as raised:
+            Place.of(tmp_path)
+        group = main.commands["journal"]
+        assert isinstance(group, click.Group)
+        takes = {
+            name for name, each in group.commands.items() if any("--kafka" in option.opts for option in each.params)
+        }
+        named = re.findall(r"`(?:stateside journal )?(\w+)`", str(raised.value))
+        assert set(named) == takes - {"append"}
 
     @pytest.mark.parametrize(
         ("flags", "sentence"),

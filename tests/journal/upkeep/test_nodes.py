@@ -23,7 +23,7 @@ from stateside.journal.nodes.log import node_logs
 from stateside.journal.queries import Queries, Views
 from stateside.journal.queries.format import pack_block, unpack_block
 from stateside.journal.segment import segment_offsets
-from stateside.journal.upkeep import Place, Reader, drop_all, register, trim, verify
+from stateside.journal.upkeep import Dropped, Place, Reader, drop_all, register, trim, verify
 from stateside.layout import Layout
 from stateside.positions import Position
 
@@ -183,6 +183,15 @@ class TestTheCommands:
 
 
 class TestTrimming:
+    @pytest.mark.parametrize("before_us", [None, 10**15])
+    def test_a_log_that_its_owner_has_not_begun_yet_has_nothing_to_go(
+        self, journal: Path, before_us: int | None
+    ) -> None:
+        (journal / "nodes" / "z" / "1").mkdir(parents=True)
+        dropped = trim(journal, before_us)
+        assert dropped["z.1"] == Dropped(0, 0, 0)
+        assert dropped["a.1"].begin >= 0
+
     def test_what_is_merged_goes_from_the_logs_and_everything_goes_on(self, journal: Path) -> None:
         before = ids(MergedStream(journal))
         segments = len(segment_offsets(journal / "nodes" / "a" / "1"))

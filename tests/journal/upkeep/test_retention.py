@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +28,26 @@ from stateside.journal.queries import Queries, Views
 from stateside.journal.segment import segment_offsets, segment_path
 from stateside.journal.stream import FileStream
 from stateside.journal.turns import Turns
-from stateside.journal.upkeep import Place, Reader, drop, offset_before, register, retention, unregister, verify
+from stateside.journal.upkeep import (
+    Place,
+    Reader,
+    drop,
+    offset_before,
+    register,
+    retention,
+    statistics,
+    unregister,
+    verify,
+)
+from stateside.journal.upkeep.verification import Verification
 from stateside.layout import Layout
 from stateside.ops.journal_readers import known_readers
 from stateside.positions import Position
 from tests.sizes import not_in_fast
 
 COUNT = 60
+
+DroppingAt = Callable[..., AbstractContextManager[object]]
 
 
 def events(count: int, first: int = 0) -> list[Event]:
@@ -168,6 +187,60 @@ class TestBesideWriters:
             assert Journal(place.directory).begin()["0"] > COUNT + 1
             assert behind.append_to("shared", [Event("s6", "shared", "call", 0, {})]).last_sequence == 6
         assert verify(place).ok
+
+
+DROP = """
+import os
+import sys
+from pathlib import Path
+from stateside.journal.segment import segment_offsets, segment_path
+from stateside.journal.upkeep import Place, drop
+
+place = Place(Path(sys.argv[1]))
+drop(place, 30, [])
+last = segment_path(place.directory, segment_offsets(place.directory)[-1])
+os.truncate(last, last.stat().st_size - int(sys.argv[2]))
+"""
+
+
+class TestBesideUpkeep:
+    """Another process drops segments while somebody looks at all of them."""
+
+    @pytest.fixture
+    def dropping_at(self, run_python: Callable[..., str], place: Place) -> DroppingAt:
+        """When a function is called for the first time segments go, and the last one loses some bytes perhaps."""
+
+        def dropping_at(owner: Any, name: str, lost_bytes: int = 0) -> AbstractContextManager[object]:
+            real, times = getattr(owner, name), count()
+
+            def act(*arguments: Any) -> Any:
+                if next(times) == 0:
+                    run_python(DROP, place.directory, lost_bytes)
+                return real(*arguments)
+
+            return patch.object(owner, name, act)
+
+        return dropping_at
+
+    @pytest.mark.parametrize("moment", ["_read", "_read_segment"])
+    def test_verify_begins_anew_and_finds_nothing_wrong(
+        self, place: Place, dropping_at: DroppingAt, moment: str
+    ) -> None:
+        with dropping_at(Verification, moment):
+            verdict = verify(place)
+        assert verdict.ok, verdict.lines()
+        assert verdict.events == COUNT - segment_offsets(place.directory)[0] < COUNT
+
+    def test_what_is_wrong_is_still_found(self, place: Place, dropping_at: DroppingAt) -> None:
+        with dropping_at(Verification, "_read_segment", lost_bytes=10):
+            assert verify(place).findings.counts == {"damage": 1, "missing": 1}
+
+    def test_statistics_are_of_what_is_left(self, place: Place, dropping_at: DroppingAt) -> None:
+        with dropping_at(sys.modules[statistics.__module__], "views_of"):
+            found = statistics(place)
+        begin = segment_offsets(place.directory)[0]
+        assert (found.begin, found.events) == (f"0:{begin}", COUNT - begin)
+        assert begin > 0
 
 
 class TestReadersOfWhatIsGone:

@@ -28,10 +28,11 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 
+from stateside.journal.environment import open_environment
 from stateside.journal.frames import Offsets
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.kafka.admin import Described
-from stateside.storage import try_lock
+from stateside.storage import CLOSED, try_lock
 
 UNWRITTEN_MAX = 50_000  # entries; in memory they take some 10 MB
 MAP_BYTES_START = 64 << 20
@@ -123,11 +124,14 @@ class Index:
 
     def close(self) -> None:
         """Let the files go."""
+        if self._lock == CLOSED:
+            return
         try:
             self.write()
         finally:
             self._environment.close()
-            os.close(self._lock)
+            lock, self._lock = self._lock, CLOSED
+            os.close(lock)
 
     def _reached(self, partition: int) -> tuple[int, int]:
         value = self._value(_partition_key(partition))
@@ -163,7 +167,7 @@ class Index:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = lmdb.open(str(directory), map_size=map_bytes, metasync=False)
+        self._environment = open_environment(directory, map_size=map_bytes, metasync=False)
 
 
 def _claimed(folder: Path) -> tuple[Path, int]:

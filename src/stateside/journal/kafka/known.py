@@ -60,12 +60,19 @@ class Known:
 
     def stored(self, ids: Sequence[str]) -> list[Stored]:
         """Those of the events with these ids that are there, as they stand in the topic."""
-        found = []
-        for place in filter(None, self.places(ids)):
+        found: list[Stored] = []
+        for id_, place in zip(ids, self.places(ids), strict=True):
+            if place is not None:
+                found.extend(self._stored_at(place, id_))
+        return found
+
+    def _stored_at(self, place: Place, id_: str) -> Iterator[Stored]:
+        try:
             for _, batch in self._journal.located(str(place.partition), place.offset, place.offset + 1):
                 id_, entity, sequence = (batch.column(name)[0].as_py() for name in _KNOWN_BY)
-                found.append(Stored(place.offset, id_, entity, sequence, str(place.partition)))
-        return found
+                yield Stored(place.offset, id_, entity, sequence, str(place.partition))
+        except (EventsGone, JournalCorrupt) as error:
+            yield Stored.without_content(place.offset, id_, error, str(place.partition))
 
     def check(self, delivered: Delivered) -> None:
         """Moved, unless messages that got these offsets stand just behind what is known, and nothing among them."""

@@ -25,6 +25,7 @@ from stateside.journal.nodes.reaching import reaching
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.turns import lock_alone
 from stateside.positions import Position
+from stateside.storage import CLOSED
 
 FRAME_EVENTS_MAX = 20_000
 FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
@@ -149,7 +150,9 @@ class Merger:
     def close(self) -> None:
         """Merge no more. All that was stored is durable."""
         self._close_files()
-        os.close(self._lock)
+        lock, self._lock = self._lock, CLOSED
+        if lock != CLOSED:
+            os.close(lock)
 
     def __enter__(self) -> Merger:
         return self
@@ -269,6 +272,7 @@ class Merger:
             batch = merged_frame(self._output.pieces[partition], sources)
             first = self._logs[partition].store(batch)
             self._index.note(partition, first, batch)
+            self._index.write_if_due()
             self._stored += batch.num_rows
         self._done, self._output, self._lasts = done, Output(), {}
         self._output_failed = False

@@ -21,6 +21,7 @@ import lmdb
 import pyarrow as pa
 
 from stateside.journal import base
+from stateside.journal.environment import open_environment
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.nodes.lasts import IDS, Lasts, Logs, key_of
 from stateside.journal.nodes.trimmed import trimmed
@@ -64,6 +65,7 @@ class NodeIds(Lasts):
         for name, first, batch in later:
             if first == self.covers(name):
                 self.note(name, first, batch)
+                self.write_if_due()
 
     def places(self, ids: Sequence[str]) -> list[Place | None]:
         """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""
@@ -99,7 +101,7 @@ def copy_index(old: Path, new: Path) -> None:
         return
     new.mkdir(parents=True)
     try:
-        with lmdb.open(str(old), readonly=True) as environment:
+        with open_environment(old, readonly=True, create=False) as environment:
             environment.copy(str(new), compact=True)
     except lmdb.Error:
         (new / "data.mdb").unlink(missing_ok=True)  # it is made anew

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import EventsGone
+from stateside.errors import EventsGone, JournalCorrupt
 from stateside.journal.index import hash_of
 from stateside.journal.nodes.ids import NodeIds, Place
 from stateside.journal.nodes.lasts import Logs
@@ -56,7 +56,10 @@ class KnownIds:
             self._ids.close()
 
     def _stored(self, entity: str, id_: str, place: Place) -> Stored:
-        whose = entity if place.entity == hash_of(entity) else self._entity_at(place)
+        try:
+            whose = entity if place.entity == hash_of(entity) else self._entity_at(place)
+        except JournalCorrupt as error:
+            return Stored.without_content(place.behind - 1, id_, error, place.log)
         return Stored(place.behind - 1, id_, whose, place.sequence, place.log)
 
     def _entity_at(self, place: Place) -> str | None:

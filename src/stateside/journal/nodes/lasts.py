@@ -47,10 +47,14 @@ class Lasts:
         self._marks: dict[str, DurableEnd] = {}
         with keeping("sequences", directory):
             self._open()
-            if not self._fits():
+            try:
+                if not self._fits():
+                    self._environment.close()
+                    shutil.rmtree(directory)
+                    self._open()
+            except BaseException:
                 self._environment.close()
-                shutil.rmtree(directory)
-                self._open()
+                raise
 
     def last(self, entities: Iterable[str]) -> dict[str, int]:
         """The last sequence of each of these entities, as far as the logs were followed; 0 for one without events."""
@@ -81,10 +85,16 @@ class Lasts:
                 return
 
     def note(self, name: str, first: int, batch: pa.RecordBatch) -> None:
-        """Take in a batch that stands in a log from this offset on, just behind what is covered."""
+        """Take in a batch that stands in a log from this offset on, just behind what is covered.
+
+        In memory alone: as the batch is stored already, this must not fail.
+        """
         assert first == self.covers(name), f"{name} is covered up to {self.covers(name)}, not {first}"
         self._add(self._entries(name, first, batch))
         self._covers[name] = first + batch.num_rows
+
+    def write_if_due(self) -> None:
+        """Have it on disk if there is much of it. An owner does so before it appends, as nothing may fail after."""
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
@@ -100,6 +110,7 @@ class Lasts:
         end, start, mark = log.durable_end(), self.covers(name), self._marks.get(name)
         for first, batch in log.batches(start, end.offset, mark if mark and mark.offset <= start else None):
             self.note(name, first, batch)
+            self.write_if_due()
         self._marks[name] = end
 
     def write(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import EntityElsewhere
+from stateside.errors import EntityElsewhere, JournalAway
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group
@@ -33,6 +33,7 @@ from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, 
 from stateside.journal.turns import WAIT_S_MAX
 from stateside.journal.writer import SEGMENT_BYTES_MAX
 from stateside.positions import Position
+from stateside.storage import CLOSED
 
 
 class NodeWriter:
@@ -99,12 +100,15 @@ class NodeWriter:
                 self._granted = self._slots.renew(name, self._fence.check)
                 directory = self._node / str(self.epoch)
                 self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
-        with giving_back(self._lock):
+        with giving_back(self._lock), ExitStack() as opened:
+            opened.callback(self._log.close)
             for name in ("index", "places"):
                 self._copy_last_epoch_s(name)
             self._index = Lasts(directory / "index", self._all_logs)
+            opened.callback(self._index.close)
             self._index.follow()
             self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
+            opened.pop_all()  # nothing failed, so that nothing is closed here
 
     @property
     def end(self) -> Position:
@@ -189,12 +193,12 @@ class NodeWriter:
 
     def claim(self, slots: Iterable[int]) -> None:
         """Have these slots, which nobody has yet or any more; EntityElsewhere for one that another node has."""
-        with self._appending, reaching(self._folder):
+        with self._alone():
             self._claim(set(slots))
 
     def release(self, slots: Iterable[int]) -> None:
         """Give these slots up, so that another node can claim them: steps 1 to 3 of `slots`."""
-        with self._appending, reaching(self._folder):
+        with self._alone():
             self._fence.check()
             with self._log.turn():  # which settles what an append that failed left: it counts, or it does not
                 self._log.sync_mark()
@@ -203,12 +207,18 @@ class NodeWriter:
                 self._slots.release(slot, self.name, self._fence.check)
 
     def close(self) -> None:
-        """Own the node no longer. Everything acknowledged is durable; the slots stay the node's."""
+        """Own the node no longer. Everything acknowledged is durable; the slots stay the node's.
+
+        A writer that is closed already stays so. What is appended to it is JournalAway.
+        """
         with self._appending:
-            self._index.close()
-            self._known.close()
-            self._log.close()
-            os.close(self._lock)
+            if self._lock == CLOSED:
+                return
+            lock, self._lock = self._lock, CLOSED
+            with ExitStack() as closing:  # whatever fails, the others are closed
+                closing.callback(os.close, lock)
+                for each in (self._log, self._known, self._index):
+                    closing.callback(each.close)
 
     def __enter__(self) -> NodeWriter:
         return self
@@ -242,9 +252,17 @@ class NodeWriter:
         return [self._behind(first + high) for _, high in parts]
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread writes or moves anything meanwhile. JournalAway after `close`."""
+        with self._appending, reaching(self._folder):
+            if self._lock == CLOSED:
+                raise JournalAway("This writer is closed", where=str(self._node), next_step="Open the node again")
+            yield
+
+    @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:
         """Steps 1 and 2 of an append. The fence is looked at here, too: whom it stops writes nothing at all."""
-        with self._appending, reaching(self._folder):
+        with self._alone():
             self._fence.check()
             self._claim({slot_of(entity) for entity in entities})
             with self._log.turn() as end:
@@ -257,6 +275,7 @@ class NodeWriter:
         if batch.num_rows:
             first = self._offset
             batch, _ = numbered(batch, self._last)
+            self._index.write_if_due()
             self._log.store(batch)
             self._index.note(self.log, first, batch)
             self._known.note(first, batch)

@@ -3,9 +3,10 @@
 `place` is where a journal and what belongs to it lie, `statistics` tells how large it is, `selection` which events are
 meant, `exporting` writes them out. `verification` reads all of it and changes nothing: `log_check` has the events'
 order, `index_check` the indexes of ids and sequences, `view_check` the views of queries, `summary_check` the summaries
-of segments. `retention` drops segments that nobody needs any more, `readers` knows who does. Of a journal that nodes
-write, `node_statistics` tells how far the logs are merged, `node_verification` compares them with the stream, and
-`trimming` drops from them what is merged. `stream_verification` is for journals that others store, as Kafka does.
+of segments. `retention` drops segments that nobody needs any more, `readers` knows who does, and `undisturbed` is how
+others read meanwhile. Of a journal that nodes write, `node_statistics` tells how far the logs are merged,
+`node_verification` compares them with the stream, and `trimming` drops from them what is merged. `stream_verification`
+is for journals that others store, as Kafka does.
 """
 
 from stateside.journal.upkeep.exporting import Exported, export, export_to

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import lmdb
 
+from stateside.journal.environment import open_environment
 from stateside.journal.index import hash_of
 from stateside.journal.upkeep.findings import Findings
 
@@ -30,7 +31,7 @@ class StoredIndex:
         """IndexUnreadable if it cannot be read."""
         self.directory = directory
         try:
-            self._environment = lmdb.open(str(directory), readonly=True, create=False, max_dbs=2)
+            self._environment = open_environment(directory, readonly=True, create=False, max_dbs=2)
         except lmdb.Error as error:
             raise IndexUnreadable(str(error)) from error
         try:

@@ -13,6 +13,7 @@ from stateside.journal.nodes.log import is_sealed, node_logs
 from stateside.journal.segment import PARTITION
 from stateside.journal.upkeep.place import Place
 from stateside.journal.upkeep.statistics import time_text, views_of
+from stateside.journal.upkeep.undisturbed import undisturbed
 
 GAPS_SHOWN_MAX = 10
 
@@ -54,6 +55,10 @@ class NodeStatistics:
 
 def node_statistics(place: Place) -> NodeStatistics:
     """How the journal is now. Reads a few headers, not the events."""
+    return undisturbed(place, lambda: _statistics(place))
+
+
+def _statistics(place: Place) -> NodeStatistics:
     stream = MergedStream(place.directory)
     logs, stalled = tuple(_logs(place.directory, stream)), stream.stalled()
     begin, end = stream.begin(), stream.end()

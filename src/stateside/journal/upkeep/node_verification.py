@@ -26,6 +26,7 @@ from stateside.journal.nodes.log import NodeLog, node_logs
 from stateside.journal.segment import PARTITION
 from stateside.journal.upkeep.findings import Findings
 from stateside.journal.upkeep.place import Place
+from stateside.journal.upkeep.undisturbed import undisturbed
 from stateside.journal.upkeep.verdict import Verdict
 from stateside.journal.upkeep.verification import Subject, Verification, Watch, nobody
 from stateside.journal.upkeep.view_check import Sums, hashes_of
@@ -35,7 +36,14 @@ _MEND = "Restore the folder `merged` or the log from a copy; nothing was changed
 
 
 def verify(place: Place, watch: Watch = nobody) -> Verdict:
-    """Read all of it, whoever writes the journal. The watch is told how many events are read, of how many."""
+    """Read all of it, whoever writes the journal. The watch is told how many events are read, of how many.
+
+    If segments are dropped meanwhile, and something seems to be wrong, it begins anew.
+    """
+    return undisturbed(place, lambda: _verdict(place, watch), lambda found: found.ok)
+
+
+def _verdict(place: Place, watch: Watch) -> Verdict:
     if place.has_nodes:
         return _NodeVerification(place, watch).run()
     return Verification(Subject.of(place), Findings(), watch).run()

@@ -45,7 +45,8 @@ class Place:
             raise RequestInvalid(
                 "The journal of this folder is a topic on Kafka, and this looks after journals on files",
                 where=str(directory / topic_note.NAME),
-                next_step="`stateside journal stat`, `read`, `ids` and `views` look into the topic; more does Kafka",
+                next_step="`stateside journal stat`, `read`, `ids`, `tags`, `views`, `export` and `verify` look into "
+                "the topic; more does Kafka",
             )
         if not place.has_nodes and not segment.segment_offsets(directory):
             raise RequestInvalid(

@@ -66,7 +66,7 @@ def drop(
     with _lock(place):
         ranges = whole_segments(place, before)
         if not ranges:
-            return Dropped(0, 0, segment.segment_offsets(place.directory)[0])
+            return Dropped(0, 0, _first(place))
         begin, cut = ranges[0][0], ranges[-1][1]
         _check_readers(place, cut, readers)
         _check_sequences(place, cut)
@@ -108,13 +108,18 @@ def whole_segments(place: Place, before: int) -> list[tuple[int, int]]:
 def offset_before(place: Place, appended_us: int) -> int:
     """Where the first segment begins that has an event which was appended at this time or later."""
     journal = Journal(place.directory)
-    reached = segment.segment_offsets(place.directory)[0]
+    reached = _first(place)
     for first, behind in whole_segments(place, journal.durable_end().offset):
         ((_, batch),) = journal.batches(behind - 1, behind)
         if batch.column("appended").cast(pa.int64())[0].as_py() >= appended_us:
             return first
         reached = behind
     return reached
+
+
+def _first(place: Place) -> int:
+    """Where the first segment begins; a log that its owner has not begun yet has none."""
+    return next(iter(segment.segment_offsets(place.directory)), 0)
 
 
 def _check_readers(place: Place, cut: int, readers: Sequence[Reader]) -> None:

@@ -15,6 +15,7 @@ from stateside.journal.segment import PARTITION
 from stateside.journal.stream import begin as begin_of
 from stateside.journal.upkeep.index_check import covered
 from stateside.journal.upkeep.place import Place
+from stateside.journal.upkeep.undisturbed import undisturbed
 from stateside.positions import Position
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,6 +47,10 @@ class Statistics:
 
 def statistics(place: Place) -> Statistics:
     """How the journal is now."""
+    return undisturbed(place, lambda: _statistics(place))
+
+
+def _statistics(place: Place) -> Statistics:
     journal = Journal(place.directory)
     offsets = segment.segment_offsets(place.directory)
     begin, end = offsets[0], journal.durable_end().offset

@@ -10,7 +10,8 @@
 Of a journal that nodes write this is done for every partition of the merged stream, and then for every log of a node
 (`node_verification`).
 
-It may run beside writers and readers. What a crash left behind the end mark is not looked at: the next writer does.
+It may run beside writers and readers, and beside retention (`undisturbed`). What a crash left behind the end mark is
+not looked at: the next writer does.
 """
 
 from __future__ import annotations
