@@ -182,7 +182,7 @@ class Api:
     async def start_audit(self, request: Request) -> Response:
         """Start an audit."""
         await self._reader(request)
-        return Response(self._audits.start())
+        return Response(await self._audits.start())
 
     async def dead_letters(self, request: Request) -> Response:
         """How many there are, by reason, and a page of them."""
