@@ -10,10 +10,13 @@ import pytest
 from stateside.errors import JournalAway
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.kafka.placed import place
+from stateside.journal.opened import open_writer
 from stateside.layout import Layout
+from stateside.ops.broker import Broker
 from stateside.positions import Position
 from stateside.serving.health import journal_end as module
 from stateside.serving.health.journal_end import JournalEnd
+from tests.journal.kafka.topics import delete, event, new_topic
 from tests.waiting import wait_until
 
 ADDRESS = "kafka://127.0.0.1:1/billing"
@@ -91,6 +94,24 @@ def test_an_error_is_told_instead_of_an_end_until_it_is_over(
     assert (end.now() or {}) == {"end": None, "bytes": None, "trouble": str(topic.failure)}
     topic.failure = None
     wait_until(lambda: end.now() == {"end": 7, "bytes": None, "trouble": None})
+
+
+@pytest.mark.e2e
+@pytest.mark.network
+@pytest.mark.timeout(900)
+def test_a_real_topic_s_end_is_told_and_that_of_one_that_is_gone_is_not(layout: Layout, broker: Broker) -> None:
+    topic = new_topic(broker)
+    place(layout.journal, f"kafka://{broker.address}/{topic.name}")
+    with open_writer(layout.journal) as writer:
+        receipt = writer.append([event("a"), event("b")])
+    end = JournalEnd(layout.journal)
+    wait_until(lambda: (end.now() or {})["end"] is not None)
+    found = end.now()
+    assert found is not None
+    assert found["end"] >= receipt.one()
+    delete(topic)
+    wait_until(lambda: (end.now() or {})["trouble"] is not None)
+    assert (end.now() or {})["end"] is None
 
 
 def test_a_note_that_cannot_be_read_is_told(layout: Layout, topic: Topic) -> None:
