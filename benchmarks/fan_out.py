@@ -104,7 +104,7 @@ class _Watcher(asyncio.Protocol):
 async def _watchers(port: int, address: str) -> list[_Watcher]:
     loop, watchers = asyncio.get_running_loop(), []
     for number in range(WATCHERS):
-        request = f"GET {address.format(number)} HTTP/1.1\r\nhost: here\r\n\r\n".encode()
+        request = f"GET {address.format(number)} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
         _, watcher = await loop.create_connection(lambda asked=request: _Watcher(asked), "127.0.0.1", port)  # type: ignore[misc]
         watchers.append(watcher)
         if number % CONNECT_AT_ONCE == 0:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateside.billing.answers import paces as module
-from stateside.billing.answers.paces import Paces
+from stateside.billing.answers.paces import Kept, Paces
 from stateside.errors import StateError
 from stateside.layout import Layout
 from stateside.serving.stamp import Stamp
@@ -78,13 +78,52 @@ def test_who_asks_first_is_told_that_it_is_not_ready_if_it_takes_long(
     asyncio.run(run())
 
 
-def test_a_fold_that_fails_is_told_and_tried_again(months: Months) -> None:
+def test_a_fold_that_fails_is_told_and_tried_again_after_a_while(
+    months: Months, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
+        monkeypatch.setattr(module, "SHARE", 10_000)
         paces, layout = Paces(months.folder.layout), months.folder.layout
         shutil.move(layout.journal, layout.root / "away")
         with pytest.raises(StateError, match="The hours of 2026-02 cannot be added up: "):
             await ask(paces, months)
         shutil.move(layout.root / "away", layout.journal)
+        with pytest.raises(StateError, match="The hours of 2026-02 cannot be added up: "):
+            await ask(paces, months)
+        monkeypatch.setattr(module, "SHARE", 0)
         assert await ask(paces, months) is not None
+        assert not paces._failed
+
+    asyncio.run(run())
+
+
+def test_folds_that_fail_take_no_larger_share_of_the_time_than_others_and_the_last_pace_is_given_meanwhile(
+    months: Months, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        folds = 0
+
+        async def failing(*asked: object) -> None:
+            nonlocal folds
+            folds += 1
+            await asyncio.sleep(0.01)
+            raise StateError("no room")
+
+        paces = Paces(months.folder.layout)
+        first = await ask(paces, months)
+        assert first is not None
+        months.used("m-3", "emma", "message", 1, at("2026-02-07T12:00"))
+        await asyncio.to_thread(months.folder.batch)
+        monkeypatch.setattr(paces, "_hours", failing)
+        monkeypatch.setattr(module, "KEPT_S", 0)
+        monkeypatch.setattr(module, "SHARE", 0)
+        assert (await ask(paces, months) or first)[1] is first[1]
+        await asyncio.gather(*paces._made.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        monkeypatch.setattr(Kept, "serves", lambda *given: False)
+        monkeypatch.setattr(module, "SHARE", 1_000_000)
+        for _ in range(3):
+            assert (await ask(paces, months) or first)[1] is first[1]
+        assert folds == 1
 
     asyncio.run(run())

@@ -12,28 +12,34 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateside.archive.followed import FollowedTable
 from stateside.billing.answers.gate import Gate
 from stateside.billing.answers.issued import Issued, followed
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
-from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Sums, period_totals
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Part, Sums, all_totals, period_totals
 from stateside.billing.calendar import Cycle
+from stateside.billing.model import DAY_US
 from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.processes import Child
 from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.stamp import iso_time
 from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 
-from .written_bills import SWISS, WrittenBills, plan, step
+from .written_bills import BASIC, SWISS, WrittenBills, plan, step
 
 BERLIN = Cycle("month", "Europe/Berlin")
 JANUARY, FEBRUARY, MARCH = (
     BERLIN.containing(us).end_us for us in (1_768_000_000_000_000, 1_770_500_000_000_000, 1_773_000_000_000_000)
 )
 OPEN = Gate(10**9, 10**18)  # which lets everything through
+ZONES = {"honolulu": "Pacific/Honolulu", "kiritimati": "Pacific/Kiritimati"}  # 24 hours apart
+DAYS = ("2026-01-14", "2026-01-15")
 PERIODS = {"2026-01": JANUARY, "2026-02": FEBRUARY, "2026-03": MARCH}
 
 
@@ -75,6 +81,76 @@ def test_a_period_s_totals_are_by_type_and_never_over_currencies(bills: WrittenB
         ("CHF", 4, 10_170_000),
         ("EUR", 3, 90_000),
     ]
+
+
+DAILY = BASIC.replace('"basic"', '"daily"').replace('"month"', '"day"')
+HONOLULU, KIRITIMATI = (DAILY.replace("daily", name).replace("Europe/Berlin", zone) for name, zone in ZONES.items())
+
+
+def test_a_day_that_ends_with_the_month_is_no_part_of_it(layout: Layout) -> None:
+    bills = WrittenBills.begin(layout, plan(), plan(DAILY))
+    usage = {("emma", JANUARY, "call", "basic@1"): (120, 2), ("ben", JANUARY, "call", "daily@1"): (180, 1)}
+    bills.commit(usage)
+    found = {one["period"]: one for one in periods(bills)}
+    assert {label: one["plans"] for label, one in found.items()} == {
+        "2026-01": {"basic@1": "2026-01-31T23:00:00Z"},
+        "2026-01-31": {"daily@1": "2026-01-31T23:00:00Z"},
+    }
+    assert [one["currencies"][0]["amount_micros"] for one in found.values()] == [90_000, 180_000]
+
+
+def test_a_day_of_another_zone_that_ends_with_the_next_one_here_is_told_apart_by_plan_and_end() -> None:
+    plans = {each.id: each for each in (plan(HONOLULU), plan(KIRITIMATI))}
+    ends = {label: Ends.of(label, {name: each.cycle for name, each in plans.items()}) for label in DAYS}
+    first, second = (ends[label].shown_by_plan() for label in DAYS)
+    assert first["honolulu@1"] == second["kiritimati@1"], "both end at one moment, under two names"
+    assert first["kiritimati@1"] < first["honolulu@1"]
+
+
+class Counting(dict[str, Any]):
+    """A row that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> Any:
+        Counting.looks += name == "period_end"
+        return super().__getitem__(name)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["basic@1", "daily@1", "swiss@1"]), st.integers(0, 120), st.booleans())),
+)
+def test_all_totals_are_each_period_s_and_every_row_is_looked_at_once(used: list[tuple[str, int, bool]]) -> None:
+    versions = {each.id: each for each in (plan(), plan(DAILY), plan(SWISS))}
+    plans = PublishedPlans(lambda: versions, "test")
+    ends = [
+        (name, versions[name].cycle.containing(JANUARY + day * DAY_US).end_us, sealed) for name, day, sealed in used
+    ]
+    sums = Sums(60, 1, 30, 30)
+    live = [Counting(row(name, end_us, sums)) for name, end_us, sealed in ends if not sealed]
+    archived = [Part(end_us, name, "call", sums) for name, end_us, sealed in ends if sealed]
+    Counting.looks = 0
+    found = all_totals(live, archived, plans)
+    assert Counting.looks == len(live)
+    cycles = {name: each.cycle for name, each in versions.items()}
+    assert found == [period_totals(Ends.of(one["period"], cycles), live, archived, plans) for one in found]
+    assert sum(one["events"] for period in found for one in period["totals"]) == len(used)
+    assert len({one["period"] for one in found}) == len(found)
+    assert [one["period_ends"][0] for one in found] == sorted(one["period_ends"][0] for one in found)
+
+
+def row(name: str, end_us: int, sums: Sums) -> dict[str, Any]:
+    of_row = zip(("quantity", "events", "amount_micros"), sums, strict=False)
+    return {"plan": name, "period_end": iso_time(end_us), "type": "call", **dict(of_row)}
+
+
+def periods(bills: WrittenBills) -> list[dict[str, Any]]:
+    step(bills.layout)
+    reader = ViewReader(bills.layout.view("bill"))
+    live = asyncio.run(reader.rollup(ROLLUP, [], Floor(wait_ms=0)))
+    reader.close()
+    sealed = ArchiveSums(followed(bills.layout)).of(None, Gate.of(live.stamp))
+    return all_totals(live.rows, sealed, PublishedPlans(lambda: bills.plans, "test"))
 
 
 @pytest.mark.e2e

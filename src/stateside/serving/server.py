@@ -20,6 +20,7 @@ from uvicorn.supervisors import Multiprocess
 from stateside.errors import SetupError
 from stateside.layout import Layout
 from stateside.serving.access.exposure import Certificate, check_exposure, is_loopback
+from stateside.serving.access.hosts import names_at
 from stateside.serving.access.limits import NO_RATE, Limits
 from stateside.serving.access.verifier import Verifier
 from stateside.serving.extension import NOTHING, Extension
@@ -81,6 +82,7 @@ def serve(
         limits,
         guarded=guarded,
         secure=certificate is not None,
+        names=frozenset() if guarded else names_at(address),
         identity=identity,
         log_json=log_json,
     )

@@ -32,7 +32,8 @@ _FILES_BESIDE = 512  # that a worker has open beside its connections
 class Worker:
     """What all workers of a server are told. It goes to their processes as it is.
 
-    They end with the process `parent_pid`. `guarded`: each request needs a token; `secure`: over TLS.
+    They end with the process `parent_pid`. `guarded`: each request needs a token; `secure`: over TLS. `names` are
+    those of the server, beside its addresses (`access.hosts`).
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Worker:
     limits: Limits = NO_RATE
     guarded: bool = False
     secure: bool = False
+    names: frozenset[str] = frozenset()
     identity: Identity | None = None
     log_json: bool = False
 
@@ -52,7 +54,8 @@ class Worker:
         if self.log_json:
             logs.log_json()
         layout, assets = Layout(self.folder), Assets(self.extension.pages)
-        guard = Guard.of(layout, self.limits, guarded=self.guarded)
+        names = None if self.secure else self.names
+        guard = Guard.of(layout, self.limits, guarded=self.guarded, names=names)
         routes = [
             *event_routes(layout),
             *sql_routes(layout, self.extension.tables),

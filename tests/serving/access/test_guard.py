@@ -11,11 +11,13 @@ import pytest
 
 from stateside.errors import AccessDenied, BodyTooSlow, SetupError, TokenInvalid, TooManyRequests
 from stateside.layout import Layout
+from stateside.serving.access import guard as module
 from stateside.serving.access.guard import NOBODY, Guard
 from stateside.serving.access.holder import OPERATOR
 from stateside.serving.access.issuer import Issuer
 from stateside.serving.access.limits import Limits
 from stateside.serving.web import call
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,37 @@ def test_without_tokens_an_address_is_counted(layout: Layout) -> None:
             again.enter()
         with guard.visit(Scope(client="10.0.0.8:9")) as other:
             other.enter()
+
+
+def test_a_stranger_s_name_is_refused_without_tokens_and_counted_by_its_address(layout: Layout) -> None:
+    guard = Guard.of(layout, Limits(rate_per_s=0.001))
+    with guard.visit(Scope({"host": "evil.example:8471"})) as first, pytest.raises(AccessDenied, match="evil"):
+        first.enter()
+    with guard.visit(Scope({"host": "evil.example:8471"})) as second, pytest.raises(TooManyRequests):
+        second.enter()
+    with Guard.of(layout).visit(Scope({"host": "evil.example"})) as anyone:
+        assert anyone.enter(needs_token=False) is NOBODY, "what anyone may have tells nothing of anybody's data"
+
+
+def test_over_tls_the_certificate_says_which_names_are_the_server_s(layout: Layout) -> None:
+    with Guard.of(layout, names=None).visit(Scope({"host": "bills.example"})) as visit:
+        assert visit.enter() is OPERATOR
+
+
+def test_what_goes_on_without_a_token_is_over_after_the_first_key(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RECHECK_S", 0.0)
+    guard = Guard.of(layout)
+    with guard.visit(Scope()) as visit, guard.visit(Scope()) as health:
+        visit.enter()
+        health.enter(needs_token=False)
+        assert not visit.is_over()
+        Issuer(layout).create_operator("one")
+        wait_until(visit.is_over, lambda: "a stream that was open before goes on")
+        assert not health.is_over(), "what needs no token goes on"
+    (line,) = map(json.loads, layout.refusals.read_text().splitlines())
+    assert (line["who"], line["status"]) == (None, 401)
 
 
 def test_wrong_tokens_are_counted_by_their_address_and_keep_nobody_else_out(layout: Layout) -> None:

@@ -266,7 +266,7 @@ def test_a_reader_that_stops_reading_is_cut_off_and_others_are_not_held_up(serve
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
     slow.connect(("127.0.0.1", server.port))
-    slow.sendall(f"GET /v1/views/{VIEW}/changes HTTP/1.1\r\nhost: here\r\n\r\n".encode())
+    slow.sendall(f"GET /v1/views/{VIEW}/changes HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     quick = Client(server.url)
     quick.connect()
     quick.told_up_to(server.spark.batch)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from stateside.layout import Layout
 from stateside.leadership import Candidate
 from stateside.serving.health.batches import BATCHES_SHOWN, newest_batches
@@ -14,6 +16,8 @@ from stateside.serving.health.status import Status, partition_sizes
 from stateside.serving.reading.views import Views
 from tests.billing.written_bills import WrittenBills, plan, step
 from tests.serving.web.application import make_application
+
+JANUARY = 1_769_900_400_000_000
 
 
 def reported(batch: int) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def test_partitions_have_their_sizes_and_what_is_no_folder_has_none(tmp_path: Pa
 
 def test_a_folder_s_status_has_its_journal_views_and_tables(layout: Layout) -> None:
     bills = WrittenBills.begin(layout, plan())
-    bills.commit({("emma", 1_769_900_400_000_000, "call", "basic@1"): (60, 1)}, 1)
+    bills.commit({("emma", JANUARY, "call", "basic@1"): (60, 1)}, 1)
     step(layout)
     found = asyncio.run(Status(layout).now(Views(layout)))
     (view,) = found["views"]
@@ -64,6 +68,35 @@ def test_a_folder_s_status_has_its_journal_views_and_tables(layout: Layout) -> N
     assert "leadership" not in found
     assert Candidate(layout.root, "a", lease_s=10).step() is not None
     assert asyncio.run(Status(layout).now(Views(layout)))["leadership"]["leader"]["identity"] == "a"
+
+
+def test_a_file_of_a_table_that_is_damaged_is_told_and_what_left_the_table_is_forgotten(layout: Layout) -> None:
+    bills = WrittenBills.begin(layout, plan())
+    bills.commit({("emma", JANUARY, "call", "basic@1"): (60, 1)}, 1)
+    bills.commit(bills.seal(JANUARY), 2)
+    step(layout)
+    status, views = Status(layout), Views(layout)
+
+    def documents() -> dict[str, Any]:
+        (view,) = asyncio.run(status.now(views))["views"]
+        return next(table for table in view["tables"] if table["table"] == "documents")
+
+    assert (documents()["rows"], documents()["trouble"]) == (1, None)
+    bills.rows[("ben", JANUARY, "call", "basic@1")] = (60, 1)
+    bills.seal(JANUARY)
+    (known,) = [rows for mark, rows in status._rows.items() if mark.stem == "documents"]
+    for path in (layout.table("documents")).rglob("*.parquet"):
+        if path not in known:
+            path.write_bytes(b"no parquet at all")
+    found = documents()
+    assert found["rows"] is None and "arquet" in found["trouble"]
+    (mark,) = [mark for mark in status._rows if mark.stem == "documents"]
+    status._rows[mark][Path("left.parquet")] = 9
+    for path in (layout.table("documents")).rglob("*.parquet"):
+        if path not in known:
+            pq.write_table(pq.read_table(next(iter(known))), path)
+    assert documents()["rows"] == 2
+    assert Path("left.parquet") not in status._rows[mark]
 
 
 def test_a_view_without_a_replica_has_a_status_too(layout: Layout) -> None:

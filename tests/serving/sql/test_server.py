@@ -164,7 +164,13 @@ def _sent(url: str, sql: str) -> socket.socket:
     """A connection on which a statement was sent, and nobody waits for the answer."""
     address = urlsplit(url)
     body = json.dumps({"sql": sql}).encode()
-    head = f"POST /v1/sql HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines = [
+        "POST /v1/sql HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    head = "\r\n".join([*lines, "", ""])
     connection = socket.create_connection((address.hostname, address.port))
     connection.sendall(head.encode() + body)
     return connection

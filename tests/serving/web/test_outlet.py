@@ -42,7 +42,7 @@ class Server:
         if receive_bytes:
             asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         asked.connect(("127.0.0.1", self.port))
-        asked.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\n\r\n".encode())
+        asked.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return asked
 
     def note(self, name: str) -> str:

@@ -31,7 +31,7 @@ def asked(layout: Layout, method: str, address: str = ADDRESS, token: str | None
     presented = f"authorization: Bearer {token}\r\n" if token else ""
     length = "content-length: 0\r\n" if method == "POST" else ""
     with Running(application) as running:
-        return running.ask(f"{method} {address} HTTP/1.1\r\nHost: here\r\n{presented}{length}\r\n")
+        return running.ask(f"{method} {address} HTTP/1.1\r\nHost: localhost\r\n{presented}{length}\r\n")
 
 
 def test_one_is_taken_and_listed(bills: Layout) -> None:

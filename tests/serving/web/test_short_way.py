@@ -52,13 +52,13 @@ class Asked:
         return self.running.short
 
     def get(self, path: str = EMMA, headers: str = "", method: str = "GET") -> bytes:
-        return self.running.ask(f"{method} {path} HTTP/1.1\r\nHost: here\r\n{headers}\r\n")
+        return self.running.ask(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")
 
     def post(self, keys: object, headers: str = "") -> bytes:
         body = json.dumps({"keys": keys})
         length = len(body.encode())
         return self.running.ask(
-            f"POST {LOOKUP} HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+            f"POST {LOOKUP} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         )
 
 
@@ -176,7 +176,7 @@ def test_a_key_with_a_slash_is_not_taken_for_two_parts(asked: Asked) -> None:
 
 
 def test_a_request_that_comes_in_pieces_or_with_another_behind_it_goes_the_long_way(asked: Asked) -> None:
-    request = f"GET {EMMA} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
+    request = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with asked.running.connect() as connection:
         for cut in (3, 20, len(request) - 1):
             connection.sendall(request[:cut])
@@ -234,8 +234,47 @@ def test_a_page_of_another_site_is_refused_a_lookup_whichever_way_it_would_go(as
     assert b"This request comes from a page of another site" in answer
 
 
+REBOUND = "evil.example"  # a stranger's name, which leads to this server by now
+
+
+def asked_at(asked: Asked, host: str, way: str = "") -> bytes:
+    answer = asked.running.ask(f"GET {EMMA} HTTP/1.1\r\nHost: {host}\r\n{way}\r\n")
+    body = json.dumps({"keys": [["emma", "de"]]})
+    length = f"Content-Length: {len(body)}\r\n"
+    posted = asked.running.ask(f"POST {LOOKUP} HTTP/1.1\r\nHost: {host}\r\n{length}{way}\r\n{body}")
+    assert status(answer) == status(posted)
+    return answer
+
+
+def test_without_tokens_a_stranger_s_name_is_refused_whichever_way_it_would_go(asked: Asked) -> None:
+    """A website whose name leads here asks as our own page would: nothing but the host tells it apart."""
+    for host in (f"{REBOUND}:{asked.running.port}", REBOUND, f"localhost.{REBOUND}"):
+        for way in ("", LONG, f"origin: http://{host}\r\n"):
+            answer = asked_at(asked, host, way)
+            assert (status(answer), asked.short) == (403, 0)
+            assert b"stateside token create" in answer
+    before = asked.short
+    for host in ("localhost", f"127.0.0.1:{asked.running.port}", "[::1]:1", "bills.localhost"):
+        assert (status(asked_at(asked, host)), status(asked_at(asked, host, LONG))) == (200, 200)
+    assert asked.short == before + 8
+
+
+def test_two_hosts_are_none_and_a_client_without_one_is_answered(asked: Asked) -> None:
+    asked_twice = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\nHost: {REBOUND}\r\n\r\n"
+    assert status(asked.running.ask(asked_twice)) in (400, 403)
+    assert status(asked.running.ask(f"GET {EMMA} HTTP/1.0\r\n\r\n")) == 200
+
+
+def test_with_a_token_any_host_will_do(shop: Shop) -> None:
+    token = Issuer(shop.layout).create("all", roles=["read"])[0]
+    with Asked(shop) as asked:
+        for way in ("", LONG):
+            assert status(asked_at(asked, REBOUND, f"authorization: Bearer {token}\r\n{way}")) == 200
+            assert status(asked_at(asked, REBOUND, way)) == 401
+
+
 def test_a_lookup_of_our_own_page_is_answered(asked: Asked) -> None:
-    own = "origin: http://here\r\n"
+    own = "origin: http://localhost\r\n"
     assert b'"total":104' in same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))
 
 

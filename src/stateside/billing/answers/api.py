@@ -21,7 +21,7 @@ from stateside.billing.answers.pace import label_before
 from stateside.billing.answers.paces import Paces
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
-from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals, period_totals
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import APPLICATION, VIEW
@@ -32,7 +32,7 @@ from stateside.journal.opened import open_journal
 from stateside.layout import Layout
 from stateside.serving.reading.holding import not_whole
 from stateside.serving.reading.views import Answer, Floor, ViewReader
-from stateside.serving.stamp import Stamp, parse_time
+from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import File, Response, stamped
 from stateside.serving.web.route import FLOOR, JSON, Parameter, Route, whole
@@ -168,15 +168,9 @@ class Api:
         """All periods, each with its totals."""
         floor = request.floor()
         reader = await self._reader(request)
-        cycles = self._cycles()
         live = await self._all_live(reader, floor)
         sealed = await asyncio.to_thread(self._sums.of, None, Gate.of(live.stamp))
-        known = [(row["plan"], parse_time(row["period_end"])) for row in live.rows]
-        known += [(entry.plan, entry.end_us) for entry in sealed]
-        labels = {(end_us, self._plans.get(plan).cycle.ending(end_us).label) for plan, end_us in known}
-        names = list(dict.fromkeys(label for _, label in sorted(labels)))
-        all_ends = [Ends.of(label, cycles) for label in names]
-        shown = [period_totals(ends, live.rows, sealed, self._plans) for ends in all_ends]
+        shown = await asyncio.to_thread(all_totals, live.rows, sealed, self._plans)
         currencies = {name: plan.currency for name, plan in self._plans.all().items()}
         return stamped(live.stamp, {"periods": shown, "plans": currencies})
 
@@ -188,7 +182,7 @@ class Api:
     async def start_audit(self, request: Request) -> Response:
         """Start an audit."""
         await self._reader(request)
-        return Response(self._audits.start())
+        return Response(await self._audits.start())
 
     async def dead_letters(self, request: Request) -> Response:
         """How many there are, by reason, and a page of them."""

@@ -1,7 +1,10 @@
 """Audits that are started over HTTP: one at a time, in a process of its own, as `stateside audit` runs it.
 
 An audit changes nothing but the auditor's own ledger, so it is safe at any time. What the last one said stands in a
-file, so that every worker of the server, and the next server, can tell it.
+file, so that every worker of the server, and the next server, can tell it. Where that cannot be written, the log has
+the cause, and only the worker that ran it tells.
+
+Whoever runs one holds a lock; who wants to know whether one runs has a share in it for a moment, which `start` awaits.
 
     audit/last.json     {"began": "2026-01-31T…Z", "ended": "…Z", "ok": true, "text": "events  1,234 = …"}
 """
@@ -10,19 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
+import time
 from typing import Any, Final
 
 from stateside import processes
 from stateside.clock import Clock, SystemClock
+from stateside.errors import StatesideError
 from stateside.layout import Layout
 from stateside.serving.stamp import iso_time
 from stateside.storage import try_lock, write_atomically
 
 AUDIT_S_MAX: Final = 3_600
 TEXT_CHARS_MAX: Final = 20_000
+LOOK_S_MAX: Final = 0.25  # nobody who only looks has the lock for so long
+_TRY_S: Final = 0.01
 _FOUND_NOTHING, _FOUND_SOMETHING = 0, 1  # the command's exit codes; with any other it did not come to an end
+
+log = logging.getLogger(__name__)
 
 
 class Audits:
@@ -32,15 +42,16 @@ class Audits:
         self._layout, self._clock = layout, clock or SystemClock()
         self._last, self._lock = layout.audit / "last.json", layout.audit / ".asked.lock"
         self._running: set[asyncio.Task[None]] = set()
+        self._unwritten: dict[str, Any] | None = None  # what the last one here said, if its file could not be written
 
     def state(self) -> dict[str, Any]:
         """Whether one runs, which anybody may have started here, and what the last one said; None before the first."""
         return {"running": self._is_running(), "last": self._read()}
 
-    def start(self) -> dict[str, Any]:
+    async def start(self) -> dict[str, Any]:
         """Start one, unless one runs."""
         self._layout.audit.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(self._lock)
+        lock = await self._locked()
         if lock is not None:
             task = asyncio.get_running_loop().create_task(self._run(lock))
             self._running.add(task)
@@ -51,10 +62,24 @@ class Audits:
         try:
             began = iso_time(self._clock.now_us())
             ok, text = await self._audit()
-            found = {"began": began, "ended": iso_time(self._clock.now_us()), "ok": ok, "text": text[:TEXT_CHARS_MAX]}
-            write_atomically(self._last, json.dumps(found).encode())
+            self._write({"began": began, "ended": iso_time(self._clock.now_us()), "ok": ok, "text": _cut(text)})
         finally:
             os.close(lock)
+
+    async def _locked(self) -> int | None:
+        """The lock; None if somebody has it for longer than it takes to look."""
+        deadline_s = time.monotonic() + LOOK_S_MAX
+        while (lock := try_lock(self._lock)) is None and time.monotonic() <= deadline_s:
+            await asyncio.sleep(_TRY_S)
+        return lock
+
+    def _write(self, found: dict[str, Any]) -> None:
+        try:
+            write_atomically(self._last, json.dumps(found).encode())
+            self._unwritten = None
+        except (OSError, StatesideError) as error:
+            log.error("What the audit said cannot be written to %s: %s", self._last, error)
+            self._unwritten = found
 
     async def _audit(self) -> tuple[bool | None, str]:
         """What the command says; None if it did not come to an end."""
@@ -63,6 +88,9 @@ class Audits:
             code, output, errors = await processes.run(command, AUDIT_S_MAX)
         except TimeoutError:
             return None, f"The audit took more than {AUDIT_S_MAX} s, and was ended"
+        except OSError as error:
+            log.error("The audit cannot be run: %s", error)
+            return None, f"The audit cannot be run: {error.strerror or error}"
         if code in (_FOUND_NOTHING, _FOUND_SOMETHING) and output.strip():
             return code == _FOUND_NOTHING, output.strip()
         return None, errors.strip() or f"The audit ended with {code}"
@@ -70,14 +98,22 @@ class Audits:
     def _is_running(self) -> bool:
         if not self._lock.exists():
             return False
-        lock = try_lock(self._lock)
+        lock = try_lock(self._lock, shared=True)
         if lock is None:
             return True
         os.close(lock)
         return False
 
     def _read(self) -> dict[str, Any] | None:
+        """What the last one said: it stands in the file, unless that could not be written."""
         try:
-            return dict(json.loads(self._last.read_bytes()))
+            written = dict(json.loads(self._last.read_bytes()))
         except (OSError, ValueError):
-            return None
+            return self._unwritten
+        return max(written, self._unwritten or written, key=lambda found: str(found.get("ended")))
+
+
+def _cut(text: str) -> str:
+    more = len(text) - TEXT_CHARS_MAX
+    ending = f"\n… and {more:,} characters more, which `stateside audit` prints"
+    return text if more <= 0 else text[:TEXT_CHARS_MAX] + ending

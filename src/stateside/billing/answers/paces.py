@@ -3,7 +3,8 @@
 A fold reads two periods' events out of the journal, which takes some seconds for a million of them. So who asks is
 given the last one as long as its totals are still the totals; or, where events keep coming in, until it is `KEPT_S`
 old, or `SHARE` times as old as it took to make. Its stamp says how old it is. Who asks first waits for `WAIT_S`, and is
-then told that it is not ready yet.
+then told that it is not ready yet. After a fold that failed there is none for `SHARE` times as long as it took, either:
+its error is told meanwhile, or the last pace that there was.
 """
 
 from __future__ import annotations
@@ -51,12 +52,26 @@ class Kept:
         return replace(self.stamp, age_ms=self.stamp.age_ms + int((now_s - self.made_s + self.took_s) * 1_000))
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A fold that failed."""
+
+    error: BaseException
+    ended_s: float
+    took_s: float
+
+    def stands(self, now_s: float) -> bool:
+        """Whether it is too early to try again."""
+        return now_s - self.ended_s < SHARE * self.took_s
+
+
 class Paces:
     """The paces of a folder's periods: one for each worker process."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._failed: OrderedDict[str, Failed] = OrderedDict()
         self._made: dict[str, asyncio.Task[Kept]] = {}
         self._one = asyncio.Lock()
 
@@ -64,9 +79,11 @@ class Paces:
         self, stamp: Stamp, totals: Totals, before: Totals, plans: Mapping[str, PlanVersion]
     ) -> tuple[Stamp, Mapping[str, Any]] | None:
         """The pace of the period that these are the totals of, at this stamp; None as long as it is not ready."""
-        label = totals["period"]
-        kept = self._kept.get(label)
-        if kept is None or not kept.serves((totals, before), time.monotonic()):
+        label, now_s = totals["period"], time.monotonic()
+        kept, failed = self._kept.get(label), self._failed.get(label)
+        if kept is None and failed is not None and failed.stands(now_s):
+            raise failed.error.with_traceback(None)
+        if kept is None or not (kept.serves((totals, before), now_s) or (failed is not None and failed.stands(now_s))):
             task = self._made.get(label) or self._make(stamp, totals, before, plans)
             if kept is None:
                 done, _ = await asyncio.wait([task], timeout=WAIT_S)
@@ -76,10 +93,10 @@ class Paces:
     def _make(
         self, stamp: Stamp, totals: Totals, before: Totals, plans: Mapping[str, PlanVersion]
     ) -> asyncio.Task[Kept]:
-        label = totals["period"]
+        label, began_s = totals["period"], time.monotonic()
         task = asyncio.get_running_loop().create_task(self._fold(stamp, totals, before, plans))
         self._made[label] = task
-        task.add_done_callback(lambda task: self._keep(label, task))
+        task.add_done_callback(lambda task: self._keep(label, task, began_s))
         return task
 
     async def _fold(self, stamp: Stamp, totals: Totals, before: Totals, plans: Mapping[str, PlanVersion]) -> Kept:
@@ -90,13 +107,17 @@ class Paces:
         now_s = time.monotonic()
         return Kept(stamp, (totals, before), document, now_s, now_s - began_s)
 
-    def _keep(self, label: str, task: asyncio.Task[Kept]) -> None:
+    def _keep(self, label: str, task: asyncio.Task[Kept], began_s: float) -> None:
         del self._made[label]
-        if not task.cancelled() and task.exception() is None:
-            self._kept[label] = task.result()
-            self._kept.move_to_end(label)
-            while len(self._kept) > PERIODS_KEPT:
-                self._kept.popitem(last=False)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._failed.pop(label, None)
+            _put(self._kept, label, task.result())
+        else:
+            now_s = time.monotonic()
+            _put(self._failed, label, Failed(error, now_s, now_s - began_s))
 
     async def _hours(self, stamp: Stamp, *labels: str) -> Hours:
         stop = str(stamp.position[PARTITION])
@@ -109,3 +130,11 @@ class Paces:
             last = (errors.strip().splitlines() or ["without a word"])[-1]
             raise StateError(f"The hours of {labels[0]} cannot be added up: {last}")
         return Hours.parse(output)
+
+
+def _put(among: OrderedDict[str, Any], label: str, value: Kept | Failed) -> None:
+    """Remember it, and no more than so many."""
+    among[label] = value
+    among.move_to_end(label)
+    while len(among) > PERIODS_KEPT:
+        among.popitem(last=False)

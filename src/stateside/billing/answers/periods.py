@@ -34,8 +34,9 @@ class Ends:
     def of(cls, label: str, cycles: Mapping[str, Cycle]) -> Ends:
         """Given the cycles of the plans, by their ids. RequestInvalid for a text that names no period at all."""
         around_us = _inside_us(label)
-        found = {plan: _end_us(label, cycle, around_us) for plan, cycle in cycles.items()}
-        return cls(label, {plan: end_us for plan, end_us in found.items() if end_us is not None})
+        found = {cycle: _end_us(label, cycle, around_us) for cycle in set(cycles.values())}  # which plans share
+        ends = {plan: found[cycle] for plan, cycle in cycles.items()}
+        return cls(label, {plan: end_us for plan, end_us in ends.items() if end_us is not None})
 
     @property
     def ends_us(self) -> list[int]:
@@ -49,6 +50,10 @@ class Ends:
     def shown(self) -> list[str]:
         """The moments as they stand in an answer."""
         return [iso_time(end_us) for end_us in self.ends_us]
+
+    def shown_by_plan(self) -> dict[str, str]:
+        """The same for each plan: which rows are this period's, other cycles' that end with it are not."""
+        return {plan: iso_time(end_us) for plan, end_us in sorted(self.by_plan.items())}
 
 
 def _end_us(label: str, cycle: Cycle, around_us: int) -> int | None:

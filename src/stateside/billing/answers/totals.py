@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,13 +59,19 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """What documents have of one plan and type in the period that ends then."""
+class Part:
+    """What live rows, or documents, have of one plan and type in the period that ends then."""
 
     end_us: int
     plan: str
     type: str
     sums: Sums
+
+    @classmethod
+    def live(cls, row: Mapping[str, Any]) -> Part:
+        """What a row of the view's rollup has."""
+        sums = Sums(row["quantity"], row["events"], row["amount_micros"])
+        return cls(parse_time(row["period_end"]), row["plan"], row["type"], sums)
 
 
 class ArchiveSums:
@@ -77,7 +83,7 @@ class ArchiveSums:
         self._files: tuple[DataFile, ...] = ()
         self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int] | None, gate: Gate) -> list[Sealed]:
+    def of(self, ends_us: Iterable[int] | None, gate: Gate) -> list[Part]:
         """What the documents that a gate lets through have of the periods that end at these moments; None: of all."""
         ends = None if ends_us is None else {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
@@ -119,9 +125,9 @@ def _add_up(documents: pa.Table) -> pa.Table:
     return _summed(pa.table(columns), _BY.names).select(_NONE.column_names).cast(_NONE.schema)
 
 
-def _sealed(entries: pa.Table) -> Iterable[Sealed]:
+def _sealed(entries: pa.Table) -> Iterable[Part]:
     for row in _summed(entries, ["end_us", "plan", "type"]).to_pylist():
-        yield Sealed(row["end_us"], row["plan"], row["type"], Sums(*(int(row[name]) for name in _NUMBERS)))
+        yield Part(row["end_us"], row["plan"], row["type"], Sums(*(int(row[name]) for name in _NUMBERS)))
 
 
 def _summed(table: pa.Table, by: list[str]) -> pa.Table:
@@ -134,27 +140,38 @@ def _time(time_us: int) -> datetime:
 
 
 def period_totals(
-    ends: Ends, live: Sequence[Mapping[str, Any]], sealed: Iterable[Sealed], plans: PublishedPlans
+    ends: Ends, live: Iterable[Mapping[str, Any]], sealed: Iterable[Part], plans: PublishedPlans
 ) -> dict[str, Any]:
     """The totals of a period as the API shows them: by currency and type, and by currency; never over currencies.
 
     `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's gate.
     """
-    live_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
-    sealed_sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
-    for row in live:
-        if ends.has(row["plan"], parse_time(row["period_end"])):
-            kind = plans.get(row["plan"]).currency, row["type"]
-            sums = Sums(row["quantity"], row["events"], row["amount_micros"])
-            live_sums[kind] = live_sums[kind].plus(sums)
-    for entry in sealed:
-        if ends.has(entry.plan, entry.end_us):
-            kind = plans.get(entry.plan).currency, entry.type
-            sealed_sums[kind] = sealed_sums[kind].plus(entry.sums)
+    return _totals(ends, map(Part.live, live), sealed, plans)
+
+
+def all_totals(
+    live: Iterable[Mapping[str, Any]], sealed: Iterable[Part], plans: PublishedPlans
+) -> list[dict[str, Any]]:
+    """The totals of all periods that there are, oldest first: as many steps as there are rows and periods."""
+    cycles = {name: plan.cycle for name, plan in plans.all().items()}
+    found: dict[str, tuple[list[Part], list[Part]]] = defaultdict(lambda: ([], []))
+    first_us: dict[str, int] = {}
+    for number, parts in enumerate((map(Part.live, live), sealed)):
+        for part in parts:
+            label = plans.get(part.plan).cycle.ending(part.end_us).label
+            found[label][number].append(part)
+            first_us[label] = min(part.end_us, first_us.get(label, part.end_us))
+    labels = sorted(found, key=lambda label: (first_us[label], label))
+    return [_totals(Ends.of(label, cycles), *found[label], plans) for label in labels]
+
+
+def _totals(ends: Ends, live: Iterable[Part], sealed: Iterable[Part], plans: PublishedPlans) -> dict[str, Any]:
+    live_sums, sealed_sums = (_by_kind(ends, parts, plans) for parts in (live, sealed))
     kinds = sorted({*live_sums, *sealed_sums})
     return {
         "period": ends.label,
         "period_ends": ends.shown(),
+        "plans": ends.shown_by_plan(),
         "totals": [
             {
                 "currency": kind[0],
@@ -169,6 +186,16 @@ def period_totals(
             for currency in sorted({currency for currency, _ in kinds})
         ],
     }
+
+
+def _by_kind(ends: Ends, parts: Iterable[Part], plans: PublishedPlans) -> Mapping[tuple[str, str], Sums]:
+    """What a period has of these, by currency and type; nothing of every other one."""
+    found: dict[tuple[str, str], Sums] = defaultdict(Sums)
+    for part in parts:
+        if ends.has(part.plan, part.end_us):
+            kind = plans.get(part.plan).currency, part.type
+            found[kind] = found[kind].plus(part.sums)
+    return found
 
 
 def _all(sums: Mapping[tuple[str, str], Sums], currency: str) -> Sums:

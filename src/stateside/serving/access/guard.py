@@ -8,20 +8,22 @@
                                         at the end, when the answer has been sent, there is room again
 
 Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address. A
-browser has its token in a cookie (`session`).
+browser has its token in a cookie (`session`). Where nobody needs one, a stranger's page is kept out by the host that it
+asks at (`hosts`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Final, Protocol
 
-from stateside.errors import SetupError, StatesideError, TokenInvalid
+from stateside.errors import AccessDenied, SetupError, StatesideError, TokenInvalid
 from stateside.layout import Layout
 from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.access.hosts import Hosts
 from stateside.serving.access.limits import NO_RATE, Limits, Room, network
 from stateside.serving.access.refusals import Asked, RefusalLog
 from stateside.serving.access.session import check_origin, presented
@@ -46,21 +48,41 @@ class Arriving(Protocol):
 class Guard:
     """Lets requests in: one for each worker process."""
 
-    def __init__(self, verifier: Verifier, room: Room, refusals: RefusalLog) -> None:
-        self._verifier, self.room, self._refusals = verifier, room, refusals
+    def __init__(self, verifier: Verifier, room: Room, refusals: RefusalLog, hosts: Hosts | None) -> None:
+        self._verifier, self.room, self._refusals, self._hosts = verifier, room, refusals, hosts
         self._told: dict[str, str] = {}
 
     @classmethod
-    def of(cls, layout: Layout, limits: Limits = NO_RATE, *, guarded: bool = False) -> Guard:
-        """The guard of a folder. `guarded`: it had keys when the server started, and is never open again."""
-        return cls(Verifier(layout, guarded=guarded, look_s=LOOK_S), Room(limits), RefusalLog(layout.refusals))
+    def of(
+        cls,
+        layout: Layout,
+        limits: Limits = NO_RATE,
+        *,
+        guarded: bool = False,
+        names: Collection[str] | None = (),
+    ) -> Guard:
+        """The guard of a folder. `guarded`: it had keys when the server started, and is never open again.
+
+        `names` are those that the server has beside its addresses; None where TLS says which are its own.
+        """
+        verifier = Verifier(layout, guarded=guarded, look_s=LOOK_S)
+        return cls(verifier, Room(limits), RefusalLog(layout.refusals), None if names is None else Hosts(names))
 
     def visit(self, call: Arriving) -> Visit:
         """A request arrives."""
         return Visit(self, call)
 
-    def holder(self, authorization: str | None) -> Holder:
-        """Who sends this header; TokenInvalid if nobody who is let in, SetupError if that cannot be told."""
+    def holder(self, authorization: str | None, host: str | None) -> Holder:
+        """Who sends these headers; TokenInvalid if nobody who is let in, SetupError if that cannot be told.
+
+        AccessDenied where no token is needed, and the host is one that a stranger's page may ask at.
+        """
+        holder = self._verified(authorization)
+        if holder is OPERATOR and self._hosts is not None:
+            self._hosts.check(host)
+        return holder
+
+    def _verified(self, authorization: str | None) -> Holder:
         try:
             return self._verifier.holder(authorization)
         except SetupError as error:
@@ -105,22 +127,23 @@ class Visit:
     def enter(self, *, needs_token: bool = True) -> Holder:
         """Who asks, from now on counted as under way; once. Without a token everybody is nobody, who has no role."""
         try:
-            holder = self._guard.holder(self._presented()) if needs_token else NOBODY
-        except TokenInvalid:
+            holder = self._found() if needs_token else NOBODY
+        except (TokenInvalid, AccessDenied):
             self._count(self._address)  # so that guessing has a rate as well
             raise
-        nameless = holder is OPERATOR or holder is NOBODY
-        self._holder = None if nameless else holder
-        self._count(self._address if nameless else f"holder {holder.name}")
+        self._holder = None if holder is NOBODY else holder
+        self._count(self._address if self._name() is None else f"holder {holder.name}")
         check_origin(self._call.method, self._call.headers)
         return holder
 
-    def _presented(self) -> str | None:
-        return presented(self._call.headers)
+    def _found(self) -> Holder:
+        headers = self._call.headers
+        return self._guard.holder(presented(headers), headers.get("host"))
 
     def is_over(self) -> bool:
-        """Whether who was let in would be no longer: revoked since, or expired. Asked by what goes on for long.
+        """Whether who was let in would be no longer: revoked since, or expired, or without a token since the first key.
 
+        Asked by what goes on for long.
         It looks once in `RECHECK_S`, and writes the refusal down.
         """
         now_s = time.monotonic()
@@ -128,17 +151,21 @@ class Visit:
             return False
         self._checked_s = now_s
         try:
-            return self._guard.holder(self._presented()) != self._holder
+            return self._found() != self._holder
         except StatesideError as error:
             self.refused(error)
             return True
 
     def refused(self, error: StatesideError) -> None:
         """Write it down, if this error is a refusal."""
-        who = error.name if isinstance(error, TokenRefused) else None if self._holder is None else self._holder.name
+        who = error.name if isinstance(error, TokenRefused) else self._name()
         call = self._call
         asked = Asked(call.method, call.path, self._address, call.headers.get("traceparent"))
         self._guard.note(error, who, asked)
+
+    def _name(self) -> str | None:
+        """Of who was let in, if a token said it."""
+        return None if self._holder is None or self._holder is OPERATOR else self._holder.name
 
     def _count(self, who: str) -> None:
         self._guard.room.enter(who)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateside.archive.followed import FollowedTable
+from stateside.archive.followed import DataFile, FollowedTable
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import StatesideError
-from stateside.journal.segment import DurableEnd
 from stateside.layout import Layout, ViewLayout
 from stateside.serving.health.batches import newest_batches
 from stateside.serving.health.condition import Condition, conditions
+from stateside.serving.health.journal_end import JournalEnd
 from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.views import Views
 from stateside.serving.stamp import Stamp, iso_time
@@ -35,7 +36,11 @@ class Status:
     layout: Layout
     _sizes: dict[str, tuple[float, list[dict[str, Any]]]] = field(default_factory=dict)
     _tables: dict[Path, FollowedTable] = field(default_factory=dict)
-    _rows: dict[Path, int] = field(default_factory=dict)  # of files of tables, which never change
+    _rows: dict[Path, dict[Path, int]] = field(default_factory=dict)  # of each table's files, which never change
+    _journal: JournalEnd = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._journal = JournalEnd(self.layout.journal)
 
     async def now(self, views: Views) -> dict[str, Any]:
         """As it stands in an answer."""
@@ -47,7 +52,7 @@ class Status:
         further = {"note": views.note(), "leadership": views.leadership()}
         return {
             "time": iso_time(time.time_ns() // 1_000),
-            "journal": _journal(self.layout.journal),
+            "journal": self._journal.now(),
             "views": [self._view(views, each, stamps[each.view]) for each in found],
             **{name: told for name, told in further.items() if told},
         }
@@ -78,15 +83,10 @@ class Status:
         table = self._tables.setdefault(mark, FollowedTable(self.layout.table(name), mark))
         try:
             files = table.files()
-            rows = sum(self._file_rows(file.path) for file in files)
-        except (OSError, StatesideError) as error:
+            self._rows[mark] = rows = _file_rows(files, self._rows.get(mark, {}))
+        except (OSError, StatesideError, pa.ArrowException) as error:
             return {"table": name, "rows": None, "bytes": None, "trouble": str(error)}
-        return {"table": name, "rows": rows, "bytes": sum(file.bytes for file in files), "trouble": None}
-
-    def _file_rows(self, path: Path) -> int:
-        if path not in self._rows:
-            self._rows[path] = pq.read_metadata(path).num_rows
-        return self._rows[path]
+        return {"table": name, "rows": sum(rows.values()), "bytes": sum(file.bytes for file in files), "trouble": None}
 
     def _partitions(self, layout: ViewLayout) -> list[dict[str, Any]]:
         """How large each partition's files are; nothing of a checkpoint that is not on this machine's disk."""
@@ -123,13 +123,10 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _journal(folder: Path) -> dict[str, Any] | None:
-    try:
-        end = DurableEnd.read(folder)
-        sizes = [path.stat().st_size for path in folder.glob("*.segment")]
-    except (OSError, StatesideError):
-        return None
-    return None if end is None else {"end": end.offset, "segments": len(sizes), "bytes": sum(sizes)}
+def _file_rows(files: Sequence[DataFile], known: Mapping[Path, int]) -> dict[Path, int]:
+    """How many rows each of a table's files has; those that are known need not be looked at."""
+    paths = [file.path for file in files]
+    return {path: known[path] if path in known else pq.read_metadata(path).num_rows for path in paths}
 
 
 async def _stamp(views: Views, condition: Condition) -> Stamp | None:

@@ -12,8 +12,9 @@ from stateside.serving.access.holder import CUSTOMER, Holder, Role
 class Page:
     """One page at `/name`, and at `/name/…`, whose content the module `name.js` makes.
 
-    `role` is what its questions need. `application` is the one whose folder it is for, None for every folder's; with
-    `customers` it is for those, too, who reach one customer's rows only.
+    `role` is what its questions need. `application` is the one whose folder it is for, None for every folder's. With
+    `customers` it shows what an application tells of a customer (`Holder.require_customer`): to who reaches all of one
+    customer's data, for whom there is no other page, and to who reaches all of everybody's.
     """
 
     name: str
@@ -27,7 +28,10 @@ class Page:
         """Whether it has anything to show to this holder, in a folder of this application."""
         if not self.listed or self.role not in holder.roles or self.application not in (None, application):
             return False
-        return self.customers or set(holder.where) != {CUSTOMER}
+        all_views, columns = holder.views is None, set(holder.where)
+        if self.customers:
+            return all_views and columns <= {CUSTOMER}
+        return not (all_views and columns == {CUSTOMER})
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in an answer."""

@@ -42,7 +42,7 @@ _ANSWER = {
         "pages": {"type": "array", "items": {"type": "object", "required": ["address", "title"]}},
     },
 }
-_WHO = "who asks, by header or cookie, and the pages that are for them; never an error: nobody is `signed_in: false`"
+_WHO = "who asks, by header or cookie, and the pages that are for them; who has no valid token is `signed_in: false`"
 _IN = "sign a browser in: the token goes into a cookie that no script can read, and counts like the header from then on"
 _OUT = "sign a browser out"
 
@@ -52,14 +52,15 @@ def session_routes(guard: Guard, pages: Sequence[Page], *, secure: bool) -> list
 
     async def who(request: Request) -> Response:
         try:
-            return Response(_shown(guard.holder(presented(request.headers)), pages, request.views))
+            holder = guard.holder(presented(request.headers), request.headers.get("host"))
+            return Response(_shown(holder, pages, request.views))
         except TokenInvalid:
             return Response(_nobody())
 
     async def sign_in(request: Request) -> Response:
         document = request.document()
         token, keep = str(document.get("token", "")).strip(), document.get("keep") is True
-        holder = guard.holder(f"Bearer {token}")
+        holder = guard.holder(f"Bearer {token}", request.headers.get("host"))
         shown = _shown(holder, pages, request.views)
         headers = [] if holder is OPERATOR else [signed_in(token, request.headers, secure=secure, keep=keep)]
         return Response(shown, headers=headers)

@@ -14,7 +14,6 @@ from typing import Final
 _LINE: Final = re.compile(rb"([A-Za-z-]+):[ \t]*([!-~](?:[ -~]*[!-~])?|)[ \t]*")
 _WITHOUT_EFFECT: Final = frozenset(
     {
-        b"host",
         b"user-agent",
         b"accept",
         b"accept-encoding",
@@ -26,7 +25,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         b"tracestate",
     }
 )
-_TAKEN: Final = frozenset({b"authorization", b"connection", b"content-length", b"traceparent"})
+_TAKEN: Final = frozenset({b"authorization", b"connection", b"content-length", b"host", b"traceparent"})
 _DIGITS_MAX: Final = 9
 END: Final = b"\r\n\r\n"
 
@@ -35,6 +34,7 @@ END: Final = b"\r\n\r\n"
 class Head:
     """What an answer depends on, beside the address."""
 
+    host: str
     authorization: str | None
     traceparent: str | None
     body_bytes: int
@@ -50,7 +50,8 @@ class Head:
                 return None
             found[name] = match[2].decode("ascii")
         length = found.get(b"content-length", "0")
-        plain = length.isdigit() and len(length) <= _DIGITS_MAX and b"host" in found
-        if not plain or found.get(b"connection", "keep-alive").lower() != "keep-alive":
+        host = found.get(b"host")
+        plain = length.isdigit() and len(length) <= _DIGITS_MAX
+        if host is None or not plain or found.get(b"connection", "keep-alive").lower() != "keep-alive":
             return None
-        return cls(found.get(b"authorization"), found.get(b"traceparent"), int(length))
+        return cls(host, found.get(b"authorization"), found.get(b"traceparent"), int(length))

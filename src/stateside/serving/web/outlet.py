@@ -16,7 +16,7 @@ from stateside.serving.access.headers import security_headers
 from stateside.serving.web.call import Call
 from stateside.serving.web.response import Response, Stream
 
-_OVER = "token-invalid: the token is not valid any more"
+_OVER = "token-invalid: this needs a token that is valid, and has none, or not any more"
 
 log = logging.getLogger(__name__)
 

@@ -114,7 +114,7 @@ class ShortWay:
 
     def _let_in(self, asker: Asker, head: Head) -> Holder | None:
         """Who asks, if there is room, and all rows are for them; the request is counted then, and only then."""
-        holder = self._guard.holder(head.authorization)
+        holder = self._guard.holder(head.authorization, head.host)
         if not reaches_all(holder) or "read" not in holder.roles:
             return None
         self._guard.pass_by(holder, asker.address)

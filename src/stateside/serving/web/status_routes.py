@@ -18,7 +18,16 @@ _ANSWER = {
     "required": ["time", "journal", "views"],
     "properties": {
         "time": {"type": "string", "format": "date-time"},
-        "journal": {"type": ["object", "null"]},
+        "journal": {
+            "type": ["object", "null"],
+            "required": ["end", "bytes"],
+            "properties": {
+                "end": {"type": ["integer", "null"], "description": "null, with the `trouble`, if nobody knows"},
+                "segments": {"type": "integer"},
+                "bytes": {"type": ["integer", "null"], "description": "on files; null for a journal on Kafka"},
+                "trouble": {"type": ["string", "null"], "description": "of a journal on Kafka: why it cannot be asked"},
+            },
+        },
         "leadership": {"type": "object", "required": ["epoch", "lease_ms", "leader", "standbys"]},
         "views": {"type": "array", "items": {"type": "object", "required": ["view", "job", "replica", "batches"]}},
     },

@@ -5,14 +5,25 @@ import { send } from "./app.js";
 const TOP = 10;
 const NOTES = 8;
 
-/** The customers with the largest amounts of a period: [customer, micros, events]. `plans` are those in its currency. */
-export function topCustomers({ period_ends: ends }, currency, plans) {
+/**
+ * The customers with the largest amounts of a period: [customer, micros, events]. `plans` are those in its currency.
+ * Rows and lines count by their plan and end, as totals do: a day that ends with the month is none of it.
+ */
+export function topCustomers({ plans: ends }, currency, plans) {
+  const own = plans.filter((plan) => ends[plan]);
+  if (!own.length) return [];
   return rowsOf(
     `SELECT customer, sum(micros)::BIGINT AS micros, sum(n)::BIGINT AS n FROM (
-       SELECT customer, amount_micros AS micros, events AS n FROM bill WHERE list_contains($ends, period_end) AND list_contains($plans, plan)
-       UNION ALL SELECT customer, amount_micros, events FROM archive.documents WHERE list_contains($ends, period_end) AND currency = $currency
-     ) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`,
-    { ends: times(ends), plans: texts(plans), currency: text(currency) },
+       SELECT customer, plan, period_end, amount_micros AS micros, events AS n FROM bill WHERE period_end IN ($ends)
+       UNION ALL SELECT customer, line.plan, period_end, line.amount_micros, line.events FROM (
+         SELECT customer, period_end, unnest(lines) AS line FROM archive.documents WHERE period_end IN ($ends) AND currency = $currency
+       )
+     ) WHERE (plan, period_end) IN (VALUES $pairs) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`,
+    {
+      ends: own.map((plan) => time(ends[plan])).join(", "),
+      pairs: own.map((plan) => `(${text(plan)}, ${time(ends[plan])})`).join(", "),
+      currency: text(currency),
+    },
   );
 }
 
@@ -33,5 +44,4 @@ async function rowsOf(statement, values) {
 }
 
 const text = (value) => `'${String(value).replaceAll("'", "''")}'`;
-const texts = (values) => `[${values.map(text).join(", ")}]::VARCHAR[]`;
-const times = (values) => `[${values.map((value) => `TIMESTAMPTZ ${text(value)}`).join(", ")}]`;
+const time = (value) => `TIMESTAMPTZ ${text(value)}`;
