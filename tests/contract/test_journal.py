@@ -165,6 +165,13 @@ class JournalContract(ABC):
             writer.append(_events(1, 1))
         assert list(self.reader(tmp_path).events()) == _events(2, 0)
 
+    def test_a_conditional_append_to_what_is_no_name_is_refused(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            for name in ("\ud800", "a\nb"):
+                with pytest.raises(EventRefused):
+                    writer.append_to(name, [_event("a", name)])
+            assert writer.append_to("emma", [_event("a", "emma")], expected_sequence=0).last_sequence == 1
+
     def test_the_same_event_appended_twice_is_there_twice(self, tmp_path: Path) -> None:
         with self.writer(tmp_path, ManualClock()) as writer:
             writer.append(_events(1, 0) * 2)

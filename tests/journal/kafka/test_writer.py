@@ -129,7 +129,8 @@ def test_who_repeats_an_event_that_was_deleted_is_refused_and_nobody_else(broker
         writer.append([event("x", "ben")])
         delete_before(topic, 2)
         requests = [Request([event("new", "ben")]), Request([event("old")], "emma")]
-        first, repeat = writer._append_together(requests)
+        (lane,) = writer._groups
+        first, repeat = writer._append_together(lane, requests)
         assert isinstance(first, Position)
         assert isinstance(repeat, EventRefused)
         assert "'old' is stored already, and dropped since" in str(repeat)

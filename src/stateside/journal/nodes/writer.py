@@ -144,7 +144,7 @@ class NodeWriter:
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
         """As of any journal's writer (`Appending.append_to`); the ids of all nodes' events are compared."""
-        self._claim_before({slot_of(entity)})
+        self._claim_before(_slots_of_names([entity]))
         receipt = self._group.append(Request(events, entity, expected_sequence))
         assert isinstance(receipt, Receipt)
         return receipt
@@ -321,4 +321,9 @@ class NodeWriter:
 def _slots_of(events: Sequence[Event]) -> set[int]:
     """The slots of the events' entities, of those that may be events."""
     entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
+    return _slots_of_names(entities)
+
+
+def _slots_of_names(entities: Iterable[str]) -> set[int]:
+    """Of what may be names: others are refused for what they are, later."""
     return {slot_of(entity) for entity in entities if entity.isprintable()}
