@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import IdentityTaken, LeadershipLost, LeaseInvalid, SettingInvalid
 from stateside.leadership import Candidate, Gates, Leadership, Lease, standing
+from tests.waiting import wait_until
 
 LEASE_S = 8.0
 
@@ -102,6 +103,31 @@ def test_time_in_which_the_storage_was_away_does_not_count(tmp_path: Path, hands
     assert looks(standby, hands, LEASE_S - 1) is None
     leader.renew()  # it had a whole lease for that
     leader.check()
+
+
+def test_time_in_which_a_standby_did_not_look_hardly_counts(tmp_path: Path, hands: Hands) -> None:
+    """It was paused itself, and perhaps the leader with it: that one has time to give its next sign."""
+    leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    assert standby.step() is None
+    hands.now_s += LEASE_S + 1
+    assert standby.step() is None
+    assert looks(standby, hands, LEASE_S / 2) is None
+    leader.renew()
+    assert looks(standby, hands, LEASE_S / 2) is None
+    hands.now_s += LEASE_S + 1
+    assert standby.step() is None
+    assert led(looks(standby, hands, LEASE_S)).claim.epoch == 2
+
+
+def test_a_standby_that_is_merely_slow_leads_in_the_end(tmp_path: Path, hands: Hands) -> None:
+    led(candidate(tmp_path, "a", hands).step())
+    standby = candidate(tmp_path, "b", hands)
+    for _ in range(9):
+        hands.now_s += LEASE_S
+        leadership = standby.step()
+        if leadership is not None:
+            return
+    pytest.fail("it never leads")
 
 
 def test_a_lease_that_was_released_is_taken_at_once(tmp_path: Path, hands: Hands) -> None:
@@ -255,6 +281,14 @@ def test_two_standbys_of_the_same_identity_do_not_both_stand_by(tmp_path: Path, 
             hands.now_s += 1
             one.step()
             other.step()
+
+
+def test_who_gets_ready_keeps_its_name_however_long_that_takes(tmp_path: Path) -> None:
+    starting, twin = Candidate(tmp_path, "b", lease_s=0.4), Candidate(tmp_path, "b", lease_s=60.0)
+    assert starting.enter(lambda: False)
+    with starting.getting_ready(), pytest.raises(IdentityTaken, match="'b'"):
+        wait_until(lambda: twin.step() is not None)
+    assert led(starting.step()).claim.identity == "b"
 
 
 def test_a_name_whose_owner_was_killed_can_be_had_again(tmp_path: Path, hands: Hands) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import stateside
 from stateside.errors import IdentityTaken, PipelineRunning, SettingInvalid, ViewInvalid
 from stateside.layout import Layout
 from stateside.leadership import Candidate, Leadership, standing
-from stateside.pipeline import standing_by
+from stateside.pipeline import foreground, standing_by
 from stateside.pipeline.foreground import LinesForPeople, run_application
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.standing_by import Tell, needs_lease
@@ -106,6 +107,24 @@ def test_who_is_still_starting_spark_has_its_name_and_is_no_standby_yet(layout: 
         assert [each["identity"] for each in (standing(layout.root, 0) or {})["standbys"]] == ["b"]
     assert not (layout.root / "lease" / "members" / "b.json").exists()
     before.release()
+
+
+def test_a_run_keeps_its_name_while_it_starts_spark(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    class StartedError(Exception):
+        """Spark is up: the test needs no more."""
+
+    @contextmanager
+    def warmed_up(*_: object) -> Iterator[None]:
+        member = layout.root / "lease" / "members" / "b.json"
+        before = member.read_bytes()
+        wait_until(lambda: member.read_bytes() != before)
+        raise StartedError
+        yield
+
+    monkeypatch.setattr(foreground, "warmed_up", warmed_up)
+    monkeypatch.setattr(foreground, "check_app", lambda app: None)
+    with pytest.raises(StartedError):
+        run_application(stateside.App("shop"), layout.root, STANDBY, LinesForPeople(None))  # type: ignore[arg-type]
 
 
 def test_a_folder_that_other_machines_do_not_see_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ How a candidate becomes the leader, and why it is the only one whose work counts
 2. It watches the newest claim and its renewals, by its own clock. The leader gives a sign of life four times in
    `lease_s`, which stands in the claim. If neither claim nor renewals change for `lease_s`, as the candidate itself saw
    from first to last, the lease has run out. Time in which the storage could not be read does not count: the leader
-   could not renew then either. A lease that was released, to this candidate or to anybody, has run out at once.
+   could not renew then either. Of time in which the candidate did not look, as it was paused itself, or slow, little
+   counts (`watch`): the leader may have been paused with it. A lease that was released, to this candidate or to
+   anybody, has run out at once.
 3. It claims the next epoch by a link, which one candidate alone can make: the others see a new claim, and go on at 2.
    From here on every `check` of the old leader fails.
 4. It shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader leads anywhere: not those of
@@ -36,10 +38,10 @@ planned last, which is the very one that the new leader repeats, with the same r
 Spark's own guard stays in place as the second line: a driver that finds `offsets/N` or `commits/N` there already ends
 with CONCURRENT_STREAM_LOG_UPDATE, and state files carry the id of the attempt (checkpoint format v2).
 
-How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, then the start
-of the queries; of Spark as well, if the standby is cold. After a stop or a hand-over in order there is nothing to wait
-for but one look. A leader hands over to who asks for it, and has given a sign of life since that was seen: until then,
-which takes up to half a lease, it goes on working.
+How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, longer if the
+standby is held up itself; then the start of the queries; of Spark as well, if the standby is cold. After a stop or a
+hand-over in order there is nothing to wait for but one look. A leader hands over to who asks for it, and has given a
+sign of life since that was seen: until then, which takes up to half a lease, it goes on working.
 """
 
 from __future__ import annotations
@@ -48,12 +50,14 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import LeadershipLost, SettingInvalid
+from stateside.errors import IdentityTaken, LeadershipLost, SettingInvalid
 from stateside.leadership.gate import Gates
 from stateside.leadership.leader import RENEWALS_A_LEASE, Leadership
 from stateside.leadership.lease import Asked, Claim, Lease, read_renewal
@@ -105,6 +109,21 @@ class Candidate:
             time.sleep(self._lease_s / LOOKS_A_LEASE)
         return False
 
+    @contextmanager
+    def getting_ready(self) -> Iterator[None]:
+        """After `enter`, until the `with` ends: signs of life from a thread, so that its name stays its own meanwhile.
+
+        Nothing else of the candidate may be called in it.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._keep_starting, args=(ended,), name="member", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def wait(self, told_to_stop: Callable[[], bool], wait_s: float = float("inf")) -> Leadership | None:
         """Until it leads, with renewals begun; None if it is told to stop before, or the time is over."""
         deadline_s = self._ticks() + wait_s
@@ -151,6 +170,15 @@ class Candidate:
         except OSError as error:
             log.warning("the name %s could not be given back: %s", self.identity, error)
 
+    def _keep_starting(self, ended: threading.Event) -> None:
+        while not ended.wait(self._lease_s / RENEWALS_A_LEASE):
+            try:
+                self._membership.beat("starting")
+            except OSError as error:
+                log.warning("no sign of life can be given: %s", error)
+            except IdentityTaken:  # the next `step` says the same
+                return
+
     def _known(self) -> bool:
         """Step 1, and from then on our own signs of life; whether the name is ours."""
         now_s = self._ticks()
@@ -168,9 +196,9 @@ class Candidate:
             return 1
         sign = self._lease.sign(newest.epoch)
         renewal = read_renewal(sign)
-        unchanged_s = self._watch.look((newest.epoch, newest.token, sign), self._ticks())
+        silent = self._watch.look((newest.epoch, newest.token, sign), self._ticks(), newest.lease_s)
         free = renewal.released and renewal.to in (None, self.token)
-        return newest.epoch + 1 if free or unchanged_s >= newest.lease_s else None
+        return newest.epoch + 1 if free or silent else None
 
     def _take(self, epoch: int) -> Leadership | None:
         """Steps 3 to 5."""

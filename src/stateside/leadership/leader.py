@@ -110,7 +110,7 @@ class Leadership:
         sign = None if asked is None else sign_of(self._root, asked.identity, asked.token)
         if sign is None or self._asking[1].changed(sign):
             return None if sign is None else asked
-        self._asking[1].look(sign, 0.0)
+        self._asking[1].look(sign, 0.0, self.claim.lease_s)
         return None
 
     def _tell_members(self) -> None:

@@ -62,7 +62,7 @@ class Membership:
         if content is not None and _token(content) != self._token:
             if self._watch.changed(content):
                 raise self._taken(content)
-            if self._watch.look(content, now_s) < patience_s:
+            if not self._watch.look(content, now_s, patience_s):
                 return False
         self._write("starting")
         return True
