@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,14 @@ class Lease:
         self._claims, self._renewals = self.folder / "claims", self.folder / "renewals"
 
     def exists(self) -> bool:
-        """Whether anybody ever led here."""
-        return self._claims.is_dir()
+        """Whether anybody ever led here, or stood by for it: from then on whoever runs must lead.
+
+        OSError if that cannot be found out: it must not look as if nobody had.
+        """
+        try:
+            return stat.S_ISDIR(self._claims.stat().st_mode)
+        except FileNotFoundError:
+            return False
 
     def make(self) -> None:
         """Have the folders."""

@@ -105,6 +105,12 @@ def members(root: Path) -> dict[str, Member]:
     return found
 
 
+def signs(root: Path) -> dict[str, bytes]:
+    """The files of all members as they are, by their names, to be watched for changes. OSError if they are away."""
+    found = {path.stem: _content(path) for path in (root / FOLDER_NAME / "members").iterdir() if path.suffix == ".json"}
+    return {name: content for name, content in found.items() if content is not None and not name.startswith(".")}
+
+
 def sign_of(root: Path, identity: str, token: str) -> bytes | None:
     """The file of a member as it is, to be watched for changes; None if it has left, or another one has its name."""
     content = _content(root / FOLDER_NAME / "members" / f"{identity}.json")
