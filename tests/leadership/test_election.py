@@ -207,6 +207,62 @@ def test_a_wish_to_an_earlier_leader_is_none_to_a_later_one(tmp_path: Path, hand
     assert second.asked is None
 
 
+def test_who_asked_a_leader_that_was_replaced_asks_the_next_one(tmp_path: Path, hands: Hands) -> None:
+    first, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    newcomer = candidate(tmp_path, "c", hands)
+    assert (standby.step(), newcomer.step()) == (None, None)
+    newcomer.ask()
+    first.release()  # told to stop, before it has heard that anybody asks
+    second = led(standby.step())
+    for _ in range(3):
+        hands.now_s += LEASE_S / 4
+        newcomer.step()
+        second.renew()
+    assert second.asked is not None and second.asked.identity == "c"
+
+
+def test_of_two_who_ask_the_one_that_was_passed_over_stands_by(tmp_path: Path, hands: Hands) -> None:
+    """It does not ask the other one, which would end at once, and perhaps ask again."""
+    first = led(candidate(tmp_path, "a", hands).step())
+    one, other = candidate(tmp_path, "b", hands), candidate(tmp_path, "c", hands)
+    one.step()
+    one.ask()
+    hear(first, other, hands)
+    first.release()
+    assert one.step() is None
+    second = led(other.step())
+    for _ in range(9):
+        hands.now_s += LEASE_S / 4
+        assert one.step() is None
+        second.renew()
+    assert second.asked is None
+    assert led(looks(one, hands, LEASE_S + 0.5)).claim.epoch == 3
+
+
+def test_who_asked_and_left_while_the_leader_stopped_keeps_nobody_waiting(tmp_path: Path, hands: Hands) -> None:
+    leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    newcomer = candidate(tmp_path, "c", hands)
+    hear(leader, newcomer, hands)
+    newcomer.leave()
+    leader.release()
+    assert leader.asked is None, "it has handed over to nobody"
+    assert led(standby.step()).claim.epoch == 2
+
+
+def test_a_wish_that_cannot_be_written_keeps_nobody_from_taking_over(
+    tmp_path: Path, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer = candidate(tmp_path, "c", hands)
+    newcomer.ask()
+    led(candidate(tmp_path, "a", hands).step())
+
+    def full(lease: Lease, asked: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Lease, "ask", full)
+    assert led(looks(newcomer, hands, LEASE_S + 0.5)).claim.epoch == 2
+
+
 def test_nobody_is_asked_where_nobody_leads(tmp_path: Path, hands: Hands) -> None:
     assert candidate(tmp_path, "c", hands).ask() is None
     led(candidate(tmp_path, "a", hands).step()).release()

@@ -53,7 +53,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stateside.clock import Clock, SystemClock
@@ -98,6 +98,7 @@ class Candidate:
         self._membership = Membership(root, self.identity, self.token, self._host, self._pid, self._clock)
         self._watch = Watch()
         self._beat_due_s = 0.0
+        self._asked_epoch: int | None = None  # of the leader that we have asked to hand over; None if we ask nobody
         self._seeing = True
         self._lease.make()
 
@@ -152,12 +153,17 @@ class Candidate:
             return None
 
     def ask(self) -> Claim | None:
-        """Ask the present leader to hand over to us; who that is, None if nobody leads."""
+        """Ask the present leader to hand over to us; who that is, None if nobody leads.
+
+        If another one leads before us, `step` asks that one; unless the one that we asked has handed over to who asked
+        after us: two would take the leadership from each other.
+        """
         newest = self._lease.newest()
-        if newest is None or read_renewal(self._lease.sign(newest.epoch)).released:
-            return None
-        self._lease.ask(Asked(newest.epoch, self.identity, self.token))
-        return newest
+        leads = newest is not None and not read_renewal(self._lease.sign(newest.epoch)).released
+        if newest is not None and leads:
+            self._lease.ask(Asked(newest.epoch, self.identity, self.token))
+        self._asked_epoch = 0 if newest is None else newest.epoch
+        return newest if leads else None
 
     def leader(self) -> Claim | None:
         """The newest claim."""
@@ -197,8 +203,20 @@ class Candidate:
         sign = self._lease.sign(newest.epoch)
         renewal = read_renewal(sign)
         silent = self._watch.look((newest.epoch, newest.token, sign), self._ticks(), newest.lease_s)
-        free = renewal.released and renewal.to in (None, self.token)
-        return newest.epoch + 1 if free or silent else None
+        if renewal.released and renewal.to in (None, self.token):
+            return newest.epoch + 1
+        self._ask_again(newest)
+        return newest.epoch + 1 if silent else None
+
+    def _ask_again(self, newest: Claim) -> None:
+        """If we have asked another leader than this one, which was replaced without handing over to anybody else."""
+        if self._asked_epoch is None or self._asked_epoch >= newest.epoch:
+            return
+        with suppress(OSError):  # it is tried again at the next look, and no reason not to watch this leader
+            if read_renewal(self._lease.sign(self._asked_epoch)).to in (None, self.token):
+                self.ask()
+            else:
+                self._asked_epoch = newest.epoch
 
     def _take(self, epoch: int) -> Leadership | None:
         """Steps 3 to 5."""
