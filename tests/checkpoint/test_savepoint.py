@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from stateside.errors import (
     PipelineRunning,
     RequestInvalid,
 )
-from stateside.journal import Event, JournalWriter
+from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.merge.partition import Born
 from stateside.layout import Layout, ViewLayout
 from stateside.leadership import Candidate, Leadership, Lease
-from stateside.ops import restoring
 from stateside.ops.journal_readers import known_readers
 from stateside.ops.restoring import restore
 from stateside.pipeline import lease
+from stateside.positions import Position
 from stateside.storage import Storage, try_lock, write_atomically
 from tests.billing.written_bills import catalogue
 from tests.sizes import in_full
@@ -132,11 +133,39 @@ def test_two_that_are_taken_at_once_do_not_disturb_each_other(words: Words) -> N
     assert len(savepoints(words.view)) == 1
 
 
-def test_a_damaged_one_is_told_with_its_place(words: Words) -> None:
+@pytest.mark.parametrize("damage", [lambda note: {}, lambda note: note | {"position": "nowhere"}])
+def test_a_damaged_one_is_told_with_its_place(words: Words, damage: Callable[[Any], Any]) -> None:
     taken = take(words.view, NOW_US)
-    (taken.folder / "savepoint.json").write_text("{}")
+    note = taken.folder / "savepoint.json"
+    note.write_text(json.dumps(damage(json.loads(note.read_bytes()))))
     with pytest.raises(CheckpointInvalid, match=r"savepoint\.json"):
         savepoints(words.view)
+
+
+def test_a_damaged_one_keeps_nobody_from_the_others(words: Words) -> None:
+    damaged = take(words.view, NOW_US)
+    (damaged.folder / "savepoint.json").write_text("{}")
+    words.batch("d")
+    taken = take(words.view, NOW_US)
+    told = CliRunner().invoke(main, ["savepoint", "list", "--dir", str(words.layout.root)])
+    assert told.exit_code == 0 and taken.name in told.output and "This savepoint cannot be read" in told.output
+    with pytest.raises(CheckpointInvalid, match=damaged.name):
+        restore(words.layout, words.view, damaged.name, NOW_US)
+    assert restore(words.layout, words.view, taken.name, NOW_US) is not None
+
+
+def test_one_that_is_deleted_while_they_are_listed_is_none(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = take(words.view, NOW_US)
+    words.batch("d")
+    taken = take(words.view, NOW_US)
+    read = Savepoint.read.__func__  # type: ignore[attr-defined]
+
+    def delete(cls: type[Savepoint], folder: Path) -> Savepoint:
+        shutil.rmtree(deleted.folder, ignore_errors=True)
+        return read(cls, folder)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Savepoint, "read", classmethod(delete))
+    assert savepoints(words.view) == [taken]
 
 
 def test_a_savepoint_is_durable_before_it_has_its_name(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +343,20 @@ class TestRestoring:
         with JournalWriter(words.layout.journal) as writer:
             end = writer.append([Event(f"e-{number}", "emma", "word", 0, {}) for number in range(9)])
         taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
-        monkeypatch.setattr(restoring.Journal, "begin", lambda journal: end)
-        with pytest.raises(EventsGone, match="begins at 9, behind the savepoint's position 0:3"):
+        monkeypatch.setattr(Journal, "begin", lambda journal: end)
+        with pytest.raises(EventsGone, match="begins at 0:9, behind the savepoint's position 0:3"):
+            restore(words.layout, words.view, taken.name, NOW_US)
+        assert files(words.view.checkpoint) == before
+
+    def test_so_are_those_of_any_partition_of_a_merged_stream(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
+        note = taken.folder / "savepoint.json"
+        note.write_text(json.dumps(json.loads(note.read_bytes()) | {"position": "0:3,1:4"}))
+        Born.bear(words.layout.journal / "merged", 2)
+        monkeypatch.setattr(Journal, "begin", lambda journal: Position.of({"0": int(journal.directory.name) * 5}))
+        with pytest.raises(EventsGone, match="behind the savepoint's position"):
             restore(words.layout, words.view, taken.name, NOW_US)
         assert files(words.view.checkpoint) == before
 

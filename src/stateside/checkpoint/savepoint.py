@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.needed import needed_files
-from stateside.errors import CheckpointGap, CheckpointInvalid, OperatingError
+from stateside.errors import CheckpointGap, CheckpointInvalid, OperatingError, PositionInvalid
 from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
 from stateside.storage import Storage, lock_within, make_durable, sync_directory, write_atomically
@@ -78,16 +78,33 @@ class Savepoint:
             numbers = {name: int(document[name]) for name in ("batch", "watermark_us", "taken_us", "bytes")}
             position, fingerprint = Position.parse(document["position"]), str(document["fingerprint"])
             return cls(folder=folder, position=position, fingerprint=fingerprint, **numbers)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, PositionInvalid) as error:
             raise CheckpointInvalid(
                 f"This savepoint cannot be read: {error!r}", where=str(path), next_step="Delete its folder"
             ) from error
 
 
-def savepoints(view: ViewLayout) -> list[Savepoint]:
-    """Those that a view has, oldest first."""
-    folders = [path for path in view.savepoints.glob("*") if not path.name.startswith(".")]
-    return sorted((Savepoint.read(folder) for folder in folders), key=lambda one: (one.taken_us, one.batch))
+def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None] | None = None) -> list[Savepoint]:
+    """Those that a view has, oldest first. One that cannot be read is told to `on_damaged`, or raised without that.
+
+    Whoever deletes what no savepoint needs must not go on without one of them.
+    """
+    found = []
+    for folder in names(view):
+        try:
+            found.append(Savepoint.read(view.savepoints / folder))
+        except CheckpointInvalid as error:
+            if not (view.savepoints / folder).exists():
+                continue  # it was deleted meanwhile
+            if on_damaged is None:
+                raise
+            on_damaged(error)
+    return sorted(found, key=lambda one: (one.taken_us, one.batch))
+
+
+def names(view: ViewLayout) -> list[str]:
+    """What a view's savepoints are called, whether they can be read or not."""
+    return sorted(path.name for path in view.savepoints.glob("*") if not path.name.startswith("."))
 
 
 def take(view: ViewLayout, now_us: int) -> Savepoint:

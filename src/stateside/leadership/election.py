@@ -14,7 +14,9 @@ How a candidate becomes the leader, and why it is the only one whose work counts
 4. It shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader leads anywhere: not those of
    its driver, of its JVM, of its executors, of its sinks. So it plans no batch, stores no state, commits no batch, and
    opens no table any more, wherever it was paused. What it did before lies open to be read.
-5. It opens its own gate, and fails if a later leader has shut that already.
+5. It opens its own gate, and fails if a later leader has shut that already. If the storage fails it between 3 and 5,
+   nobody leads: it may claim the next epoch as soon as it can, for nobody works under the one that it has. It does so
+   once, and then waits as anybody: it may be the only one whom the storage fails.
 6. It reads the checkpoint. After step 4 nothing changes there any more, so what it finds is what a crash of the old
    leader at some moment would have left. Whatever holds after a crash holds now: Spark repeats the batch that was
    planned last, if it is not committed, with the same range of the journal; every other one is either committed, and
@@ -60,8 +62,8 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import IdentityTaken, LeadershipLost, SettingInvalid
 from stateside.leadership.gate import Gates
 from stateside.leadership.leader import RENEWALS_A_LEASE, Leadership
-from stateside.leadership.lease import Asked, Claim, Lease, read_renewal
-from stateside.leadership.members import Membership
+from stateside.leadership.lease import EPOCHS_KEPT, Asked, Claim, Lease, read_renewal
+from stateside.leadership.members import Membership, auto_identity, forget_killed
 from stateside.leadership.ticks import Ticks, boot_s
 from stateside.leadership.watch import Watch
 
@@ -91,13 +93,14 @@ class Candidate:
         if not lease_s >= LEASE_S_MIN or lease_s == float("inf"):
             raise SettingInvalid(f"A lease of {lease_s} s cannot be kept", next_step=f"Give {LEASE_S_MIN} s or more")
         self._host, self._pid = socket.gethostname(), os.getpid()
-        self.identity = f"{self._host}-{self._pid}" if identity == AUTO else identity
+        self.identity = auto_identity(self._host, self._pid) if identity == AUTO else identity
         self.token = secrets.token_hex(8)
         self._root, self._lease, self._gates = root, Lease(root), Gates(root)
         self._lease_s, self._ticks, self._clock, self._on_step = lease_s, ticks, clock or SystemClock(), on_step
         self._membership = Membership(root, self.identity, self.token, self._host, self._pid, self._clock)
         self._watch = Watch()
         self._beat_due_s = 0.0
+        self._tried_again = False
         self._asked_epoch: int | None = None  # of the leader that we have asked to hand over; None if we ask nobody
         self._seeing = True
         self._lease.make()
@@ -138,7 +141,10 @@ class Candidate:
         return None
 
     def step(self) -> Leadership | None:
-        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given."""
+        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given.
+
+        Who leads does not look any more.
+        """
         try:
             if not self._known():
                 return None
@@ -200,6 +206,9 @@ class Candidate:
         newest = self._lease.newest()
         if newest is None:
             return 1
+        if newest.token == self.token and not self._tried_again:
+            self._tried_again = True
+            return newest.epoch + 1
         sign = self._lease.sign(newest.epoch)
         renewal = read_renewal(sign)
         silent = self._watch.look((newest.epoch, newest.token, sign), self._ticks(), newest.lease_s)
@@ -235,4 +244,13 @@ class Candidate:
         except LeadershipLost as error:  # paused here for a whole lease
             log.warning("%s", error)
             return None
+        self._tidy(epoch)
         return leadership
+
+    def _tidy(self, epoch: int) -> None:
+        """Each run leaves a claim, and one that is killed its name: a leader removes what nobody needs any more."""
+        try:
+            self._lease.forget_before(epoch - EPOCHS_KEPT)
+            forget_killed(self._root, self._clock.now_us())
+        except OSError as error:  # the next leader tries it again
+            log.info("the lease's folder was not tidied: %s", error)

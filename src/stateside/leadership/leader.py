@@ -125,6 +125,8 @@ class Leadership:
             self._membership.beat("leading")
         except IdentityTaken as error:
             log.warning("%s", error)
+        except OSError as error:  # it leads all the same, and has just renewed its lease
+            log.warning("the members cannot be told who leads: %s", error)
 
     def _lost(self, newest: Claim | None) -> LeadershipLost:
         now = "nobody" if newest is None else f"{newest.identity} (process {newest.pid} on {newest.host})"

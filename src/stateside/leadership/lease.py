@@ -3,7 +3,7 @@
 FOLDER/lease/
   claims/EPOCH.json     who leads from this epoch on: {"epoch", "identity", "token", "host", "pid", "lease_s",
                         "time_us"}. It gets its name by a link, whole and durable, if nobody else has that name; it
-                        is never changed and never deleted. Epochs are 1, 2, 3, …; the highest one leads
+                        is never changed, and deleted when it is long past. Epochs are 1, 2, 3, …; the highest one leads
   renewals/EPOCH.json   that leader's signs of life, counted: {"count", "released", "to"}. Nobody else writes it, so one
                         that wakes up late disturbs no other. With `released` it leads no longer; `to` says who is next
   gates/EPOCH           what that leader's paths go through (`gate`)
@@ -27,6 +27,7 @@ from stateside.errors import LeaseInvalid
 from stateside.storage import sync_directory, write_atomically
 
 FOLDER_NAME = "lease"
+EPOCHS_KEPT = 100  # for people who look what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,18 @@ class Lease:
         found = (path.stem for path in self._claims.iterdir() if path.suffix == ".json")
         epochs = [int(name) for name in found if name.isascii() and name.isdigit()]
         return self._read_claim(max(epochs)) if epochs else None
+
+    def forget_before(self, epoch: int) -> None:
+        """Delete the claims and renewals of earlier epochs; for the leader alone, of epochs before its own.
+
+        The gates stay, and therefore a claim need not: a candidate that was paused before it claimed such an epoch
+        finds the name free when it wakes up, and takes it; but the epoch's gate was shut by every leader since, so it
+        does not get through step 5 of the election. The highest claim leads all the while, and is never deleted.
+        """
+        for folder in (self._claims, self._renewals):
+            for path in folder.glob("[0-9]*.json"):
+                if path.stem.isascii() and path.stem.isdigit() and int(path.stem) < epoch:
+                    path.unlink(missing_ok=True)
 
     def claim(self, claim: Claim) -> bool:
         """Lead from the claim's epoch on; whether nobody else was first."""

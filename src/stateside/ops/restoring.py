@@ -21,10 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateside.checkpoint.savepoint import RESTORING, Savepoint, savepoints
+from stateside.checkpoint.savepoint import RESTORING, Savepoint, names
 from stateside.errors import EventsGone, PipelineRunning, RequestInvalid
-from stateside.journal import Journal
-from stateside.journal.segment import PARTITION
+from stateside.journal.stored import StoredStream, is_merged
 from stateside.layout import Layout, ViewLayout
 from stateside.leadership import Leadership, Lease, alone
 from stateside.storage import make_durable, sync_directory, try_lock
@@ -34,7 +33,7 @@ def restore(layout: Layout, view: ViewLayout, name: str, now_us: int) -> Path | 
     """Put the savepoint of this name into the checkpoint's place; where the old one is now, None if there was none.
 
     PipelineRunning while anybody runs a job on the folder or stands by to, LeadershipLost if somebody else leads before
-    it is done, EventsGone if the journal has dropped events that it needs.
+    it is done, EventsGone if a journal on files has dropped events that it needs.
     """
     if not Lease(layout.root).exists():
         with _locked(layout, shared=False):
@@ -71,12 +70,11 @@ def _copied(chosen: Savepoint, copy: Path) -> Path:
 
 
 def find(view: ViewLayout, name: str) -> Savepoint:
-    """The savepoint of this name; RequestInvalid, with those that there are."""
-    found = savepoints(view)
-    for one in found:
-        if one.name == name:
-            return one
-    there = f"There are: {', '.join(one.name for one in found)}" if found else "There are none"
+    """The savepoint of this name, whether others are damaged or not; RequestInvalid, with those that there are."""
+    found = names(view)
+    if name in found:
+        return Savepoint.read(view.savepoints / name)
+    there = f"There are: {', '.join(found)}" if found else "There are none"
     raise RequestInvalid(f"The view {view.name!r} has no savepoint {name[:80]!r}", next_step=there)
 
 
@@ -105,10 +103,12 @@ def _told_if_lost(leadership: Leadership) -> Iterator[None]:
 
 
 def _check_journal(layout: Layout, chosen: Savepoint) -> None:
-    if not list(layout.journal.glob("*.segment")) or PARTITION not in chosen.position.as_dict():
+    """Of a journal on files, that of nodes included. One on Kafka is not asked: the job says it when it starts."""
+    if not is_merged(layout.journal) and not list(layout.journal.glob("*.segment")):
         return  # its source is another
-    begin = Journal(layout.journal).begin()[PARTITION]
-    if chosen.position[PARTITION] < begin:
+    stream = StoredStream.at(layout.journal)
+    begin = stream.begin()
+    if chosen.position.as_dict().keys() & stream.journals.keys() and not chosen.position.covers(begin):
         raise EventsGone(
             f"The journal begins at {begin}, behind the savepoint's position {chosen.position}",
             next_step="Take a newer savepoint, or bring the dropped segments back",
