@@ -30,7 +30,7 @@ from stateside.errors import (
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.merge.partition import Born
 from stateside.layout import Layout, ViewLayout
-from stateside.leadership import Candidate, Leadership, Lease
+from stateside.leadership import Candidate, Gates, Leadership, Lease
 from stateside.ops.journal_readers import known_readers
 from stateside.ops.restoring import restore
 from stateside.pipeline import lease
@@ -301,6 +301,20 @@ class TestRestoring:
         with pytest.raises(OSError, match="symbolic links"):
             (Layout(old.root).view("words").checkpoint / "offsets" / "9").write_text("")
         led(words.layout, "c").release()  # at once: it was released
+
+    def test_one_whom_the_storage_failed_once_does_not_take_itself_for_another(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken = take(words.view, NOW_US)
+        led(words.layout, "a").release()
+        shut_before = Gates.shut_before
+
+        def fail(gates: Gates, epoch: int) -> None:
+            monkeypatch.setattr(Gates, "shut_before", shut_before)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(Gates, "shut_before", fail)
+        assert restore(words.layout, words.view, taken.name, NOW_US) is not None
 
     def test_who_loses_the_leadership_while_it_restores_changes_nothing_more(
         self, words: Words, monkeypatch: pytest.MonkeyPatch

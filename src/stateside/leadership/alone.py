@@ -84,7 +84,7 @@ class _Others:
         """With the newest leader's renewals, which it gives even if another process has its name by now."""
         lease = Lease(self._root)
         newest = lease.newest()
-        if newest is None:
+        if newest is None or newest.identity == self._own:  # by a claim that the storage kept us from making good
             return self._members()
         renewals = newest.epoch, newest.token, lease.sign(newest.epoch)
         return {**self._members(), f"{newest.identity} (process {newest.pid} on {newest.host})": renewals}
