@@ -1,13 +1,14 @@
 """Storage reads any file system; an atomic write is whole or not there."""
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from stateside.storage import Storage, write_atomically
+from stateside.storage import Storage, try_lock, write_atomically
 
 
 @pytest.fixture
@@ -39,6 +40,22 @@ def test_exists_tells_files_and_folders_from_nothing(storage: Storage) -> None:
     assert storage.exists("folder")
     assert storage.exists("folder/b")
     assert not storage.exists("folder/c")
+
+
+def test_a_lock_that_cannot_be_had_for_an_error_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def fail(handle: int, operation: int) -> None:
+        opened.append(handle)
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="No locks"):
+        try_lock(tmp_path / "lock")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_a_missing_file_is_a_file_not_found_error(storage: Storage) -> None:

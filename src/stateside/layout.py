@@ -19,6 +19,8 @@ FOLDER/
   pause                       while it is there no new batch is begun: the driver is about to stop
   clock.json                  how far billing's clockwork has come
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes (but for paths: `pipeline.schema_paths`)
+  views/VIEW/checkpoint.…/    before-: put aside by a restore, and may be deleted; restoring-: what a restore brings, or
+                              has left when it was interrupted (`ops.restoring`)
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
   views/VIEW/steps.json       the steps by which the view's computed columns follow from its quantities
   views/VIEW/plans.json       of billing: the versions of price plans that rows and documents refer to

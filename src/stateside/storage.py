@@ -129,6 +129,16 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def make_durable(folder: Path) -> None:
+    """Make a local folder durable, with all that is in it."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """A lock on a local file, as a file descriptor; None if somebody else has it, unless both are `shared`.
 
@@ -140,6 +150,9 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
     except BlockingIOError:
         os.close(handle)
         return None
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,23 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.savepoint import Savepoint, savepoints, take
 from stateside.cli import main
 from stateside.clock import ManualClock
-from stateside.errors import CheckpointGap, CheckpointInvalid, EventsGone, PipelineRunning, RequestInvalid
-from stateside.journal import Event, JournalWriter
+from stateside.errors import (
+    CheckpointGap,
+    CheckpointInvalid,
+    EventsGone,
+    LeadershipLost,
+    LeaseInvalid,
+    PipelineRunning,
+    RequestInvalid,
+)
+from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.merge.partition import Born
 from stateside.layout import Layout, ViewLayout
-from stateside.leadership import Candidate
-from stateside.ops import restoring
+from stateside.leadership import Candidate, Gates, Leadership, Lease
 from stateside.ops.journal_readers import known_readers
 from stateside.ops.restoring import restore
+from stateside.pipeline import lease
+from stateside.positions import Position
 from stateside.storage import Storage, try_lock, write_atomically
 from tests.billing.written_bills import catalogue
 from tests.sizes import in_full
@@ -121,11 +133,58 @@ def test_two_that_are_taken_at_once_do_not_disturb_each_other(words: Words) -> N
     assert len(savepoints(words.view)) == 1
 
 
-def test_a_damaged_one_is_told_with_its_place(words: Words) -> None:
+@pytest.mark.parametrize("damage", [lambda note: {}, lambda note: note | {"position": "nowhere"}])
+def test_a_damaged_one_is_told_with_its_place(words: Words, damage: Callable[[Any], Any]) -> None:
     taken = take(words.view, NOW_US)
-    (taken.folder / "savepoint.json").write_text("{}")
+    note = taken.folder / "savepoint.json"
+    note.write_text(json.dumps(damage(json.loads(note.read_bytes()))))
     with pytest.raises(CheckpointInvalid, match=r"savepoint\.json"):
         savepoints(words.view)
+
+
+def test_a_damaged_one_keeps_nobody_from_the_others(words: Words) -> None:
+    damaged = take(words.view, NOW_US)
+    (damaged.folder / "savepoint.json").write_text("{}")
+    words.batch("d")
+    taken = take(words.view, NOW_US)
+    told = CliRunner().invoke(main, ["savepoint", "list", "--dir", str(words.layout.root)])
+    assert told.exit_code == 0 and taken.name in told.output and "This savepoint cannot be read" in told.output
+    with pytest.raises(CheckpointInvalid, match=damaged.name):
+        restore(words.layout, words.view, damaged.name, NOW_US)
+    assert restore(words.layout, words.view, taken.name, NOW_US) is not None
+
+
+def test_one_that_is_deleted_while_they_are_listed_is_none(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = take(words.view, NOW_US)
+    words.batch("d")
+    taken = take(words.view, NOW_US)
+    read = Savepoint.read.__func__  # type: ignore[attr-defined]
+
+    def delete(cls: type[Savepoint], folder: Path) -> Savepoint:
+        shutil.rmtree(deleted.folder, ignore_errors=True)
+        return read(cls, folder)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Savepoint, "read", classmethod(delete))
+    assert savepoints(words.view) == [taken]
+
+
+def test_a_savepoint_is_durable_before_it_has_its_name(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its files are links or copies: neither Spark nor a copy makes them so."""
+    durable: set[int] = set()
+    fsync, rename = os.fsync, Path.rename
+
+    def remember(handle: int) -> None:
+        durable.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def look(self: Path, target: Path) -> Path:
+        assert {path.stat().st_ino for path in [self, *self.rglob("*")]} <= durable
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    monkeypatch.setattr(Path, "rename", look)
+    taken = take(words.view, NOW_US)
+    assert savepoints(words.view) == [taken]
 
 
 def test_retention_keeps_what_comes_after_a_savepoint(words: Words) -> None:
@@ -136,6 +195,33 @@ def test_retention_keeps_what_comes_after_a_savepoint(words: Words) -> None:
         words.batch("d")
     found = {reader.name.split()[1]: str(reader.position) for reader in known_readers(words.layout)}
     assert found == {"view": "0:4", "savepoint": "0:3"}
+
+
+def led(layout: Layout, name: str, lease_s: float = 4.0, clock: ManualClock | None = None) -> Leadership:
+    leadership = Candidate(layout.root, name, lease_s=lease_s, clock=clock).wait(lambda: False)
+    assert leadership is not None
+    return leadership
+
+
+@contextmanager
+def beating(standby: Candidate) -> Iterator[None]:
+    """A standby for which it is never the right moment to lead: another one was, by a hair, each time."""
+    standby._epoch_to_take = lambda: None  # type: ignore[method-assign]
+    ended = threading.Event()
+    thread = threading.Thread(target=standby.wait, args=(ended.is_set,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def refused(words: Words, taken: Savepoint, match: str) -> None:
+    before = files(words.view.checkpoint)
+    with pytest.raises(PipelineRunning, match=match):
+        restore(words.layout, words.view, taken.name, NOW_US)
+    assert files(words.view.checkpoint) == before
 
 
 class TestRestoring:
@@ -164,14 +250,101 @@ class TestRestoring:
         with pytest.raises(PipelineRunning, match="A job runs on this folder"):
             restore(words.layout, words.view, taken.name, NOW_US)
 
-    def test_while_somebody_leads_or_stands_by_on_whichever_machine_it_is_refused(self, words: Words) -> None:
+    @pytest.mark.parametrize("clock_us", [NOW_US, 0, 2 * NOW_US])
+    def test_while_somebody_leads_it_is_refused_whatever_the_clocks_say(self, words: Words, clock_us: int) -> None:
         taken = take(words.view, NOW_US)
-        leader = Candidate(words.layout.root, "a", lease_s=2.0, clock=ManualClock(NOW_US)).wait(lambda: False)
-        assert leader is not None
-        with pytest.raises(PipelineRunning, match="stand by for it: a on"):
-            restore(words.layout, words.view, taken.name, NOW_US + 5_900_000)
-        leader.end()  # as if it were killed
-        restore(words.layout, words.view, taken.name, NOW_US + 6_100_000)
+        leader = led(words.layout, "a", clock=ManualClock(clock_us))
+        refused(words, taken, "lead this folder or stand by for it: .*a")
+        leader.check()
+        leader.release()
+
+    def test_a_leader_whose_name_another_process_has_leads_all_the_same(self, words: Words) -> None:
+        taken = take(words.view, NOW_US)
+        leader = led(words.layout, "a")
+        member = words.layout.root / "lease" / "members" / "a.json"
+        member.write_text(json.dumps(json.loads(member.read_bytes()) | {"token": "stranger"}))
+        refused(words, taken, "stand by for it: a .process")
+        leader.check()
+        leader.release()
+
+    @pytest.mark.parametrize("stands_by", [True, False])
+    def test_while_somebody_stands_by_or_starts_it_is_refused(self, words: Words, stands_by: bool) -> None:
+        taken = take(words.view, NOW_US)
+        led(words.layout, "a", lease_s=30.0).release()
+        other = Candidate(words.layout.root, "b", lease_s=2.0)
+        assert other.enter(lambda: False)
+        with beating(other) if stands_by else other.getting_ready():
+            refused(words, taken, "stand by for it: b")
+
+    def test_a_lease_that_cannot_be_read_is_not_taken_for_none(self, words: Words) -> None:
+        taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
+        led(words.layout, "a").release()
+        claims = words.layout.root / "lease" / "claims"
+        (claims / "2.json").write_text("{")
+        with pytest.raises(LeaseInvalid, match="claim of epoch 2 cannot be read"):
+            restore(words.layout, words.view, taken.name, NOW_US)
+        shutil.rmtree(claims.parent)
+        claims.parent.symlink_to("lease")  # any error but that it is absent
+        with pytest.raises(OSError, match="symbolic links"):
+            restore(words.layout, words.view, taken.name, NOW_US)
+        assert files(words.view.checkpoint) == before
+
+    def test_a_leader_that_was_only_paused_can_write_nothing_after_it(self, words: Words) -> None:
+        taken = take(words.view, NOW_US)
+        old = led(words.layout, "a", lease_s=0.4)
+        assert try_lock(words.layout.driver_lock, shared=True) is not None, "its JVM has it, as leaders do"
+        old.end()
+        aside = restore(words.layout, words.view, taken.name, NOW_US)
+        assert aside == words.view.root / f"checkpoint.before-{NOW_US}" and aside.is_dir()
+        with pytest.raises(LeadershipLost):
+            old.check()
+        with pytest.raises(OSError, match="symbolic links"):
+            (Layout(old.root).view("words").checkpoint / "offsets" / "9").write_text("")
+        led(words.layout, "c").release()  # at once: it was released
+
+    def test_one_whom_the_storage_failed_once_does_not_take_itself_for_another(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken = take(words.view, NOW_US)
+        led(words.layout, "a").release()
+        shut_before = Gates.shut_before
+
+        def fail(gates: Gates, epoch: int) -> None:
+            monkeypatch.setattr(Gates, "shut_before", shut_before)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(Gates, "shut_before", fail)
+        assert restore(words.layout, words.view, taken.name, NOW_US) is not None
+
+    def test_who_loses_the_leadership_while_it_restores_changes_nothing_more(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is paused between the two renames; the job that leads then does not begin anew, and says why."""
+        taken = take(words.view, NOW_US)
+        led(words.layout, "a").release()
+        others: list[Leadership] = []
+
+        def pause(self: Path, target: Path) -> Path:
+            moved = rename(self, target)
+            if "before" in target.name:
+                epoch = Lease(words.layout.root).newest().epoch + 1  # type: ignore[union-attr]
+                monkeypatch.setattr(Candidate, "_epoch_to_take", lambda candidate: epoch)  # a lease later
+                others.append(led(words.layout, "c"))
+            return moved
+
+        rename = Path.rename
+        monkeypatch.setattr(Path, "rename", pause)
+        with pytest.raises(LeadershipLost, match=r"c .process"):
+            restore(words.layout, words.view, taken.name, NOW_US)
+        monkeypatch.undo()
+        assert not words.view.checkpoint.exists()
+        others[0].release()
+        with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat"):
+            lease.acquire(words.layout.driver_lock, shared=True)
+        assert restore(words.layout, words.view, taken.name, NOW_US + 1) is None
+        os.close(lease.acquire(words.layout.driver_lock, shared=True))
+        assert files(words.view.checkpoint) == files(taken.checkpoint)
+        assert not list(words.view.root.glob("checkpoint.restoring*"))
 
     def test_an_unknown_name_is_told_with_those_that_there_are(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
@@ -184,14 +357,32 @@ class TestRestoring:
         with JournalWriter(words.layout.journal) as writer:
             end = writer.append([Event(f"e-{number}", "emma", "word", 0, {}) for number in range(9)])
         taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
-        monkeypatch.setattr(restoring.Journal, "begin", lambda journal: end)
-        with pytest.raises(EventsGone, match="begins at 9, behind the savepoint's position 0:3"):
+        monkeypatch.setattr(Journal, "begin", lambda journal: end)
+        with pytest.raises(EventsGone, match="begins at 0:9, behind the savepoint's position 0:3"):
             restore(words.layout, words.view, taken.name, NOW_US)
         assert files(words.view.checkpoint) == before
 
-    def test_after_a_crash_between_the_two_renames_the_same_command_does_the_rest(self, words: Words) -> None:
+    def test_so_are_those_of_any_partition_of_a_merged_stream(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
+        note = taken.folder / "savepoint.json"
+        note.write_text(json.dumps(json.loads(note.read_bytes()) | {"position": "0:3,1:4"}))
+        Born.bear(words.layout.journal / "merged", 2)
+        monkeypatch.setattr(Journal, "begin", lambda journal: Position.of({"0": int(journal.directory.name) * 5}))
+        with pytest.raises(EventsGone, match="behind the savepoint's position"):
+            restore(words.layout, words.view, taken.name, NOW_US)
+        assert files(words.view.checkpoint) == before
+
+    def test_after_a_crash_between_the_two_renames_no_job_begins_and_the_same_command_does_the_rest(
+        self, words: Words
+    ) -> None:
         taken = take(words.view, NOW_US)
+        shutil.copytree(taken.checkpoint, words.view.root / "checkpoint.restoring-1")
+        os.close(lease.acquire(words.layout.driver_lock))  # a crash before them changes nothing
         words.view.checkpoint.rename(words.view.root / "checkpoint.before-1")
+        with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat `stateside savepoint restore`"):
+            lease.acquire(words.layout.driver_lock)
         assert restore(words.layout, words.view, taken.name, NOW_US) is None
         assert files(words.view.checkpoint) == files(taken.checkpoint)
 

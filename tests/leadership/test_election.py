@@ -12,8 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stateside.clock import ManualClock
 from stateside.errors import IdentityTaken, LeadershipLost, LeaseInvalid, SettingInvalid
 from stateside.leadership import Candidate, Gates, Leadership, Lease, standing
+from stateside.leadership.lease import EPOCHS_KEPT
+from tests.waiting import wait_until
 
 LEASE_S = 8.0
 
@@ -104,6 +107,31 @@ def test_time_in_which_the_storage_was_away_does_not_count(tmp_path: Path, hands
     leader.check()
 
 
+def test_time_in_which_a_standby_did_not_look_hardly_counts(tmp_path: Path, hands: Hands) -> None:
+    """It was paused itself, and perhaps the leader with it: that one has time to give its next sign."""
+    leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    assert standby.step() is None
+    hands.now_s += LEASE_S + 1
+    assert standby.step() is None
+    assert looks(standby, hands, LEASE_S / 2) is None
+    leader.renew()
+    assert looks(standby, hands, LEASE_S / 2) is None
+    hands.now_s += LEASE_S + 1
+    assert standby.step() is None
+    assert led(looks(standby, hands, LEASE_S)).claim.epoch == 2
+
+
+def test_a_standby_that_is_merely_slow_leads_in_the_end(tmp_path: Path, hands: Hands) -> None:
+    led(candidate(tmp_path, "a", hands).step())
+    standby = candidate(tmp_path, "b", hands)
+    for _ in range(9):
+        hands.now_s += LEASE_S
+        leadership = standby.step()
+        if leadership is not None:
+            return
+    pytest.fail("it never leads")
+
+
 def test_a_lease_that_was_released_is_taken_at_once(tmp_path: Path, hands: Hands) -> None:
     leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
     assert standby.step() is None
@@ -181,6 +209,62 @@ def test_a_wish_to_an_earlier_leader_is_none_to_a_later_one(tmp_path: Path, hand
     assert second.asked is None
 
 
+def test_who_asked_a_leader_that_was_replaced_asks_the_next_one(tmp_path: Path, hands: Hands) -> None:
+    first, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    newcomer = candidate(tmp_path, "c", hands)
+    assert (standby.step(), newcomer.step()) == (None, None)
+    newcomer.ask()
+    first.release()  # told to stop, before it has heard that anybody asks
+    second = led(standby.step())
+    for _ in range(3):
+        hands.now_s += LEASE_S / 4
+        newcomer.step()
+        second.renew()
+    assert second.asked is not None and second.asked.identity == "c"
+
+
+def test_of_two_who_ask_the_one_that_was_passed_over_stands_by(tmp_path: Path, hands: Hands) -> None:
+    """It does not ask the other one, which would end at once, and perhaps ask again."""
+    first = led(candidate(tmp_path, "a", hands).step())
+    one, other = candidate(tmp_path, "b", hands), candidate(tmp_path, "c", hands)
+    one.step()
+    one.ask()
+    hear(first, other, hands)
+    first.release()
+    assert one.step() is None
+    second = led(other.step())
+    for _ in range(9):
+        hands.now_s += LEASE_S / 4
+        assert one.step() is None
+        second.renew()
+    assert second.asked is None
+    assert led(looks(one, hands, LEASE_S + 0.5)).claim.epoch == 3
+
+
+def test_who_asked_and_left_while_the_leader_stopped_keeps_nobody_waiting(tmp_path: Path, hands: Hands) -> None:
+    leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    newcomer = candidate(tmp_path, "c", hands)
+    hear(leader, newcomer, hands)
+    newcomer.leave()
+    leader.release()
+    assert leader.asked is None, "it has handed over to nobody"
+    assert led(standby.step()).claim.epoch == 2
+
+
+def test_a_wish_that_cannot_be_written_keeps_nobody_from_taking_over(
+    tmp_path: Path, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer = candidate(tmp_path, "c", hands)
+    newcomer.ask()
+    led(candidate(tmp_path, "a", hands).step())
+
+    def full(lease: Lease, asked: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Lease, "ask", full)
+    assert led(looks(newcomer, hands, LEASE_S + 0.5)).claim.epoch == 2
+
+
 def test_nobody_is_asked_where_nobody_leads(tmp_path: Path, hands: Hands) -> None:
     assert candidate(tmp_path, "c", hands).ask() is None
     led(candidate(tmp_path, "a", hands).step()).release()
@@ -221,6 +305,39 @@ def test_wherever_a_candidate_is_paused_for_a_lease_it_does_not_lead_beside_anot
     assert [epoch for epoch in range(1, 9) if Gates(tmp_path).path(epoch).is_dir()] == [others[0].claim.epoch]
 
 
+def test_a_candidate_whom_the_storage_failed_after_its_claim_tries_again_at_once_and_once(
+    tmp_path: Path, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(gates: Gates, epoch: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    led(candidate(tmp_path, "a", hands).step()).release()
+    unlucky = [candidate(tmp_path, name, hands) for name in "bc"]
+    with monkeypatch.context() as storage:
+        storage.setattr(Gates, "shut_before", fail)
+        assert unlucky[0].step() is None
+    assert led(unlucky[0].step()).claim.epoch == 3
+    with monkeypatch.context() as storage:
+        storage.setattr(Gates, "shut_before", fail)
+        assert looks(unlucky[1], hands, LEASE_S + 1) is None
+        newest = Lease(tmp_path).newest()
+        assert newest is not None and newest.epoch == 5, "the other candidates may try too"
+    assert led(looks(candidate(tmp_path, "d", hands), hands, LEASE_S + 0.5)).claim.epoch == 6
+
+
+def test_a_leader_whose_member_file_cannot_be_written_leads_and_says_what_is_wrong(
+    tmp_path: Path, hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, standby = led(candidate(tmp_path, "a", hands).step()), candidate(tmp_path, "b", hands)
+    assert looks(standby, hands, LEASE_S - 0.5) is None
+    members = tmp_path / "lease" / "members"
+    members.rename(members.with_name("away"))
+    leader.renew()
+    members.with_name("away").rename(members)
+    assert looks(standby, hands, LEASE_S - 0.5) is None
+    assert [record.getMessage()[:37] for record in caplog.records] == ["the members cannot be told who leads:"]
+
+
 def test_an_old_leader_is_told_who_leads_now(tmp_path: Path, hands: Hands) -> None:
     old = led(candidate(tmp_path, "a", hands).step())
     led(looks(candidate(tmp_path, "b", hands), hands, LEASE_S + 0.5))
@@ -255,6 +372,14 @@ def test_two_standbys_of_the_same_identity_do_not_both_stand_by(tmp_path: Path, 
             hands.now_s += 1
             one.step()
             other.step()
+
+
+def test_who_gets_ready_keeps_its_name_however_long_that_takes(tmp_path: Path) -> None:
+    starting, twin = Candidate(tmp_path, "b", lease_s=0.4), Candidate(tmp_path, "b", lease_s=60.0)
+    assert starting.enter(lambda: False)
+    with starting.getting_ready(), pytest.raises(IdentityTaken, match="'b'"):
+        wait_until(lambda: twin.step() is not None)
+    assert led(starting.step()).claim.identity == "b"
 
 
 def test_a_name_whose_owner_was_killed_can_be_had_again(tmp_path: Path, hands: Hands) -> None:
@@ -299,6 +424,47 @@ def test_people_are_told_who_leads_and_who_stands_by(tmp_path: Path, hands: Hand
     standby.leave()
     leader.release()
     assert standing(tmp_path, 0) == {"epoch": 1, "lease_ms": 8_000, "leader": None, "standbys": []}
+
+
+class TestTidying:
+    def test_claims_long_past_are_deleted_and_their_gates_stay(self, tmp_path: Path, hands: Hands) -> None:
+        for _ in range(EPOCHS_KEPT + 3):
+            leader = led(candidate(tmp_path, "a", hands).step())
+            leader.release()
+        kept = list(range(3, EPOCHS_KEPT + 4))
+        for folder in ("claims", "renewals"):
+            assert sorted(int(path.stem) for path in (tmp_path / "lease" / folder).iterdir()) == kept
+        assert all(Gates(tmp_path).is_shut(epoch) for epoch in (1, 2, 3))
+
+    def test_who_claims_an_epoch_that_was_deleted_does_not_lead(self, tmp_path: Path, hands: Hands) -> None:
+        """It was paused since before that was claimed first."""
+        leaders: list[Leadership] = []
+
+        def sleep_long(step: int) -> None:
+            if step == 3 and not leaders:
+                for _ in range(EPOCHS_KEPT + 3):
+                    leaders.append(led(candidate(tmp_path, "a", hands).step()))
+                    leaders[-1].release()
+                leaders.append(led(candidate(tmp_path, "c", hands).step()))
+
+        slow = candidate(tmp_path, "b", hands, sleep_long)
+        assert slow.step() is None
+        leaders[-1].check()
+        write(leaders[-1])
+        assert [epoch for epoch in range(1, 200) if Gates(tmp_path).path(epoch).is_dir()] == [EPOCHS_KEPT + 4]
+        assert slow.step() is None
+
+    def test_names_that_come_again_never_are_forgotten_after_an_hour(self, tmp_path: Path, hands: Hands) -> None:
+        clock = ManualClock(0)
+        killed = {name: Candidate(tmp_path, name, lease_s=LEASE_S, ticks=hands, clock=clock) for name in ("auto", "b")}
+        for each in killed.values():
+            each.enter(lambda: False)
+        members = tmp_path / "lease" / "members"
+        for now_us, left in ((3_600_000_000, {killed["auto"].identity, "b", "c"}), (3_600_000_001, {"b", "c"})):
+            late = Candidate(tmp_path, "c", lease_s=LEASE_S, ticks=hands, clock=ManualClock(now_us))
+            leader = led(late.step())
+            assert {path.stem for path in members.iterdir()} == left
+            leader.release()
 
 
 class Crowd:

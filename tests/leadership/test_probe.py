@@ -35,7 +35,40 @@ MOUNTS = """\
 def test_a_folder_is_on_the_deepest_and_last_mounted_file_system(tmp_path: Path, folder: str, kind: str) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
-    assert file_system(Path(folder), mounts) == kind
+    found = file_system(Path(folder), mounts)
+    assert found is not None and found.kind == kind
+
+
+NFS = "rw,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,{}soft,proto=tcp,timeo=50,retrans=1,sec=sys,{}addr=10.0.0.2"
+AT_ONCE = "acregmin=0,acregmax=0,acdirmin=0,acdirmax=0,"
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "names", "missing"),
+    [
+        ("nfs4", "", "", "acdirmax=0, acdirmin=0, acregmax=0, acregmin=0, lookupcache=none"),
+        ("nfs", AT_ONCE, "", "lookupcache=none"),
+        ("nfs", AT_ONCE, "lookupcache=pos,", "lookupcache=none"),
+        ("nfs4", "acregmin=0,acregmax=0,", "lookupcache=none,", "acdirmax=0, acdirmin=0"),
+        ("nfs4", AT_ONCE, "lookupcache=none,", None),
+        ("nfs", AT_ONCE + "noac,", "lookupcache=none,", None),
+        ("nfs", "noac,", "lookupcache=none,", None),
+        ("nfs", "noac,", "", "lookupcache=none"),
+        ("ceph", "", "", None),
+    ],
+)
+def test_nfs_is_refused_unless_it_is_mounted_so_that_all_see_a_rename_at_once(
+    tmp_path: Path, kind: str, attributes: str, names: str, missing: str | None
+) -> None:
+    mounts, folder = tmp_path / "mountinfo", tmp_path / "application"
+    options = NFS.format(attributes, names)
+    mounts.write_text(f"{MOUNTS}34 27 0:44 / {tmp_path} rw,relatime shared:1 - {kind} server:/x {options}\n")
+    if missing is None:
+        check_folder(folder, "shared", mounts)
+    else:
+        with pytest.raises(SettingInvalid, match=f"on NFS, mounted without {missing}: .*lookupcache=none,actimeo=0"):
+            check_folder(folder, "shared", mounts)
+    check_folder(folder, "machine", mounts)
 
 
 def test_a_local_disk_is_refused_unless_all_standbys_are_on_this_machine(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ its own. Where there can be none, files are copied.
 
 1. The newest finished batch is chosen, and its files are brought into a folder whose name begins with a dot. If Spark
    deletes one meanwhile, a newer batch is chosen.
-2. The batch must still be the same one. Then the folder is given its name, in one step.
+2. The batch must still be the same one. All is made durable, which Spark itself does not see to. Then the folder is
+   given its name, in one step.
 
 A crash before step 2 leaves a folder that nobody sees, and that the next one removes. A batch has one savepoint.
 """
@@ -21,7 +22,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,13 +30,14 @@ from typing import Any, Final
 
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.needed import needed_files
-from stateside.errors import CheckpointGap, CheckpointInvalid, OperatingError
-from stateside.layout import ViewLayout
+from stateside.errors import CheckpointGap, CheckpointInvalid, OperatingError, PositionInvalid
+from stateside.layout import Layout, ViewLayout
 from stateside.positions import Position
-from stateside.storage import Storage, lock_within, sync_directory, write_atomically
+from stateside.storage import Storage, lock_within, make_durable, sync_directory, write_atomically
 
 CHOICES_MAX: Final = 5  # Spark deletes files while they are being brought: so often a newer batch is chosen
 WAIT_S_MAX: Final = 30.0
+RESTORING: Final = "checkpoint.restoring-"  # a copy that is to be a view's checkpoint (`ops.restoring`)
 _TAKING: Final = ".taking-"
 _OPTIONAL: Final = ".crc"  # not every file has checksums
 
@@ -76,16 +78,33 @@ class Savepoint:
             numbers = {name: int(document[name]) for name in ("batch", "watermark_us", "taken_us", "bytes")}
             position, fingerprint = Position.parse(document["position"]), str(document["fingerprint"])
             return cls(folder=folder, position=position, fingerprint=fingerprint, **numbers)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, PositionInvalid) as error:
             raise CheckpointInvalid(
                 f"This savepoint cannot be read: {error!r}", where=str(path), next_step="Delete its folder"
             ) from error
 
 
-def savepoints(view: ViewLayout) -> list[Savepoint]:
-    """Those that a view has, oldest first."""
-    folders = [path for path in view.savepoints.glob("*") if not path.name.startswith(".")]
-    return sorted((Savepoint.read(folder) for folder in folders), key=lambda one: (one.taken_us, one.batch))
+def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None] | None = None) -> list[Savepoint]:
+    """Those that a view has, oldest first. One that cannot be read is told to `on_damaged`, or raised without that.
+
+    Whoever deletes what no savepoint needs must not go on without one of them.
+    """
+    found = []
+    for folder in names(view):
+        try:
+            found.append(Savepoint.read(view.savepoints / folder))
+        except CheckpointInvalid as error:
+            if not (view.savepoints / folder).exists():
+                continue  # it was deleted meanwhile
+            if on_damaged is None:
+                raise
+            on_damaged(error)
+    return sorted(found, key=lambda one: (one.taken_us, one.batch))
+
+
+def names(view: ViewLayout) -> list[str]:
+    """What a view's savepoints are called, whether they can be read or not."""
+    return sorted(path.name for path in view.savepoints.glob("*") if not path.name.startswith("."))
 
 
 def take(view: ViewLayout, now_us: int) -> Savepoint:
@@ -107,6 +126,21 @@ def take(view: ViewLayout, now_us: int) -> Savepoint:
     )
 
 
+def check_whole(layout: Layout) -> None:
+    """CheckpointInvalid if a view's restore was interrupted, and has left no checkpoint: a job would begin anew.
+
+    For whoever is about to run the jobs of the folder, and keeps a restore from being under way meanwhile.
+    """
+    for copy in sorted((layout.root / "views").glob(f"*/{RESTORING}*")):
+        view = ViewLayout(copy.parent)
+        if not view.checkpoint.exists():
+            raise CheckpointInvalid(
+                f"A restore of the view {view.name!r} was interrupted, and it has no checkpoint",
+                where=str(copy),
+                next_step="Repeat `stateside savepoint restore`; or delete this folder, if the view is to begin anew",
+            )
+
+
 def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
     commits = checkpoint.commits()
     if not commits:
@@ -126,6 +160,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
         plan = checkpoint.plan(batch)
         made = Savepoint(final, batch, plan.position, plan.watermark_us, now_us, size_bytes, fingerprint)
         write_atomically(taking / "savepoint.json", json.dumps(made.as_dict()).encode())
+        make_durable(taking)
         taking.rename(final)
     finally:
         shutil.rmtree(taking, ignore_errors=True)

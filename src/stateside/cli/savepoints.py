@@ -49,7 +49,7 @@ def list_(folder: Path, name: str | None, as_json: bool) -> None:
     """List them, oldest first."""
     from stateside.checkpoint.savepoint import savepoints
 
-    _show(savepoints(_view(folder, name)), as_json)
+    _show(savepoints(_view(folder, name), lambda damaged: click.echo(str(damaged), err=True)), as_json)
 
 
 @savepoint.command("restore")

@@ -3,6 +3,7 @@
 `election` has the protocol, numbered, and the argument why a leader that was paused can commit nothing.
 """
 
+from stateside.leadership.alone import alone
 from stateside.leadership.election import Candidate
 from stateside.leadership.gate import Gates, ungated
 from stateside.leadership.leader import Leadership
@@ -10,4 +11,4 @@ from stateside.leadership.lease import Claim, Lease
 from stateside.leadership.probe import check_folder
 from stateside.leadership.standing import standing
 
-__all__ = ["Candidate", "Claim", "Gates", "Leadership", "Lease", "check_folder", "standing", "ungated"]
+__all__ = ["Candidate", "Claim", "Gates", "Leadership", "Lease", "alone", "check_folder", "standing", "ungated"]

@@ -6,13 +6,17 @@ How a candidate becomes the leader, and why it is the only one whose work counts
 2. It watches the newest claim and its renewals, by its own clock. The leader gives a sign of life four times in
    `lease_s`, which stands in the claim. If neither claim nor renewals change for `lease_s`, as the candidate itself saw
    from first to last, the lease has run out. Time in which the storage could not be read does not count: the leader
-   could not renew then either. A lease that was released, to this candidate or to anybody, has run out at once.
+   could not renew then either. Of time in which the candidate did not look, as it was paused itself, or slow, little
+   counts (`watch`): the leader may have been paused with it. A lease that was released, to this candidate or to
+   anybody, has run out at once.
 3. It claims the next epoch by a link, which one candidate alone can make: the others see a new claim, and go on at 2.
    From here on every `check` of the old leader fails.
 4. It shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader leads anywhere: not those of
    its driver, of its JVM, of its executors, of its sinks. So it plans no batch, stores no state, commits no batch, and
    opens no table any more, wherever it was paused. What it did before lies open to be read.
-5. It opens its own gate, and fails if a later leader has shut that already.
+5. It opens its own gate, and fails if a later leader has shut that already. If the storage fails it between 3 and 5,
+   nobody leads: it may claim the next epoch as soon as it can, for nobody works under the one that it has. It does so
+   once, and then waits as anybody: it may be the only one whom the storage fails.
 6. It reads the checkpoint. After step 4 nothing changes there any more, so what it finds is what a crash of the old
    leader at some moment would have left. Whatever holds after a crash holds now: Spark repeats the batch that was
    planned last, if it is not committed, with the same range of the journal; every other one is either committed, and
@@ -36,10 +40,10 @@ planned last, which is the very one that the new leader repeats, with the same r
 Spark's own guard stays in place as the second line: a driver that finds `offsets/N` or `commits/N` there already ends
 with CONCURRENT_STREAM_LOG_UPDATE, and state files carry the id of the attempt (checkpoint format v2).
 
-How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, then the start
-of the queries; of Spark as well, if the standby is cold. After a stop or a hand-over in order there is nothing to wait
-for but one look. A leader hands over to who asks for it, and has given a sign of life since that was seen: until then,
-which takes up to half a lease, it goes on working.
+How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, longer if the
+standby is held up itself; then the start of the queries; of Spark as well, if the standby is cold. After a stop or a
+hand-over in order there is nothing to wait for but one look. A leader hands over to who asks for it, and has given a
+sign of life since that was seen: until then, which takes up to half a lease, it goes on working.
 """
 
 from __future__ import annotations
@@ -48,16 +52,18 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import LeadershipLost, SettingInvalid
+from stateside.errors import IdentityTaken, LeadershipLost, SettingInvalid
 from stateside.leadership.gate import Gates
 from stateside.leadership.leader import RENEWALS_A_LEASE, Leadership
-from stateside.leadership.lease import Asked, Claim, Lease, read_renewal
-from stateside.leadership.members import Membership
+from stateside.leadership.lease import EPOCHS_KEPT, Asked, Claim, Lease, read_renewal
+from stateside.leadership.members import Membership, auto_identity, forget_killed
 from stateside.leadership.ticks import Ticks, boot_s
 from stateside.leadership.watch import Watch
 
@@ -87,13 +93,15 @@ class Candidate:
         if not lease_s >= LEASE_S_MIN or lease_s == float("inf"):
             raise SettingInvalid(f"A lease of {lease_s} s cannot be kept", next_step=f"Give {LEASE_S_MIN} s or more")
         self._host, self._pid = socket.gethostname(), os.getpid()
-        self.identity = f"{self._host}-{self._pid}" if identity == AUTO else identity
+        self.identity = auto_identity(self._host, self._pid) if identity == AUTO else identity
         self.token = secrets.token_hex(8)
         self._root, self._lease, self._gates = root, Lease(root), Gates(root)
         self._lease_s, self._ticks, self._clock, self._on_step = lease_s, ticks, clock or SystemClock(), on_step
         self._membership = Membership(root, self.identity, self.token, self._host, self._pid, self._clock)
         self._watch = Watch()
         self._beat_due_s = 0.0
+        self._tried_again = False
+        self._asked_epoch: int | None = None  # of the leader that we have asked to hand over; None if we ask nobody
         self._seeing = True
         self._lease.make()
 
@@ -104,6 +112,21 @@ class Candidate:
                 return True
             time.sleep(self._lease_s / LOOKS_A_LEASE)
         return False
+
+    @contextmanager
+    def getting_ready(self) -> Iterator[None]:
+        """After `enter`, until the `with` ends: signs of life from a thread, so that its name stays its own meanwhile.
+
+        Nothing else of the candidate may be called in it.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._keep_starting, args=(ended,), name="member", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def wait(self, told_to_stop: Callable[[], bool], wait_s: float = float("inf")) -> Leadership | None:
         """Until it leads, with renewals begun; None if it is told to stop before, or the time is over."""
@@ -118,7 +141,10 @@ class Candidate:
         return None
 
     def step(self) -> Leadership | None:
-        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given."""
+        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given.
+
+        Who leads does not look any more.
+        """
         try:
             if not self._known():
                 return None
@@ -133,12 +159,17 @@ class Candidate:
             return None
 
     def ask(self) -> Claim | None:
-        """Ask the present leader to hand over to us; who that is, None if nobody leads."""
+        """Ask the present leader to hand over to us; who that is, None if nobody leads.
+
+        If another one leads before us, `step` asks that one; unless the one that we asked has handed over to who asked
+        after us: two would take the leadership from each other.
+        """
         newest = self._lease.newest()
-        if newest is None or read_renewal(self._lease.sign(newest.epoch)).released:
-            return None
-        self._lease.ask(Asked(newest.epoch, self.identity, self.token))
-        return newest
+        leads = newest is not None and not read_renewal(self._lease.sign(newest.epoch)).released
+        if newest is not None and leads:
+            self._lease.ask(Asked(newest.epoch, self.identity, self.token))
+        self._asked_epoch = 0 if newest is None else newest.epoch
+        return newest if leads else None
 
     def leader(self) -> Claim | None:
         """The newest claim."""
@@ -150,6 +181,15 @@ class Candidate:
             self._membership.leave()
         except OSError as error:
             log.warning("the name %s could not be given back: %s", self.identity, error)
+
+    def _keep_starting(self, ended: threading.Event) -> None:
+        while not ended.wait(self._lease_s / RENEWALS_A_LEASE):
+            try:
+                self._membership.beat("starting")
+            except OSError as error:
+                log.warning("no sign of life can be given: %s", error)
+            except IdentityTaken:  # the next `step` says the same
+                return
 
     def _known(self) -> bool:
         """Step 1, and from then on our own signs of life; whether the name is ours."""
@@ -166,11 +206,26 @@ class Candidate:
         newest = self._lease.newest()
         if newest is None:
             return 1
+        if newest.token == self.token and not self._tried_again:
+            self._tried_again = True
+            return newest.epoch + 1
         sign = self._lease.sign(newest.epoch)
         renewal = read_renewal(sign)
-        unchanged_s = self._watch.look((newest.epoch, newest.token, sign), self._ticks())
-        free = renewal.released and renewal.to in (None, self.token)
-        return newest.epoch + 1 if free or unchanged_s >= newest.lease_s else None
+        silent = self._watch.look((newest.epoch, newest.token, sign), self._ticks(), newest.lease_s)
+        if renewal.released and renewal.to in (None, self.token):
+            return newest.epoch + 1
+        self._ask_again(newest)
+        return newest.epoch + 1 if silent else None
+
+    def _ask_again(self, newest: Claim) -> None:
+        """If we have asked another leader than this one, which was replaced without handing over to anybody else."""
+        if self._asked_epoch is None or self._asked_epoch >= newest.epoch:
+            return
+        with suppress(OSError):  # it is tried again at the next look, and no reason not to watch this leader
+            if read_renewal(self._lease.sign(self._asked_epoch)).to in (None, self.token):
+                self.ask()
+            else:
+                self._asked_epoch = newest.epoch
 
     def _take(self, epoch: int) -> Leadership | None:
         """Steps 3 to 5."""
@@ -189,4 +244,13 @@ class Candidate:
         except LeadershipLost as error:  # paused here for a whole lease
             log.warning("%s", error)
             return None
+        self._tidy(epoch)
         return leadership
+
+    def _tidy(self, epoch: int) -> None:
+        """Each run leaves a claim, and one that is killed its name: a leader removes what nobody needs any more."""
+        try:
+            self._lease.forget_before(epoch - EPOCHS_KEPT)
+            forget_killed(self._root, self._clock.now_us())
+        except OSError as error:  # the next leader tries it again
+            log.info("the lease's folder was not tidied: %s", error)

@@ -18,8 +18,9 @@ This holds where a rename is seen by every machine at once: on a local disk for 
 file systems on CephFS, GPFS, Lustre, BeeGFS, GFS2, OCFS2. Not on NFS as it is mounted by default: its clients remember
 names for some seconds (mount with `lookupcache=none,actimeo=0`), and a call that was under way when the network was cut
 is made good when that heals, without looking at names again (mount with `soft`, and `timeo` and `retrans` such that a
-call fails within `lease_s`). It does not hold on object stores, nor on what shows them as a disk; the probe refuses
-those that cannot link (`probe`). None of these but local disks has been tried.
+call fails within `lease_s`). It does not hold on object stores, nor on what shows them as a disk. The probe refuses
+those that cannot link, and NFS that remembers names (`probe`); how long a call may take it cannot tell.
+None of these but local disks has been tried.
 """
 
 from __future__ import annotations

@@ -78,16 +78,17 @@ class Leadership:
     def release(self) -> None:
         """Lead no longer: who asked for it, or else anybody, may at once. The caller has stopped all that it did.
 
-        Called again it does nothing.
+        Who asked, and has left since, is forgotten: nobody need wait for it. Called again it does nothing.
         """
         if self._released:
             return
         self._released = True
         self.end()
-        to = self._asked.token if self._asked is not None else None
         try:
             self._membership.leave()
             self.check()
+            self._forget_who_left()
+            to = self._asked.token if self._asked is not None else None
             self._lease.renew(self.claim.epoch, Renewal(self._count + 1, released=True, to=to))
         except LeadershipLost:
             return  # nothing is left to be released
@@ -110,14 +111,22 @@ class Leadership:
         sign = None if asked is None else sign_of(self._root, asked.identity, asked.token)
         if sign is None or self._asking[1].changed(sign):
             return None if sign is None else asked
-        self._asking[1].look(sign, 0.0)
+        self._asking[1].look(sign, 0.0, self.claim.lease_s)
         return None
+
+    def _forget_who_left(self) -> None:
+        asked = self._asked
+        if asked is not None and sign_of(self._root, asked.identity, asked.token) is None:
+            log.warning("%s asked for the leadership, and has ended since: anybody may lead now", asked.identity)
+            self._asked = None
 
     def _tell_members(self) -> None:
         try:
             self._membership.beat("leading")
         except IdentityTaken as error:
             log.warning("%s", error)
+        except OSError as error:  # it leads all the same, and has just renewed its lease
+            log.warning("the members cannot be told who leads: %s", error)
 
     def _lost(self, newest: Claim | None) -> LeadershipLost:
         now = "nobody" if newest is None else f"{newest.identity} (process {newest.pid} on {newest.host})"

@@ -3,7 +3,7 @@
 FOLDER/lease/
   claims/EPOCH.json     who leads from this epoch on: {"epoch", "identity", "token", "host", "pid", "lease_s",
                         "time_us"}. It gets its name by a link, whole and durable, if nobody else has that name; it
-                        is never changed and never deleted. Epochs are 1, 2, 3, …; the highest one leads
+                        is never changed, and deleted when it is long past. Epochs are 1, 2, 3, …; the highest one leads
   renewals/EPOCH.json   that leader's signs of life, counted: {"count", "released", "to"}. Nobody else writes it, so one
                         that wakes up late disturbs no other. With `released` it leads no longer; `to` says who is next
   gates/EPOCH           what that leader's paths go through (`gate`)
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from stateside.errors import LeaseInvalid
 from stateside.storage import sync_directory, write_atomically
 
 FOLDER_NAME = "lease"
+EPOCHS_KEPT = 100  # for people who look what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,14 @@ class Lease:
         self._claims, self._renewals = self.folder / "claims", self.folder / "renewals"
 
     def exists(self) -> bool:
-        """Whether anybody ever led here."""
-        return self._claims.is_dir()
+        """Whether anybody ever led here, or stood by for it: from then on whoever runs must lead.
+
+        OSError if that cannot be found out: it must not look as if nobody had.
+        """
+        try:
+            return stat.S_ISDIR(self._claims.stat().st_mode)
+        except FileNotFoundError:
+            return False
 
     def make(self) -> None:
         """Have the folders."""
@@ -81,6 +89,18 @@ class Lease:
         found = (path.stem for path in self._claims.iterdir() if path.suffix == ".json")
         epochs = [int(name) for name in found if name.isascii() and name.isdigit()]
         return self._read_claim(max(epochs)) if epochs else None
+
+    def forget_before(self, epoch: int) -> None:
+        """Delete the claims and renewals of earlier epochs; for the leader alone, of epochs before its own.
+
+        The gates stay, and therefore a claim need not: a candidate that was paused before it claimed such an epoch
+        finds the name free when it wakes up, and takes it; but the epoch's gate was shut by every leader since, so it
+        does not get through step 5 of the election. The highest claim leads all the while, and is never deleted.
+        """
+        for folder in (self._claims, self._renewals):
+            for path in folder.glob("[0-9]*.json"):
+                if path.stem.isascii() and path.stem.isdigit() and int(path.stem) < epoch:
+                    path.unlink(missing_ok=True)
 
     def claim(self, claim: Claim) -> bool:
         """Lead from the claim's epoch on; whether nobody else was first."""

@@ -24,6 +24,7 @@ from stateside.leadership.watch import Watch
 from stateside.storage import write_atomically
 
 MemberState = Literal["starting", "standing by", "leading"]
+FORGOTTEN_US = 3_600_000_000  # who was not heard for so long is not shown any more
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
@@ -62,7 +63,7 @@ class Membership:
         if content is not None and _token(content) != self._token:
             if self._watch.changed(content):
                 raise self._taken(content)
-            if self._watch.look(content, now_s) < patience_s:
+            if not self._watch.look(content, now_s, patience_s):
                 return False
         self._write("starting")
         return True
@@ -103,6 +104,28 @@ def members(root: Path) -> dict[str, Member]:
         except (OSError, TypeError):
             continue
     return found
+
+
+def forget_killed(root: Path, now_us: int) -> None:
+    """Delete the files of killed processes whose names were made for them (host and process), and come again never.
+
+    Here alone clocks of two machines are compared: a member that lives, and is taken for dead as its clock is wrong by
+    an hour, writes its file anew with its next sign of life.
+    """
+    for name, member in members(root).items():
+        if name == auto_identity(member.host, member.pid) and now_us - member.time_us > FORGOTTEN_US:
+            (root / FOLDER_NAME / "members" / f"{name}.json").unlink(missing_ok=True)
+
+
+def auto_identity(host: str, pid: int) -> str:
+    """The name of a process that was given none."""
+    return f"{host}-{pid}"
+
+
+def signs(root: Path) -> dict[str, bytes]:
+    """The files of all members as they are, by their names, to be watched for changes. OSError if they are away."""
+    found = {path.stem: _content(path) for path in (root / FOLDER_NAME / "members").iterdir() if path.suffix == ".json"}
+    return {name: content for name, content in found.items() if content is not None and not name.startswith(".")}
 
 
 def sign_of(root: Path, identity: str, token: str) -> bytes | None:

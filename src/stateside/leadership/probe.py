@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +19,23 @@ Scope = Literal["shared", "machine"]
 LOCAL_TYPES = frozenset(
     {"btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
 )
+# What NFS must be mounted with, for a rename to be seen by all at once (`gate`); as the kernel tells it. `actimeo=0` is
+# told by its four parts; `noac` says the same as these.
+NFS_TYPES = frozenset({"nfs", "nfs4"})
+NFS_NAMES = "lookupcache=none"
+NFS_OPTIONS = frozenset({NFS_NAMES, "acregmin=0", "acregmax=0", "acdirmin=0", "acdirmax=0"})
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def check_folder(root: Path, scope: Scope) -> None:
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What a folder is on: the type of the file system, and the options that it is mounted with."""
+
+    kind: str
+    options: frozenset[str]
+
+
+def check_folder(root: Path, scope: Scope, mounts: Path = _MOUNTS) -> None:
     """SettingInvalid if standbys on other machines would not see the folder's lease, LeaseInvalid if it cannot be kept.
 
     With the scope `machine` all candidates are on this machine, and a local disk will do.
@@ -29,31 +43,43 @@ def check_folder(root: Path, scope: Scope) -> None:
     folder = root / FOLDER_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _check_scope(root, scope)
+        _check_scope(root, scope, file_system(root, mounts))
         _check_abilities(folder / f".probe-{secrets.token_hex(8)}")
     except OSError as error:
         raise _unable(folder, str(error)) from error
 
 
-def file_system(folder: Path, mounts: Path = _MOUNTS) -> str | None:
-    """The type of the file system that a folder is on; None where that cannot be told (not on Linux)."""
+def file_system(folder: Path, mounts: Path = _MOUNTS) -> Mount | None:
+    """The file system that a folder is on; None where that cannot be told (not on Linux)."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
         return None
     place = str(folder.resolve())
-    found = [(len(line[4]), at, line[line.index("-") + 1]) for at, line in enumerate(lines) if _within(place, line[4])]
-    return max(found)[2] if found else None  # the deepest mount point; of several there the last one covers the others
+    found = [(len(line[4]), at) for at, line in enumerate(lines) if _within(place, line[4])]
+    if not found:
+        return None
+    told = lines[max(found)[1]]  # the deepest mount point; of several there the last one covers the others
+    return Mount(told[told.index("-") + 1], frozenset(told[-1].split(",")))
 
 
-def _check_scope(root: Path, scope: Scope) -> None:
-    kind = file_system(root)
-    if scope == "shared" and kind in LOCAL_TYPES:
+def _check_scope(root: Path, scope: Scope, mount: Mount | None) -> None:
+    if scope == "machine" or mount is None:
+        return
+    if mount.kind in LOCAL_TYPES:
         raise SettingInvalid(
-            f"The folder {root} is on a local disk ({kind}): a standby on another machine does not see its lease, and "
-            "would lead beside this one",
+            f"The folder {root} is on a local disk ({mount.kind}): a standby on another machine does not see its "
+            "lease, and would lead beside this one",
             next_step="Put it on storage that all machines share; or say --standby-scope machine, if all standbys are "
             "on this machine",
+        )
+    missing = NFS_OPTIONS - mount.options if "noac" not in mount.options else {NFS_NAMES} - mount.options
+    if mount.kind in NFS_TYPES and missing:
+        raise SettingInvalid(
+            f"The folder {root} is on NFS, mounted without {', '.join(sorted(missing))}: a machine remembers names for "
+            "some seconds, in which an old leader could write beside the new one",
+            next_step="Mount it with lookupcache=none,actimeo=0 on every machine (docs/standby.md); or say "
+            "--standby-scope machine, if all standbys are on this machine",
         )
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 from stateside.errors import LeaseInvalid
 from stateside.leadership.lease import Lease, read_renewal
-from stateside.leadership.members import Member, members
-
-FORGOTTEN_MS = 3_600_000
+from stateside.leadership.members import FORGOTTEN_US, Member, members
 
 
 def standing(root: Path, now_us: int) -> dict[str, Any] | None:
@@ -35,7 +33,7 @@ def standing(root: Path, now_us: int) -> dict[str, Any] | None:
         "epoch": newest.epoch,
         "lease_ms": int(newest.lease_s * 1_000),
         "leader": None if released else told,
-        "standbys": [standby for standby in standbys if standby["heard_ms"] < FORGOTTEN_MS],
+        "standbys": [standby for standby in standbys if standby["heard_ms"] * 1_000 < FORGOTTEN_US],
     }
 
 

@@ -11,5 +11,5 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_s() -> float:
-    """Seconds since this machine was started, with those in which it slept: a lease runs out in its sleep too."""
+    """Seconds since this machine was started, with those in which it slept: who watches has not looked meanwhile."""
     return time.clock_gettime(_BOOT_CLOCK)

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -65,16 +65,17 @@ def run_application(app: App, folder: Path, settings: RunSettings, teller: Telle
 
 def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, told_to_stop: Callable[[], bool]) -> bool:
     """Lead, when the time comes, to the end; False if the session that was kept ready for that has ended before."""
-    with standing_by(layout, settings, told_to_stop) as candidate:
+    with standing_by(layout, settings, told_to_stop) as candidate, ExitStack() as stack:
         if candidate is None:
             return True
-        with warmed_up(app, layout, settings) as session:
-            leadership = lead(candidate, layout, settings, lambda: told_to_stop() or has_ended(session), teller.note)
-            if leadership is None:
-                return told_to_stop()
-            runner = Runner(app, layout, settings, session=session, on_beat=teller.tell, leadership=leadership)
-            _run_leader(runner, leadership, told_to_stop, teller)
-            return True
+        with candidate.getting_ready():
+            session = stack.enter_context(warmed_up(app, layout, settings))
+        leadership = lead(candidate, layout, settings, lambda: told_to_stop() or has_ended(session), teller.note)
+        if leadership is None:
+            return told_to_stop()
+        runner = Runner(app, layout, settings, session=session, on_beat=teller.tell, leadership=leadership)
+        _run_leader(runner, leadership, told_to_stop, teller)
+        return True
 
 
 def _run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[], bool], teller: Teller) -> None:

@@ -6,6 +6,9 @@ with the JVM until that has died too. Whoever comes next waits for that, and nev
 
 Leaders share the lock: a new one may begin although an old one is paused and holds it, for the old one's gate is shut
 (`leadership.election`). It keeps out whoever runs without a lease.
+
+Who has the lock, and leads if there is a lease, knows that no savepoint is being restored. So it is also here that one
+whose restore was interrupted is noticed, before Spark begins the job anew.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import os
 import time
 from pathlib import Path
 
+from stateside.checkpoint.savepoint import check_whole
 from stateside.errors import PipelineRunning
+from stateside.layout import Layout
 from stateside.storage import try_lock
 
 WAIT_S_MAX = 30.0
@@ -25,7 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> int:
-    """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time."""
+    """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time.
+
+    CheckpointInvalid if the restore of a savepoint was interrupted here.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     told = False
@@ -40,6 +48,11 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> 
             log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
             told = True
         time.sleep(_PAUSE_S)
+    try:
+        check_whole(Layout(path.parent))
+    except BaseException:
+        os.close(handle)
+        raise
     if holders(path).split()[0] != str(os.getpid()):  # if it is, its JVM stands there too
         note_holder(handle, os.getpid())
     return handle

@@ -55,9 +55,14 @@ def standing_by(layout: Layout, settings: RunSettings, told_to_stop: Callable[[]
 def lead(
     candidate: Candidate, layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool], tell: Tell
 ) -> Leadership | None:
-    """Wait for the leadership; None if the run is told to stop before. PipelineRunning if it may not wait so long."""
+    """Wait for the leadership; None if the run is told to stop before. PipelineRunning if it may not wait so long.
+
+    Who asks for it waits without end: once the leader has heard that it stops, however long its batch takes, and if
+    nobody waited any more then, nobody would lead.
+    """
     _tell_leader(candidate, settings, tell)
-    leadership = candidate.wait(told_to_stop, float("inf") if settings.standby else settings.lease_s_max)
+    waits_on = settings.standby or settings.take_over
+    leadership = candidate.wait(told_to_stop, float("inf") if waits_on else settings.lease_s_max)
     if leadership is None and not told_to_stop():
         raise _running(candidate, layout, settings)
     if leadership is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from stateside.checkpoint.savepoint import Savepoint, savepoints, take
@@ -13,6 +14,8 @@ from stateside.serving.stamp import iso_time
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Route
+
+log = logging.getLogger(__name__)
 
 _ANSWER = {
     "type": "object",
@@ -49,7 +52,7 @@ def savepoint_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
 
 
 async def _shown(view: ViewLayout) -> Response:
-    found = await asyncio.to_thread(savepoints, view)
+    found = await asyncio.to_thread(savepoints, view, lambda damaged: log.warning("%s", damaged))
     return Response({"view": view.name, "savepoints": [_as_dict(one) for one in found]})
 
 
