@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -94,9 +98,9 @@ def test_a_producer_waits_for_a_journal_that_is_away_and_stores_nothing_twice(
     assert part.child.returncode() is None, "it was not even started again"
 
 
-def test_a_part_is_paused_and_resumed_with_all_that_it_started(
-    tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def family(tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    """A part that has started a process of its own, which does not end with it."""
     (tmp_path / "family.py").write_text(
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -106,6 +110,20 @@ def test_a_part_is_paused_and_resumed_with_all_that_it_started(
     part = Supervised("family", [], tmp_path / "log", module="family")
     parts.append(part)
     wait_until(lambda: len(members(part.child.pid)) == 2)
+    return part
+
+
+def test_a_part_that_was_stopped_leaves_nothing_of_what_it_started(
+    family: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateside.ops.parts.MEMBERS_S_MAX", 0.1)
+    family.pause()
+    family.stop()
+    wait_until(lambda: not members(family.child.pid))
+
+
+def test_a_part_is_paused_and_resumed_with_all_that_it_started(family: Supervised) -> None:
+    part = family
     part.pause()
     wait_until(lambda: _states(part) == {"T"})
     part.resume()
@@ -155,6 +173,39 @@ def test_what_was_moved_away_comes_back_as_it_was_whatever_was_put_in_its_place(
     broken.heal()
     assert [path.name for path in home.iterdir()] == ["documents"]
     assert not (tmp_path / "away").exists()
+
+
+def test_what_was_moved_away_comes_back_while_somebody_goes_on_to_write_into_its_place(tmp_path: Path) -> None:
+    for number in range(5):
+        home = tmp_path / f"checkpoint-{number}"
+        (home / "offsets").mkdir(parents=True)
+        broken = _move_away(home, tmp_path / "away")
+        with writing_into(home / "state"):
+            wait_until((home / "state" / "0").exists)
+            broken.heal()
+        assert (home / "offsets").is_dir()
+        assert not (tmp_path / "away").exists()
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """A thread that writes one file after the other, into a folder that it makes where there is none."""
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / str(number)).write_bytes(bytes(2_000))
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_the_worst_moment_is_told_by_a_batch_that_is_planned_and_not_committed(tmp_path: Path) -> None:

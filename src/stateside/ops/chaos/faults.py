@@ -5,6 +5,7 @@ A fault is injected into a system, and gives back what heals it. It knows nothin
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ Happening = Literal["killed", "paused", "away", "full", "at random"]
 Heal = Callable[[], None]
 
 AWAY_S = 8.0  # how long something is away that does not come back by itself
+BACK_S_MAX = 30.0  # how long it takes at most until nobody comes between
 SEALING_S_MAX = 45.0  # how long a driver's killer waits for the moment that it is after
 _SPIN_S = 0.001
 _LOOK_S = 1.0
@@ -171,12 +173,26 @@ def fill_disk(system: System) -> Broken:
 
 def _move_away(folder: Path, to: Path) -> Broken:
     folder.rename(to)
+    return Broken(lambda: _move_back(folder, to))
 
-    def heal() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        to.rename(folder)
 
-    return Broken(heal)
+def _move_back(folder: Path, away: Path) -> None:
+    """Whoever still writes into its place keeps no name free for long: what is there goes in one step, again and again.
+
+    It is deleted afterwards, when nobody can put anything into it any more.
+    """
+    rubbish, until_s = away.with_name(f"{away.name}-rubbish"), time.monotonic() + BACK_S_MAX
+    rubbish.mkdir()
+    for number in itertools.count():
+        with suppress(FileNotFoundError):
+            folder.rename(rubbish / str(number))
+        try:
+            away.rename(folder)
+            break
+        except OSError:
+            if time.monotonic() >= until_s:
+                raise
+    shutil.rmtree(rubbish, ignore_errors=True)
 
 
 def _pause_within_a_sealing(system: System, driver: Supervised) -> None:

@@ -194,7 +194,7 @@ class Demo:
     def _start(self, stack: ExitStack, name: str, *arguments: str) -> Supervised:
         log = self._layout.root / "logs" / f"{name}.log"
         part = Supervised(name, [*arguments, "--dir", str(self._layout.root)], log)
-        stack.callback(lambda: part.child.stop())
+        stack.callback(part.stop)
         return part
 
     def _tell(self, text: str) -> None:
