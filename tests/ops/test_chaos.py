@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -16,14 +21,17 @@ from rich.console import Console
 
 from stateside.cli import main
 from stateside.errors import RequestInvalid
+from stateside.layout import Layout
 from stateside.ops.chaos.faults import Broken, Fault, together
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
+from stateside.ops.chaos.run import ChaosSettings, Course, run_scenarios
 from stateside.ops.chaos.scenarios import NAMES, SCENARIOS, at_random, chosen
 from stateside.ops.chaos.system import System
 from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Seen, Silence, Witness, running_bill_age_ms
 from stateside.processes import free_port
+from tests.waiting import wait_until
 
 FINE = Result(
     scenario="driver-killed",
@@ -131,6 +139,87 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     assert "This folder has the outcome of an earlier run" in done.output
 
 
+def test_a_folder_of_an_earlier_run_is_refused_before_the_first_scenario_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "writer-killed").mkdir()
+    monkeypatch.setattr(Course, "play", lambda course: FINE)
+    with pytest.raises(RequestInvalid, match="an earlier run"):
+        run("driver-killed", "writer-killed", folder=tmp_path)
+
+
+def run(*names: str, folder: Path) -> list[Result]:
+    return run_scenarios([SCENARIOS[name] for name in names], ChaosSettings(), folder, Console(file=io.StringIO()))
+
+
+def test_an_error_of_any_library_is_one_result_and_the_next_scenario_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = iter([subprocess.TimeoutExpired("java", 5.0), json.JSONDecodeError("no", "", 0), FINE])
+
+    def play(course: Course) -> Result:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Course, "play", play)
+    first, second, third = run("driver-killed", "writer-killed", "replica-killed", folder=tmp_path)
+    assert first.problems == ("It was not carried out: TimeoutExpired('java', 5.0)",)
+    assert "JSONDecodeError" in second.problems[0]
+    assert third == FINE
+
+
+def test_the_report_file_has_each_scenario_as_soon_as_it_is_done_and_is_not_ok_before_all_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "report.json", list[dict[str, Any]]()
+
+    def play(course: Course) -> Result:
+        if file.exists():
+            seen.append(json.loads(file.read_bytes()))
+        return FINE
+
+    monkeypatch.setattr(Course, "play", play)
+    asked = ["driver-killed", "writer-killed", "--dir", str(tmp_path / "chaos"), "--json", str(file)]
+    assert CliRunner().invoke(main, ["chaos", *asked]).exit_code == 0
+    assert [(one["ok"], len(one["scenarios"]), one["to_come"]) for one in seen] == [(False, 1, ["writer-killed"])]
+    done = json.loads(file.read_bytes())
+    assert (done["ok"], len(done["scenarios"]), done["to_come"]) == (True, 2, [])
+
+
+def test_ctrl_c_is_heard_while_the_ground_is_prepared_and_no_other_scenario_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = list[Path]()
+
+    @contextmanager
+    def slowly(layout: Layout, *_: object, **__: object) -> Iterator[None]:
+        prepared.append(layout.root)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+        yield
+
+    monkeypatch.setattr("stateside.ops.chaos.system.prepared", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        run("broker-killed", "writer-killed", folder=tmp_path)
+    assert prepared == [tmp_path / "broker-killed" / "application"]
+
+
+def test_ctrl_c_between_two_scenarios_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[str]()
+
+    def play(course: Course) -> Result:
+        played.append("one")
+        signal.raise_signal(signal.SIGTERM)
+        return FINE
+
+    monkeypatch.setattr(Course, "play", play)
+    with pytest.raises(KeyboardInterrupt):
+        run("driver-killed", "writer-killed", folder=tmp_path)
+    assert played == ["one"]
+
+
 def test_the_list_has_all_scenarios() -> None:
     done = CliRunner().invoke(main, ["chaos", "--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == list(NAMES)
@@ -169,9 +258,10 @@ def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.Mo
     monkeypatch.setattr("stateside.ops.chaos.witness.DEADLINE_S", DEADLINE_S / 50)
     witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill_age_ms])
     witness.start()
-    while witness.seen.failed < 2:
-        pass
-    witness.stop()
+    try:
+        wait_until(lambda: witness.seen.failed >= 2)
+    finally:
+        witness.stop()
     assert witness.seen.answered == 0
     assert witness.seen.no_answer_s >= DEADLINE_S / 50
     assert "127.0.0.1" in witness.seen.failures[0]

@@ -215,7 +215,7 @@ def _pause_within_a_sealing(system: System, driver: Supervised) -> None:
                 return
             driver.resume()
             versions = _count(documents)
-        time.sleep(_SPIN_S)
+        system.pause(_SPIN_S)
     driver.pause()
 
 

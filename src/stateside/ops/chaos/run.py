@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,36 @@ class ChaosSettings:
 
 
 def run_scenarios(
-    scenarios: Sequence[Scenario], settings: ChaosSettings, folder: Path | None, console: Console
+    scenarios: Sequence[Scenario],
+    settings: ChaosSettings,
+    folder: Path | None,
+    console: Console,
+    so_far: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
     """Run them one after the other, each in a folder of its own below this one, or in a temporary one.
 
-    One that could not be carried out does not keep the others from being tried. However it ends, no process is left.
+    One that could not be carried out does not keep the others from being tried. `so_far` is called after each, with all
+    results up to then. However it ends, no process is left. RequestInvalid, and nothing is run, if one of the folders
+    is there already.
     """
     with Interrupts() as interrupts, StageFolder(folder, console, prefix="stateside-chaos-") as place:
-        results = []
+        _check_new(place.root, scenarios)
+        results: list[Result] = []
         for each in scenarios:
+            interrupts.check()
             results.append(_tried(each, settings, place.root / each.name, console, interrupts))
             console.print(f"{each.name}: {results[-1].verdict()}", highlight=False, soft_wrap=True)
+            so_far(results)
         place.kept = not all(result.ok for result in results)
         return results
+
+
+def _check_new(root: Path, scenarios: Sequence[Scenario]) -> None:
+    for folder in (root / each.name for each in scenarios):
+        if folder.exists():
+            raise RequestInvalid(
+                "This folder has the outcome of an earlier run", where=str(folder), next_step="Use a new --dir"
+            )
 
 
 def _tried(
@@ -70,9 +87,9 @@ def _tried(
         return Result(scenario.name, scenario.part, scenario.happening, 0.0, skipped=without)
     try:
         return Course(scenario, settings, folder, console, interrupts).play()
-    except (StatesideError, OSError) as error:
+    except Exception as error:  # of a library, too: what the others came to is not lost by it
         seconds = time.monotonic() - began_s
-        problem = f"It was not carried out: {error}"
+        problem = f"It was not carried out: {error if isinstance(error, StatesideError | OSError) else repr(error)}"
         return Result(scenario.name, scenario.part, scenario.happening, seconds, problems=(problem,))
 
 
@@ -89,15 +106,14 @@ class Course:
     ) -> None:
         self._scenario, self._settings = scenario, settings
         self._folder, self._console = folder, console
-        self._pause = interrupts.pause
+        self._interrupts = interrupts
         self._began_s = time.monotonic()
 
     def play(self) -> Result:
         """Go through it."""
-        _begin(self._folder)
-        guarantee, scenario = self._settings.guarantee, self._scenario
+        self._folder.mkdir(parents=True)
         self._tell("starting the system")
-        with System(scenario.shape, self._folder, guarantee=guarantee, pause=self._pause, tell=self._tell) as system:
+        with self._system() as system:
             load = self._load(system)
             system.await_driver()
             system.start_writer(load)
@@ -111,8 +127,18 @@ class Course:
             finally:
                 witness.stop()
             self._tell("auditing")
-            judged = Judged.of(system, load)
+            with self._interrupts.at_once():
+                judged = Judged.of(system, load)
         return self._result(judged, witness.seen, recovery_s)
+
+    def _system(self) -> System:
+        return System(
+            self._scenario.shape,
+            self._folder,
+            guarantee=self._settings.guarantee,
+            interrupts=self._interrupts,
+            tell=self._tell,
+        )
 
     def _load(self, system: System) -> Load:
         settings = self._settings
@@ -141,7 +167,8 @@ class Course:
         broken = fault.inject(system)
         system.let_pass(fault.away_s)
         since_s = time.monotonic() if broken.since_s is None else broken.since_s
-        broken.heal()
+        with self._interrupts.at_once():  # a part of a cluster may take its time
+            broken.heal()
         floor = system.journal.end()
         system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
         return time.monotonic() - since_s
@@ -172,15 +199,6 @@ class Course:
     def _tell(self, what: str) -> None:
         passed_s = time.monotonic() - self._began_s
         self._console.print(f"{self._scenario.name}: {passed_s:5.1f} s: {what}", highlight=False, soft_wrap=True)
-
-
-def _begin(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RequestInvalid(
-            "This folder has the outcome of an earlier run", where=str(folder), next_step="Use a new --dir"
-        ) from None
 
 
 def _failed(seen: Seen) -> list[str]:

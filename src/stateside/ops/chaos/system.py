@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from stateside.ops.chaos.load import Desk, Load
 from stateside.ops.chaos.witness import FRESH_MS_MAX
 from stateside.ops.ports import LOOPBACK
 from stateside.ops.stage.ground import Ground, JournalKind, prepared
+from stateside.ops.stage.interrupts import Interrupts
 from stateside.ops.stage.supervised import Supervised
 from stateside.positions import Position
 from stateside.processes import free_port
@@ -76,7 +77,7 @@ class System:
         folder: Path,
         *,
         guarantee: Guarantee,
-        pause: Callable[[float], None] = time.sleep,
+        interrupts: Interrupts,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.shape, self.desk = shape, Desk(folder)
@@ -84,7 +85,7 @@ class System:
         self.urls = tuple(f"http://{LOOPBACK}:{free_port()}" for _ in range(REPLICAS))
         self.parts: dict[str, Supervised] = {}
         self.held: set[str] = set()  # parts that are not started again for now
-        self._guarantee, self._pause, self._tell = guarantee, pause, tell
+        self._guarantee, self._interrupts, self._tell = guarantee, interrupts, tell
         self._cleanup = ExitStack()
 
     def __enter__(self) -> System:
@@ -93,9 +94,8 @@ class System:
             if shape.small_disk:
                 stack.enter_context(mounted(self.layout.root))
             self.layout.root.mkdir(parents=True, exist_ok=True)
-            self.ground = stack.enter_context(
-                prepared(self.layout, shape.journal, cluster=shape.cluster, tell=self._tell, folder=self.desk.folder)
-            )
+            with self._interrupts.at_once():  # a broker's jars may have to be fetched first
+                self.ground = stack.enter_context(self._prepared())
             open_writer(self.layout.journal).close()  # a driver does not begin without a journal
             self.journal = open_journal(self.layout.journal)
             stack.callback(self._stop_parts)
@@ -124,12 +124,16 @@ class System:
             if name not in self.held and not over:
                 part.supervise()
 
+    def pause(self, seconds: float) -> None:
+        """Let a moment pass, unsupervised; KeyboardInterrupt if somebody wants an end."""
+        self._interrupts.pause(seconds)
+
     def let_pass(self, seconds: float) -> None:
         """Let some time pass."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self.supervise()
-            self._pause(min(LOOK_S, left_s))
+            self.pause(min(LOOK_S, left_s))
 
     def wait(self, what: str, done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is so; PipelineFailed if it takes too long."""
@@ -142,7 +146,7 @@ class System:
                     where=str(self.desk.folder / "logs"),
                     next_step=f"The driver's last words: {self.driver().child.last_words()}",
                 )
-            self._pause(LOOK_S)
+            self.pause(LOOK_S)
 
     def driver(self) -> Supervised:
         """The driver that runs the view: the leader, where there are standbys."""
@@ -157,6 +161,10 @@ class System:
     def answers_cover(self, floor: Position) -> bool:
         """Whether every single replica answers, freshly, with all that stands before this position."""
         return all(_answers(url, floor) for url in self.urls)
+
+    def _prepared(self) -> AbstractContextManager[Ground]:
+        shape = self.shape
+        return prepared(self.layout, shape.journal, cluster=shape.cluster, tell=self._tell, folder=self.desk.folder)
 
     def _query_runs(self) -> bool:
         ended = [part for name, part in self.parts.items() if part.restarts]
