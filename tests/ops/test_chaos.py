@@ -26,11 +26,12 @@ from stateside.ops.chaos.faults import Broken, Fault, together
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
-from stateside.ops.chaos.run import ChaosSettings, Course, run_scenarios
-from stateside.ops.chaos.scenarios import NAMES, SCENARIOS, at_random, chosen
+from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, run_scenarios
+from stateside.ops.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
 from stateside.ops.chaos.system import System
-from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Seen, Silence, Witness, running_bill_age_ms
+from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Ask, Seen, Silence, Witness, running_bill_age_ms
 from stateside.processes import free_port
+from stateside.serving.clients import Client
 from tests.waiting import wait_until
 
 FINE = Result(
@@ -39,6 +40,7 @@ FINE = Result(
     happening="killed",
     seconds=70.0,
     events=5_000,
+    events_meanwhile=700,
     invoices=180,
     requests_answered=1_000,
     no_answer_s=0.21,
@@ -267,6 +269,53 @@ def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.Mo
     assert "127.0.0.1" in witness.seen.failures[0]
 
 
+def test_a_question_that_cannot_be_answered_for_a_while_is_asked_again_afterwards() -> None:
+    asked = {"one": 0, "other": 0}
+
+    def asking(name: str) -> Ask:
+        def ask(client: Client, customer: str) -> int:
+            asked[name] += 1
+            return 0
+
+        return ask
+
+    one, other = asking("one"), asking("other")
+    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [one, other])
+    witness.start()
+    try:
+        wait_until(lambda: all(asked.values()))
+        with witness.without(other):
+            before = dict(asked)
+            wait_until(lambda: asked["one"] > before["one"] + 5)
+            assert asked["other"] == before["other"]
+        wait_until(lambda: asked["other"] > before["other"])
+    finally:
+        witness.stop()
+
+
+def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_producer_itself() -> None:
+    (told,) = _idle(
+        [Suffered(REPLICA_KILLED, 1.0, 0), Suffered(REPLICA_KILLED, 1.0, 7), Suffered(BROKER_KILLED, 1.0, 0)]
+    )
+    assert told == "No event was appended while this lasted: replica killed"
+
+
+def test_what_was_less_than_it_is_meant_to_be_is_told_and_is_no_failure() -> None:
+    missed = replace(FINE, notes=("The worst moment did not come.",))
+    assert report(missed).ok
+    assert "driver-killed: The worst moment did not come." in told(report(missed))
+
+
+def test_a_system_that_never_came_back_is_wrong_in_the_matrix() -> None:
+    gone = Result("driver-killed", "driver", "killed", 200.0, problems=("It was not carried out: After 180 s",))
+    assert "| driver | **WRONG** it did not come back |" in matrix(report(gone).as_dict())
+
+
+def test_a_report_of_before_there_was_more_to_tell_can_be_read() -> None:
+    document = {name: value for name, value in FINE.as_dict().items() if name not in ("notes", "events_meanwhile")}
+    assert Result.of(document) == replace(FINE, events_meanwhile=0)
+
+
 def test_what_went_well_is_told_so_and_what_did_not_as_well() -> None:
     assert report(FINE).ok and "Everything adds up." in told(report(FINE))
     wrong = told(report(FINE, DOUBLED))
@@ -325,9 +374,13 @@ def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> 
     assert (desk.pace(0.1), desk.pace(0.2), desk.drained()) == (1.0, STANDS, False)
     desk.allow(0.5)
     assert (desk.pace(0.4), desk.pace(0.5)) == (1.0, STANDS)
+    assert desk.done() == 0.0
+    desk.note_done(0.6)
+    desk.go_on(2)
+    assert (desk.done(), desk.pace(0.79), desk.pace(0.81)) == (0.6, 1.0, STANDS)
     desk.hurry()
-    desk.note_drained()
-    assert (desk.pace(0.9), desk.drained()) == (HURRY, True)
+    desk.note_drained(17)
+    assert (desk.pace(0.9), desk.drained(), desk.watermark_us()) == (HURRY, True, 17)
 
 
 def test_a_load_is_the_same_at_every_run() -> None:
