@@ -138,6 +138,17 @@ def test_retention_keeps_what_comes_after_a_savepoint(words: Words) -> None:
     assert found == {"view": "0:4", "savepoint": "0:3"}
 
 
+def test_retention_keeps_what_comes_after_a_savepoint_also_while_the_checkpoint_is_put_aside(words: Words) -> None:
+    with JournalWriter(words.layout.journal) as writer:
+        writer.append([Event("e-0", "emma", "word", 0, {})])
+    take(words.view, NOW_US)
+    words.view.checkpoint.rename(
+        words.view.root / "checkpoint.before-1"
+    )  # as a crash in the middle of restoring has it
+    found = {reader.name.split()[1]: str(reader.position) for reader in known_readers(words.layout)}
+    assert found == {"savepoint": "0:3"}
+
+
 class TestRestoring:
     def test_the_savepoint_takes_the_checkpoint_s_place_which_is_put_aside(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
