@@ -279,7 +279,7 @@ class Demo:
             notes=documents.notes,
             dead_letters=self._dead_letters.count(),
             duplicates=self._feeder.fates["duplicate"],
-            requests=len(self._asker.latencies_ms),
+            requests=self._asker.latencies_ms.count,
             failed=self._asker.failed,
             restarts=self._pipeline.restarts,
             bills=bills,
