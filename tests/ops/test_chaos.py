@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,10 +27,12 @@ from stateside.ops.chaos.faults import Broken, Fault, together
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
-from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, run_scenarios
+from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, lost_and_doubled, run_scenarios
 from stateside.ops.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
 from stateside.ops.chaos.system import System
 from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Ask, Seen, Silence, Witness, running_bill_age_ms
+from stateside.ops.cluster import Cluster
+from stateside.ops.stage.ground import Ground
 from stateside.processes import free_port
 from stateside.serving.clients import Client
 from tests.waiting import wait_until
@@ -386,6 +389,19 @@ def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> 
 def test_a_load_is_the_same_at_every_run() -> None:
     load = Load("/somewhere", (), 30.0, 5, 7)
     assert [a.event for a in load.generator().arrivals()] == [a.event for a in load.generator().arrivals()]
+
+
+def test_an_event_that_is_lost_does_not_hide_one_that_is_doubled() -> None:
+    assert lost_and_doubled(["a", "b", "c", "c"], ["a", "a", "c", "c"]) == (1, 1)
+    assert lost_and_doubled(["a", "c", "c"], ["c", "a", "c"]) == (0, 0)
+
+
+def test_parts_of_a_cluster_are_started_again_unless_a_fault_holds_them_down() -> None:
+    started: list[str] = []
+    cluster = SimpleNamespace(address="spark://here:1", ended=lambda: ["worker-1", "worker-2"], restart=started.append)
+    ground = Ground("application", cast(Cluster, cluster))
+    ground.supervise(held={"worker-1"})
+    assert (started, ground.restarts) == (["worker-2"], 1)
 
 
 def test_no_scenario_can_be_had_by_a_name_that_is_none() -> None:

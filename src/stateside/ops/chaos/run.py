@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,9 +270,10 @@ class Judged:
     @classmethod
     def of(cls, system: System, load: Load) -> Judged:
         """Judge a system that has come to rest and still serves, by what each of its replicas has."""
-        generator, found = load.generator(), Counter(event.id for event in system.journal.events())
-        nudges = sum(count for id_, count in found.items() if id_.startswith(NUDGE))
-        made = Counter(arrival.event.id for arrival in generator.arrivals())
+        generator, ids = load.generator(), [event.id for event in system.journal.events()]
+        found = [one for one in ids if not one.startswith(NUDGE)]
+        lost, doubled = lost_and_doubled([arrival.event.id for arrival in generator.arrivals()], found)
+        nudges = len(ids) - len(found)
         judged = [_judge(system, number, generator, nudges) for number in range(len(system.replicas))]
         (audited, outcome, off), others = judged[0], judged[1:]
         known = {*audited.differences(), *off}
@@ -282,9 +283,13 @@ class Judged:
             for told in (*other.differences(), *apart)
             if told not in known
         ]
-        lost, doubled = made - found, found - made
-        twice = sum(count for id_, count in doubled.items() if not id_.startswith(NUDGE))
-        return cls(audited, outcome, (*off, *more), lost.total(), twice)
+        return cls(audited, outcome, (*off, *more), lost, doubled)
+
+
+def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:
+    """How many of the ids that were made were not found, and how many were found more often than they were made."""
+    ours, theirs = Counter(made), Counter(found)
+    return (ours - theirs).total(), (theirs - ours).total()
 
 
 def _judge(system: System, number: int, generator: Generator, nudges: int) -> tuple[Audit, Outcome, list[str]]:
