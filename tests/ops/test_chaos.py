@@ -24,10 +24,11 @@ from stateside.cli import main
 from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.ops.chaos.faults import Broken, Fault, together
+from stateside.ops.chaos.judgement import lost_and_doubled
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
-from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, lost_and_doubled, run_scenarios
+from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, run_scenarios
 from stateside.ops.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
 from stateside.ops.chaos.system import System
 from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Ask, Seen, Silence, Witness, running_bill_age_ms
