@@ -157,13 +157,16 @@ class Course:
             system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
             system.let_pass(fault.away_s)
             since_s = time.monotonic() if broken.since_s is None else broken.since_s
-            end = None if fault.stops_producer or broken.since_s is not None else system.journal.end()
+            end = None if fault.stops_producer else system.journal.end()
             with self._interrupts.at_once():  # a part of a cluster may take its time
                 broken.heal()
             floor = system.journal.end()
             system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
             recovery_s = time.monotonic() - since_s
-        appended = sum(1 for _ in system.journal.events(broken.began or began, end))  # on Kafka not each offset has one
+        over = (end or floor) if broken.since_s is None else system.journal.end()
+        appended = sum(
+            1 for _ in system.journal.events(broken.began or began, over)
+        )  # on Kafka not each offset has one
         broken.settle()
         return Suffered(fault, recovery_s, appended, broken.missed)
 
@@ -172,8 +175,8 @@ class Course:
         system.desk.go_on(left + 1)
         system.let_pass(LEAD_S)
         system.desk.go_on(left + 1)
-        end = system.journal.end()
-        system.wait("a producer that appends", lambda: system.journal.end() != end, RECOVERY_S_MAX)
+        end, desk = system.journal.end(), system.desk
+        system.wait("a producer that appends", lambda: desk.drained() or system.journal.end() != end, RECOVERY_S_MAX)
 
     def _come_to_rest(self, system: System) -> None:
         """Until every replica has everything: the producer asks only one of them."""
