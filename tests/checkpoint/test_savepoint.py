@@ -197,6 +197,15 @@ def test_retention_keeps_what_comes_after_a_savepoint(words: Words) -> None:
     assert found == {"view": "0:4", "savepoint": "0:3"}
 
 
+def test_retention_keeps_what_comes_after_a_savepoint_also_while_the_checkpoint_is_put_aside(words: Words) -> None:
+    with JournalWriter(words.layout.journal) as writer:
+        writer.append([Event("e-0", "emma", "word", 0, {})])
+    take(words.view, NOW_US)
+    words.view.checkpoint.rename(words.view.root / "checkpoint.before-1")  # as a crash in the middle of restoring does
+    found = {reader.name.split()[1]: str(reader.position) for reader in known_readers(words.layout)}
+    assert found == {"savepoint": "0:3"}
+
+
 def led(layout: Layout, name: str, lease_s: float = 4.0, clock: ManualClock | None = None) -> Leadership:
     leadership = Candidate(layout.root, name, lease_s=lease_s, clock=clock).wait(lambda: False)
     assert leadership is not None

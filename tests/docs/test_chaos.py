@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.ops.chaos.faults import AWAY_S
+from stateside.ops.chaos.faults import AWAY_S, SEALING_S_MAX
 from stateside.ops.chaos.scenarios import AT_RANDOM, NAMES, RANDOM_FAULTS, SCENARIOS
 from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX
 
@@ -27,6 +27,7 @@ def test_the_page_has_the_times_as_they_are() -> None:
     assert f"after {AWAY_S:g} s" in PAGE
     assert f"within {DEADLINE_S:g} s" in PAGE
     assert f"than {FRESH_MS_MAX / 1_000:g} s" in PAGE
+    assert f"none came within {SEALING_S_MAX:g} s" in PAGE
     assert RANDOM_FAULTS == 4 and "four of these" in PAGE
 
 

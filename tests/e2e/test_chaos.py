@@ -66,6 +66,7 @@ def test_each_part_in_turn_is_killed_or_taken_away_and_nothing_is_lost_or_double
     result = run([EVERY_PART], ChaosSettings(seconds=12), tmp_path)
     check_nothing_lost(result)
     assert len(result.faults) == len(EVERY_PART.faults)
+    assert result.events_meanwhile > 100, "it was broken under load"
 
 
 def test_the_control_without_its_guard_is_found_to_double(tmp_path: Path) -> None:

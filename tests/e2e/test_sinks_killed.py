@@ -105,14 +105,23 @@ def start(layout: Layout, url: str) -> subprocess.Popen[bytes]:
 
 
 def kill(layout: Layout, driver: subprocess.Popen[bytes], *, jvm_first: bool) -> None:
-    """End both of its processes, the hard way; the next driver waits until both have died."""
-    jvm = int(layout.driver_lock.read_text().split()[1])
-    for pid in (jvm, driver.pid) if jvm_first else (driver.pid, jvm):
+    """End both of its processes, the hard way; the next driver waits until both have died.
+
+    One that has not come so far as to have a JVM is ended alone.
+    """
+    jvm = jvm_of(layout, driver)
+    for pid in [*jvm, driver.pid] if jvm_first else [driver.pid, *jvm]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     driver.wait(60)
+
+
+def jvm_of(layout: Layout, driver: subprocess.Popen[bytes]) -> list[int]:
+    """The JVM of this driver, and not of one before it, whose number may be another process's by now."""
+    pids = layout.driver_lock.read_text().split() if layout.driver_lock.exists() else []
+    return [int(pid) for pid in pids[1:] if pids[0] == str(driver.pid)]
 
 
 def wait_until_it_works(layout: Layout, driver: subprocess.Popen[bytes]) -> None:

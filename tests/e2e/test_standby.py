@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,7 @@ class Drivers:
     def __init__(self, layout: Layout, url: str) -> None:
         self.layout, self.url = layout, url
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.paused: list[int] = []
 
     def start(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "stateside", "run", "tests.e2e.sinks_app:app", "--dir", str(self.layout.root)]
@@ -56,6 +57,21 @@ class Drivers:
             root = Path(__file__).parents[2]
             self.running[name] = subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log)
         return self.running[name]
+
+    def pause(self) -> None:
+        """The driver that started last, with its JVM."""
+        self.paused = processes(self.layout)
+        self._signal_paused(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """What was paused goes on. A JVM that was left so would stay for ever."""
+        self._signal_paused(signal.SIGCONT)
+        self.paused = []
+
+    def _signal_paused(self, number: signal.Signals) -> None:
+        for pid in self.paused:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def log(self, name: str) -> Path:
         return self.layout.root / f"run-{name}.log"
@@ -70,8 +86,8 @@ def drivers(layout: Layout, url: str) -> Iterator[Drivers]:
     try:
         yield started
     finally:
+        started.resume()
         for process in started.running.values():
-            process.send_signal(signal.SIGCONT)
             process.terminate()
         for process in started.running.values():
             try:
@@ -122,14 +138,11 @@ def test_a_leader_paused_past_its_lease_and_a_hand_over_leave_every_row_once_in_
             wait_until(lambda: identities(layout) == ("a", []), b)
             wait_until(lambda: identities(layout) == ("a", ["b"]), b)
             assert "Spark has ended while this run stood by" in started.told("b")
-        paused = processes(layout)
-        for pid in paused:
-            os.kill(pid, signal.SIGSTOP)
+        started.pause()
         began_s = time.monotonic()
         wait_until_it_works(layout, b)
         print(f"taken over after {time.monotonic() - began_s:.1f} s, with a lease of {LEASE_S} s")
-        for pid in paused:
-            os.kill(pid, signal.SIGCONT)
+        started.resume()
         assert a.wait(START_S_MAX) == 1
         assert "Error: This leader of epoch 1 was paused" in started.told("a")
         assert "b (process" in started.told("a")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -16,14 +22,21 @@ from rich.console import Console
 
 from stateside.cli import main
 from stateside.errors import RequestInvalid
+from stateside.layout import Layout
 from stateside.ops.chaos.faults import Broken, Fault, together
+from stateside.ops.chaos.judgement import lost_and_doubled
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
-from stateside.ops.chaos.scenarios import NAMES, SCENARIOS, at_random, chosen
+from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, run_scenarios
+from stateside.ops.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
 from stateside.ops.chaos.system import System
-from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Seen, Silence, Witness, running_bill_age_ms
+from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Ask, Seen, Silence, Witness, running_bill_age_ms
+from stateside.ops.cluster import Cluster
+from stateside.ops.stage.ground import Ground
 from stateside.processes import free_port
+from stateside.serving.clients import Client
+from tests.waiting import wait_until
 
 FINE = Result(
     scenario="driver-killed",
@@ -31,6 +44,7 @@ FINE = Result(
     happening="killed",
     seconds=70.0,
     events=5_000,
+    events_meanwhile=700,
     invoices=180,
     requests_answered=1_000,
     no_answer_s=0.21,
@@ -131,6 +145,87 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     assert "This folder has the outcome of an earlier run" in done.output
 
 
+def test_a_folder_of_an_earlier_run_is_refused_before_the_first_scenario_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "writer-killed").mkdir()
+    monkeypatch.setattr(Course, "play", lambda course: FINE)
+    with pytest.raises(RequestInvalid, match="an earlier run"):
+        run("driver-killed", "writer-killed", folder=tmp_path)
+
+
+def run(*names: str, folder: Path) -> list[Result]:
+    return run_scenarios([SCENARIOS[name] for name in names], ChaosSettings(), folder, Console(file=io.StringIO()))
+
+
+def test_an_error_of_any_library_is_one_result_and_the_next_scenario_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = iter([subprocess.TimeoutExpired("java", 5.0), json.JSONDecodeError("no", "", 0), FINE])
+
+    def play(course: Course) -> Result:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Course, "play", play)
+    first, second, third = run("driver-killed", "writer-killed", "replica-killed", folder=tmp_path)
+    assert first.problems == ("It was not carried out: TimeoutExpired('java', 5.0)",)
+    assert "JSONDecodeError" in second.problems[0]
+    assert third == FINE
+
+
+def test_the_report_file_has_each_scenario_as_soon_as_it_is_done_and_is_not_ok_before_all_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "report.json", list[dict[str, Any]]()
+
+    def play(course: Course) -> Result:
+        if file.exists():
+            seen.append(json.loads(file.read_bytes()))
+        return FINE
+
+    monkeypatch.setattr(Course, "play", play)
+    asked = ["driver-killed", "writer-killed", "--dir", str(tmp_path / "chaos"), "--json", str(file)]
+    assert CliRunner().invoke(main, ["chaos", *asked]).exit_code == 0
+    assert [(one["ok"], len(one["scenarios"]), one["to_come"]) for one in seen] == [(False, 1, ["writer-killed"])]
+    done = json.loads(file.read_bytes())
+    assert (done["ok"], len(done["scenarios"]), done["to_come"]) == (True, 2, [])
+
+
+def test_ctrl_c_is_heard_while_the_ground_is_prepared_and_no_other_scenario_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = list[Path]()
+
+    @contextmanager
+    def slowly(layout: Layout, *_: object, **__: object) -> Iterator[None]:
+        prepared.append(layout.root)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+        yield
+
+    monkeypatch.setattr("stateside.ops.chaos.system.prepared", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        run("broker-killed", "writer-killed", folder=tmp_path)
+    assert prepared == [tmp_path / "broker-killed" / "application"]
+
+
+def test_ctrl_c_between_two_scenarios_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[str]()
+
+    def play(course: Course) -> Result:
+        played.append("one")
+        signal.raise_signal(signal.SIGTERM)
+        return FINE
+
+    monkeypatch.setattr(Course, "play", play)
+    with pytest.raises(KeyboardInterrupt):
+        run("driver-killed", "writer-killed", folder=tmp_path)
+    assert played == ["one"]
+
+
 def test_the_list_has_all_scenarios() -> None:
     done = CliRunner().invoke(main, ["chaos", "--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == list(NAMES)
@@ -169,12 +264,60 @@ def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.Mo
     monkeypatch.setattr("stateside.ops.chaos.witness.DEADLINE_S", DEADLINE_S / 50)
     witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill_age_ms])
     witness.start()
-    while witness.seen.failed < 2:
-        pass
-    witness.stop()
+    try:
+        wait_until(lambda: witness.seen.failed >= 2)
+    finally:
+        witness.stop()
     assert witness.seen.answered == 0
     assert witness.seen.no_answer_s >= DEADLINE_S / 50
     assert "127.0.0.1" in witness.seen.failures[0]
+
+
+def test_a_question_that_cannot_be_answered_for_a_while_is_asked_again_afterwards() -> None:
+    asked = {"one": 0, "other": 0}
+
+    def asking(name: str) -> Ask:
+        def ask(client: Client, customer: str) -> int:
+            asked[name] += 1
+            return 0
+
+        return ask
+
+    one, other = asking("one"), asking("other")
+    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [one, other])
+    witness.start()
+    try:
+        wait_until(lambda: all(asked.values()))
+        with witness.without(other):
+            before = dict(asked)
+            wait_until(lambda: asked["one"] > before["one"] + 5)
+            assert asked["other"] == before["other"]
+        wait_until(lambda: asked["other"] > before["other"])
+    finally:
+        witness.stop()
+
+
+def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_producer_itself() -> None:
+    (told,) = _idle(
+        [Suffered(REPLICA_KILLED, 1.0, 0), Suffered(REPLICA_KILLED, 1.0, 7), Suffered(BROKER_KILLED, 1.0, 0)]
+    )
+    assert told == "No event was appended while this lasted: replica killed"
+
+
+def test_what_was_less_than_it_is_meant_to_be_is_told_and_is_no_failure() -> None:
+    missed = replace(FINE, notes=("The worst moment did not come.",))
+    assert report(missed).ok
+    assert "driver-killed: The worst moment did not come." in told(report(missed))
+
+
+def test_a_system_that_never_came_back_is_wrong_in_the_matrix() -> None:
+    gone = Result("driver-killed", "driver", "killed", 200.0, problems=("It was not carried out: After 180 s",))
+    assert "| driver | **WRONG** it did not come back |" in matrix(report(gone).as_dict())
+
+
+def test_a_report_of_before_there_was_more_to_tell_can_be_read() -> None:
+    document = {name: value for name, value in FINE.as_dict().items() if name not in ("notes", "events_meanwhile")}
+    assert Result.of(document) == replace(FINE, events_meanwhile=0)
 
 
 def test_what_went_well_is_told_so_and_what_did_not_as_well() -> None:
@@ -235,14 +378,31 @@ def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> 
     assert (desk.pace(0.1), desk.pace(0.2), desk.drained()) == (1.0, STANDS, False)
     desk.allow(0.5)
     assert (desk.pace(0.4), desk.pace(0.5)) == (1.0, STANDS)
+    assert desk.done() == 0.0
+    desk.note_done(0.6)
+    desk.go_on(2)
+    assert (desk.done(), desk.pace(0.79), desk.pace(0.81)) == (0.6, 1.0, STANDS)
     desk.hurry()
-    desk.note_drained()
-    assert (desk.pace(0.9), desk.drained()) == (HURRY, True)
+    desk.note_drained(17)
+    assert (desk.pace(0.9), desk.drained(), desk.watermark_us()) == (HURRY, True, 17)
 
 
 def test_a_load_is_the_same_at_every_run() -> None:
     load = Load("/somewhere", (), 30.0, 5, 7)
     assert [a.event for a in load.generator().arrivals()] == [a.event for a in load.generator().arrivals()]
+
+
+def test_an_event_that_is_lost_does_not_hide_one_that_is_doubled() -> None:
+    assert lost_and_doubled(["a", "b", "c", "c"], ["a", "a", "c", "c"]) == (1, 1)
+    assert lost_and_doubled(["a", "c", "c"], ["c", "a", "c"]) == (0, 0)
+
+
+def test_parts_of_a_cluster_are_started_again_unless_a_fault_holds_them_down() -> None:
+    started: list[str] = []
+    cluster = SimpleNamespace(address="spark://here:1", ended=lambda: ["worker-1", "worker-2"], restart=started.append)
+    ground = Ground("application", cast(Cluster, cluster))
+    ground.supervise(held={"worker-1"})
+    assert (started, ground.restarts) == (["worker-2"], 1)
 
 
 def test_no_scenario_can_be_had_by_a_name_that_is_none() -> None:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 
-from stateside.checkpoint.log import Checkpoint
+from stateside.billing.model import VIEW
+from stateside.billing.sealing.documents import documents_table
 from stateside.journal import Journal
 from stateside.layout import Layout
 from stateside.ops.chaos import disk
-from stateside.ops.chaos.faults import _move_away, _uncommitted
-from stateside.ops.chaos.load import Desk, Load
+from stateside.ops.chaos.faults import Broken, Fault, _move_away, stored_uncommitted
+from stateside.ops.chaos.load import BEFORE, Desk, Load
+from stateside.ops.chaos.run import ChaosSettings, Course
+from stateside.ops.chaos.scenarios import scenario_of
+from stateside.ops.chaos.system import Shape, System
+from stateside.ops.chaos.witness import Witness
 from stateside.ops.parts import members
 from stateside.ops.stage.feeder import NUDGE
+from stateside.ops.stage.interrupts import Interrupts
 from stateside.ops.stage.supervised import Supervised
+from stateside.positions import Position
 from stateside.processes import free_port
-from stateside.storage import Storage
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
@@ -66,9 +79,52 @@ def test_a_producer_killed_in_the_middle_goes_on_and_every_event_is_in_the_journ
     wait_until(lambda: len(written(layout)) >= len(made), part.child.tail)
     assert written(layout) == made
     assert part.restarts == 2
-    desk.note_drained()
+    desk.note_drained(0)
     wait_until(lambda: part.child.returncode() is not None)
     assert part.child.returncode() == 0
+
+
+class Suffering:
+    """As much of a system as a fault needs, with a real producer and nothing else."""
+
+    def __init__(self, desk: Desk, layout: Layout) -> None:
+        self.desk, self.journal = desk, Journal(layout.journal)
+
+    def let_pass(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def wait(self, what: str, done: Callable[[], bool], seconds_max: float) -> None:
+        wait_until(done, lambda: f"there is not {what}")
+
+    def answers_cover(self, floor: Position) -> bool:
+        return True
+
+
+def test_a_fault_comes_in_the_middle_of_appends_and_they_go_on_while_it_lasts(
+    layout: Layout, tmp_path: Path, parts: list[Supervised]
+) -> None:
+    desk, load = Desk(tmp_path), a_load(layout, seconds=20.0)
+    desk.lay(load)
+    part = Supervised("writer", [str(tmp_path)], tmp_path / "log", module=WRITER)
+    parts.append(part)
+    wait_until(lambda: desk.done() >= BEFORE, part.child.tail)  # as a slow start of Spark has it: the producer stands
+    ends: list[list[int]] = []
+
+    def inject(system: System) -> Broken:
+        ends.append([system.journal.end().events()])
+        wait_until(lambda: system.journal.end().events() > ends[-1][0], part.child.tail)
+        desk.allow(1.0)  # as the search for a sealing does
+        return Broken(lambda: ends[-1].append(system.journal.end().events()))
+
+    fault = Fault("something", "away", inject, away_s=1.0)
+    scenario = scenario_of("twice", Shape(), fault, fault)
+    with Interrupts() as interrupts:
+        course = Course(scenario, ChaosSettings(), tmp_path, Console(file=io.StringIO()), interrupts)
+        system, witness = cast(System, Suffering(desk, layout)), cast(Witness, None)
+        suffered = [course.suffer(system, witness, fault, left) for left in (2, 1)]
+    for (before, after), each in zip(ends, suffered, strict=True):
+        assert 0 < each.appended <= after - before
+    assert after < len(list(load.generator().arrivals())), "there is something left for the end"
 
 
 def test_a_producer_waits_for_a_journal_that_is_away_and_stores_nothing_twice(
@@ -94,9 +150,9 @@ def test_a_producer_waits_for_a_journal_that_is_away_and_stores_nothing_twice(
     assert part.child.returncode() is None, "it was not even started again"
 
 
-def test_a_part_is_paused_and_resumed_with_all_that_it_started(
-    tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def family(tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    """A part that has started a process of its own, which does not end with it."""
     (tmp_path / "family.py").write_text(
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -106,6 +162,20 @@ def test_a_part_is_paused_and_resumed_with_all_that_it_started(
     part = Supervised("family", [], tmp_path / "log", module="family")
     parts.append(part)
     wait_until(lambda: len(members(part.child.pid)) == 2)
+    return part
+
+
+def test_a_part_that_was_stopped_leaves_nothing_of_what_it_started(
+    family: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateside.ops.parts.MEMBERS_S_MAX", 0.1)
+    family.pause()
+    family.stop()
+    wait_until(lambda: not members(family.child.pid))
+
+
+def test_a_part_is_paused_and_resumed_with_all_that_it_started(family: Supervised) -> None:
+    part = family
     part.pause()
     wait_until(lambda: _states(part) == {"T"})
     part.resume()
@@ -120,7 +190,14 @@ def _states(part: Supervised) -> set[str]:
     return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
-@pytest.mark.skipif(disk.refusal() is not None, reason="a small disk cannot be mounted here")
+@pytest.fixture
+def disks() -> None:
+    """Skips where a small disk cannot be mounted."""
+    if why := disk.refusal():
+        pytest.skip(why)
+
+
+@pytest.mark.usefixtures("disks")
 def test_a_small_disk_is_filled_to_its_last_block_and_gone_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +234,50 @@ def test_what_was_moved_away_comes_back_as_it_was_whatever_was_put_in_its_place(
     assert not (tmp_path / "away").exists()
 
 
-def test_the_worst_moment_is_told_by_a_batch_that_is_planned_and_not_committed(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(Storage.at(tmp_path))
-    for folder, batches in (("offsets", (0, 1, 9, 10)), ("commits", (0, 1, 9))):
-        (tmp_path / folder).mkdir()
-        for batch in batches:
-            (tmp_path / folder / f"{batch}").touch()
-            (tmp_path / folder / f".{batch}.crc").touch()
-    assert _uncommitted(checkpoint)
-    (tmp_path / "commits" / "10").touch()
-    assert not _uncommitted(checkpoint)
+def test_what_was_moved_away_comes_back_while_somebody_goes_on_to_write_into_its_place(tmp_path: Path) -> None:
+    for number in range(5):
+        home = tmp_path / f"checkpoint-{number}"
+        (home / "offsets").mkdir(parents=True)
+        broken = _move_away(home, tmp_path / "away")
+        with writing_into(home / "state"):
+            wait_until((home / "state" / "0").exists)
+            broken.heal()
+        assert (home / "offsets").is_dir()
+        assert not (tmp_path / "away").exists()
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """A thread that writes one file after the other, into a folder that it makes where there is none."""
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / str(number)).write_bytes(bytes(2_000))
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_the_worst_moment_is_told_by_the_batch_whose_documents_are_stored_and_not_committed(layout: Layout) -> None:
+    checkpoint = layout.view(VIEW).checkpoint
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+    documents = documents_table(layout)
+    documents.create()
+    assert not stored_uncommitted(layout), "none are stored"
+    opened = documents.opened()
+    opened.store(opened.spec.schema.empty_table(), 9, {"query": 9})
+    (checkpoint / "offsets" / "10").touch()
+    assert stored_uncommitted(layout)
+    (checkpoint / "commits" / "9").touch()
+    assert not stored_uncommitted(layout), "that the next batch is planned does not matter"

@@ -13,8 +13,15 @@ from stateside.billing.audit.law import Verdict
 from stateside.billing.generator import Report
 from stateside.errors import RequestInvalid
 from stateside.ops.demo.report import DemoReport
+from stateside.ops.demo.sample import Sample
 from stateside.ops.stage.proof import Outcome
 from stateside.ops.stage.report_file import ReportFile
+
+
+def sampled(value: float) -> Sample:
+    sample = Sample()
+    sample.add(value)
+    return sample
 
 
 def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
@@ -38,8 +45,8 @@ def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
         outcome=outcome,
         differences=differences,
         audit=Audit(Standing(1, 3, 0), counts, 1, (verdict,), 3, 0.1, 0.2),
-        latencies_ms=[1.0],
-        ages_ms=[1],
+        latencies_ms=sampled(1.0),
+        ages_ms=sampled(1),
         requests_failed=0,
         failures=[],
         pipeline_restarts=0,

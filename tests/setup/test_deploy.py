@@ -36,6 +36,20 @@ def test_services_depend_on_services_that_are_there_and_share_volumes_that_are_d
         assert {volume.split(":")[0] for volume in service.get("volumes", ())} <= COMPOSE["volumes"].keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [("kafka", {"/var/lib/kafka/data"}), ("zookeeper", {"/data", "/datalog"})],  # ZooKeeper's: its image's own
+)
+def test_what_others_rely_on_is_stored_on_volumes(name: str, places: set[str]) -> None:
+    mounted = {volume.split(":")[1] for volume in COMPOSE["services"][name]["volumes"]}
+    assert mounted == places
+
+
+def test_the_broker_stores_on_its_volume_and_not_where_the_image_would() -> None:
+    kafka = COMPOSE["services"]["kafka"]
+    assert kafka["volumes"] == [f"kafka:{kafka['environment']['KAFKA_LOG_DIRS']}"]
+
+
 def test_driver_and_workers_name_the_masters_that_there_are() -> None:
     wanted = [(name, 7077) for name in COMPOSE["services"] if name.startswith("master-")]
     command = OURS["driver"]["command"]

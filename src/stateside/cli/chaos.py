@@ -12,6 +12,9 @@ import click
 from stateside.cli.group import FILE, FOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stateside.ops.chaos.report import Result
     from stateside.ops.chaos.system import Guarantee
 
 LOG_CHARS = 160
@@ -78,8 +81,16 @@ def chaos(
         console = Console(width=LOG_CHARS)
     settings = ChaosSettings(seconds, customers, seed, guarantee)
     date = datetime.now(UTC).date().isoformat()
-    results = run_scenarios(wanted, settings, folder, console)
-    report = ChaosReport(guarantee, seed, seconds, date, tuple(results))
+
+    def report_of(results: Sequence[Result]) -> ChaosReport:
+        to_come = tuple(scenario.name for scenario in wanted[len(results) :])
+        return ChaosReport(guarantee, seed, seconds, date, tuple(results), to_come)
+
+    def so_far(results: Sequence[Result]) -> None:
+        if report_file:
+            report_file.write_so_far(report_of(results))
+
+    report = report_of(run_scenarios(wanted, settings, folder, console, so_far))
     report.show(console)
     if report_file:
         report_file.write(report)

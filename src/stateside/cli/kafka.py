@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,11 +14,14 @@ import click
 
 from stateside.cli.group import FOLDER
 from stateside.cli.tables import show_json
-from stateside.errors import SettingInvalid
+from stateside.errors import SettingInvalid, SetupError
 
 if TYPE_CHECKING:
     from stateside.journal.kafka import KafkaJournal, Topic
     from stateside.journal.queries import Queries, Views
+    from stateside.ops.broker import Broker
+
+_LOOK_S = 0.5
 
 kafka_option = click.option("--kafka", metavar="ADDRESS", help="A journal on Kafka: kafka://localhost:9092/orders.")
 
@@ -147,7 +151,10 @@ def dev() -> None:
 @click.option("--topic", help="Create a journal of this name, unless it is there.")
 @click.option("--partitions", default=1, show_default=True, type=click.IntRange(1), help="Of that journal.")
 def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitions: int) -> None:
-    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine alone. The first time fetches its jars."""
+    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine alone. The first time fetches its jars.
+
+    If it ends by itself, so does this command, and says why.
+    """
     from stateside.ops.broker import Broker
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -163,7 +170,17 @@ def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitio
         click.echo(f"stateside journal append --kafka kafka://{broker.address}/{name} --dir FOLDER FILE")
         click.echo(f"stateside journal read --kafka kafka://{broker.address}/{name} --follow")
         click.echo(f"Kafka listens at {broker.address}. Ctrl-C ends it.", err=True)
-        signal.pause()
+        _watch(broker)
+
+
+def _watch(broker: Broker) -> None:
+    """Until Ctrl-C; SetupError if the broker ends by itself."""
+    while broker.runs():
+        time.sleep(_LOOK_S)
+    raise SetupError(
+        f"The Kafka broker has ended; its last words: {broker.last_words()}",
+        next_step="Start it again, with the same --folder if it has one: it goes on with what is there",
+    )
 
 
 def _create_unless_there(servers: str, name: str, partitions: int) -> None:

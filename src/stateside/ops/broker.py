@@ -81,6 +81,14 @@ class Broker:
         assert self._child is not None, "it runs"
         return self._child.pid
 
+    def runs(self) -> bool:
+        """Whether its process runs."""
+        return self._child is not None and self._child.returncode() is None
+
+    def last_words(self) -> str:
+        """The last line that it has said."""
+        return self._child.last_words() if self._child else "none"
+
     def start(self) -> None:
         """Start it and wait until it answers; SetupError if it does not. A machine's first start fetches the jars."""
         assert self._child is None, "it runs already"

@@ -25,22 +25,21 @@ from stateside.storage import Storage
 def known_readers(layout: Layout) -> list[Reader]:
     """All readers of the journal in this folder that are known."""
     found = readers(Place.of(layout.journal))
-    for path in sorted((layout.root / "views").glob("*/checkpoint")):
-        reader = _of_view(ViewLayout(path.parent))
-        if reader is not None:
-            kept = savepoints(ViewLayout(path.parent))
-            found += [
-                reader,
-                *(Reader(f"the savepoint {one.name!r} of {path.parent.name!r}", one.position) for one in kept),
-            ]
+    for path in sorted((layout.root / "views").glob("*/")):
+        found += _of_view(ViewLayout(path))
     if layout.clock.exists() or list((layout.root / "views").glob("*/book")):
         found.append(Reader("billing, which explains and audits bills from all events,", Position.start()))
     return found
 
 
-def _of_view(view: ViewLayout) -> Reader | None:
-    checkpoint, name = Checkpoint(Storage.at(view.checkpoint)), f"the view {view.name!r}"
-    commits = checkpoint.commits()
-    if commits and not checkpoint.journals(commits[-1]):
-        return None
-    return Reader(name, checkpoint.plan(commits[-2]).position if len(commits) > 1 else Position.start())
+def _of_view(view: ViewLayout) -> list[Reader]:
+    """The view, if it has a checkpoint, and its savepoints: these count also while its checkpoint is put aside."""
+    checkpoint, found = Checkpoint(Storage.at(view.checkpoint)), list[Reader]()
+    if view.checkpoint.exists():
+        commits = checkpoint.commits()
+        if commits and not checkpoint.journals(commits[-1]):
+            return []
+        read = checkpoint.plan(commits[-2]).position if len(commits) > 1 else Position.start()
+        found.append(Reader(f"the view {view.name!r}", read))
+    kept = savepoints(view)
+    return [*found, *(Reader(f"the savepoint {one.name!r} of {view.name!r}", one.position) for one in kept)]

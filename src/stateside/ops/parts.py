@@ -52,22 +52,29 @@ class Part:
         if self._child is None:
             return
         self._child.stop()
-        deadline = time.monotonic() + MEMBERS_S_MAX
-        while members(self.pid) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        self._kill_members()
+        end_members(self.pid)
 
     def kill(self) -> None:
         """End it and all that it started by SIGKILL, at once, as the crash of its machine would."""
-        self._kill_members()
+        signal_members(self.pid, signal.SIGKILL)
         assert self._child is not None, "it was started"
         self._child.stop(wait_s=0)
-        self._kill_members()  # what it may have started meanwhile
+        signal_members(self.pid, signal.SIGKILL)  # what it may have started meanwhile
 
-    def _kill_members(self) -> None:
-        for pid in members(self.pid):
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.kill(pid, signal.SIGKILL)
+
+def signal_members(session: int, number: signal.Signals) -> None:
+    """Send a signal to each process of a session."""
+    for pid in members(session):
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(pid, number)
+
+
+def end_members(session: int) -> None:
+    """Give what is left of a session, whose leader was stopped, some time to end by itself, and kill it after that."""
+    deadline = time.monotonic() + MEMBERS_S_MAX
+    while members(session) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    signal_members(session, signal.SIGKILL)
 
 
 def members(session: int, proc: Path = Path("/proc")) -> list[int]:

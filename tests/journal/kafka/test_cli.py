@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from stateside.cli import main
-from stateside.errors import SettingInvalid
+from stateside.cli.kafka import _watch
+from stateside.errors import SettingInvalid, SetupError
 from stateside.journal.kafka import KafkaJournal
 from stateside.journal.kafka.address import topic_at
 from stateside.ops.broker import Broker
@@ -143,3 +146,10 @@ def test_a_broker_for_people_says_where_it_is_and_ends_when_told(tmp_path: Path,
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_broker_for_people_that_has_ended_is_told_with_its_last_words() -> None:
+    said = ["INFO started", "ERROR the disk is full"]
+    broker = SimpleNamespace(runs=iter([True, False]).__next__, last_words=lambda: said[-1])
+    with pytest.raises(SetupError, match="The Kafka broker has ended; its last words: ERROR the disk is full"):
+        _watch(cast(Broker, broker))

@@ -5,30 +5,35 @@ A fault is injected into a system, and gives back what heals it. It knows nothin
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from stateside.billing.model import VIEW
+from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.log import Checkpoint
+from stateside.layout import Layout
 from stateside.leadership import standing
 from stateside.ops.chaos.disk import fill
 from stateside.ops.chaos.system import LEASE_S, START_S_MAX, System
 from stateside.ops.cluster import Cluster
 from stateside.ops.parts import members
 from stateside.ops.stage.supervised import Supervised
+from stateside.positions import Position
 from stateside.storage import Storage
 
 Happening = Literal["killed", "paused", "away", "full", "at random"]
 Heal = Callable[[], None]
 
 AWAY_S = 8.0  # how long something is away that does not come back by itself
+BACK_S_MAX = 30.0  # how long it takes at most until nobody comes between
 SEALING_S_MAX = 45.0  # how long a driver's killer waits for the moment that it is after
 _SPIN_S = 0.001
 _LOOK_S = 1.0
@@ -36,10 +41,17 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What heals a fault; and since when the system helps itself, if it does so without being healed."""
+    """What heals a fault; and since when the system helps itself, if it does so without being healed.
+
+    `began` is the journal's end when it broke, where that was not at once. `settle` waits for what must come about
+    after the recovery. `missed` says in what the fault was not what it is meant to be.
+    """
 
     heal: Heal
     since_s: float | None = None
+    began: Position | None = None
+    settle: Callable[[], None] = lambda: None
+    missed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class Fault:
     """What happens to which part; `inject` does it, and gives back what undoes it after `away_s`.
 
     `hides_documents`: closed periods cannot be asked for meanwhile. `repeats`: a batch may have to be done again.
+    `stops_producer`: nothing can be appended meanwhile.
     """
 
     part: str
@@ -55,6 +68,7 @@ class Fault:
     away_s: float = 0.0
     hides_documents: bool = False
     repeats: bool = False
+    stops_producer: bool = False
 
 
 def together(*faults: Fault) -> Fault:
@@ -63,7 +77,13 @@ def together(*faults: Fault) -> Fault:
     def inject(system: System) -> Broken:
         broken = [fault.inject(system) for fault in faults]
         alone = [each.since_s for each in broken if each.since_s is not None]
-        return Broken(lambda: _heal_all(broken), min(alone) if len(alone) == len(broken) else None)
+        return Broken(
+            lambda: _each(one.heal for one in broken),
+            min(alone) if len(alone) == len(broken) else None,
+            next((one.began for one in broken if one.began), None),
+            lambda: _each(one.settle for one in broken),
+            " ".join(one.missed for one in broken if one.missed),
+        )
 
     return Fault(
         " and ".join(fault.part for fault in faults),
@@ -72,12 +92,13 @@ def together(*faults: Fault) -> Fault:
         max(fault.away_s for fault in faults),
         hides_documents=any(fault.hides_documents for fault in faults),
         repeats=any(fault.repeats for fault in faults),
+        stops_producer=any(fault.stops_producer for fault in faults),
     )
 
 
-def _heal_all(broken: Sequence[Broken]) -> None:
-    for each in broken:
-        each.heal()
+def _each(steps: Iterable[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
 def by_itself() -> Broken:
@@ -88,22 +109,27 @@ def by_itself() -> Broken:
 def kill_driver(system: System) -> Broken:
     """At the worst moment: when the documents of a batch are stored, and the batch is not committed."""
     driver = system.driver()
-    _pause_within_a_sealing(system, driver)
+    missed = _pause_within_a_sealing(system, driver)
     driver.kill()
-    return by_itself()
+    return replace(by_itself(), began=system.journal.end(), missed=missed)
 
 
 def pause_driver(system: System) -> Broken:
     """Past its lease: a standby leads, and works, when the old leader wakes up."""
     old = system.driver()
     system.wait("a standby", lambda: _standbys(system) > 0, START_S_MAX)
-    _pause_within_a_sealing(system, old)
-    since_s = time.monotonic()
+    missed = _pause_within_a_sealing(system, old)
+    since_s, began, starts = time.monotonic(), system.journal.end(), old.restarts
     system.let_pass(LEASE_S)
     system.wait("another leader", lambda: system.driver() is not old, START_S_MAX)
     floor = system.journal.end()
     system.wait("a batch of the new leader", lambda: system.answers_cover(floor), START_S_MAX)
-    return Broken(old.resume, since_s)
+
+    def settle() -> None:
+        system.wait("an end of the old leader", lambda: old.restarts > starts, START_S_MAX)
+        system.wait("the old leader as a standby", lambda: _standbys(system) > 0, START_S_MAX)
+
+    return Broken(old.resume, since_s, began, settle, missed)
 
 
 def kill_replica(system: System) -> Broken:
@@ -113,9 +139,11 @@ def kill_replica(system: System) -> Broken:
 
 
 def kill_writer(system: System) -> Broken:
-    """The producer, wherever it is in its appends."""
+    """The producer, in the middle of its appends. It is back when the journal has more of it."""
     system.parts["writer"].kill()
-    return by_itself()
+    end = system.journal.end()
+    goes_on = lambda: system.journal.end() != end  # noqa: E731
+    return replace(by_itself(), heal=lambda: system.wait("a producer that goes on", goes_on, START_S_MAX))
 
 
 def kill_broker(system: System) -> Broken:
@@ -128,30 +156,32 @@ def kill_broker(system: System) -> Broken:
 
 def kill_worker(system: System) -> Broken:
     """One of Spark's workers, with its executor, as the crash of its machine would."""
-    cluster = _cluster(system)
-    cluster.kill("worker-1")
-    return Broken(lambda: cluster.restart("worker-1"))
+    return _hold_down(system, "worker-1")
 
 
 def kill_both_workers(system: System) -> Broken:
     """All workers: nothing can run until one is back."""
-    cluster, names = _cluster(system), ("worker-1", "worker-2")
+    return _hold_down(system, "worker-1", "worker-2")
+
+
+def kill_master(system: System) -> Broken:
+    """The master that leads: another one does, soon."""
+    return _hold_down(system, _cluster(system).await_leader())
+
+
+def _hold_down(system: System, *names: str) -> Broken:
+    """Kill these parts of the cluster; nobody starts them again before they are healed."""
+    cluster = _cluster(system)
+    system.held.update(names)
     for name in names:
         cluster.kill(name)
 
     def heal() -> None:
         for name in names:
             cluster.restart(name)
+        system.held.difference_update(names)
 
     return Broken(heal)
-
-
-def kill_master(system: System) -> Broken:
-    """The master that leads: another one does, soon."""
-    cluster = _cluster(system)
-    name = cluster.await_leader()
-    cluster.kill(name)
-    return Broken(lambda: cluster.restart(name))
 
 
 def move_invoice_store(system: System) -> Broken:
@@ -165,27 +195,40 @@ def move_checkpoint(system: System) -> Broken:
 
 
 def fill_disk(system: System) -> Broken:
-    """The one disk that has everything: journal, checkpoint, tables, replicas."""
+    """The disk of the application's folder: journal, checkpoint, tables, a replica. The other replica is elsewhere."""
     return Broken(fill(system.layout.root).unlink)
 
 
 def _move_away(folder: Path, to: Path) -> Broken:
     folder.rename(to)
-
-    def heal() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        to.rename(folder)
-
-    return Broken(heal)
+    return Broken(lambda: _move_back(folder, to))
 
 
-def _pause_within_a_sealing(system: System, driver: Supervised) -> None:
+def _move_back(folder: Path, away: Path) -> None:
+    """Whoever still writes into its place keeps no name free for long: what is there goes in one step, again and again.
+
+    It is deleted afterwards, when nobody can put anything into it any more.
+    """
+    rubbish, until_s = away.with_name(f"{away.name}-rubbish"), time.monotonic() + BACK_S_MAX
+    rubbish.mkdir()
+    for number in itertools.count():
+        with suppress(FileNotFoundError):
+            folder.rename(rubbish / str(number))
+        try:
+            away.rename(folder)
+            break
+        except OSError:
+            if time.monotonic() >= until_s:
+                raise
+    shutil.rmtree(rubbish, ignore_errors=True)
+
+
+def _pause_within_a_sealing(system: System, driver: Supervised) -> str:
     """Pause the driver between the moment at which documents are stored and the commit of their batch.
 
-    If no period closes for a long time, wherever it is.
+    If no period closes for a long time, wherever it is: then it says so.
     """
     documents = system.layout.table("documents") / "_delta_log"
-    checkpoint = Checkpoint(Storage.at(system.layout.view(VIEW).checkpoint))
     system.desk.allow(1.0)  # so that a period closes
     until_s, looked_s, versions = time.monotonic() + SEALING_S_MAX, -_LOOK_S, _count(documents)
     while time.monotonic() < until_s:
@@ -195,12 +238,13 @@ def _pause_within_a_sealing(system: System, driver: Supervised) -> None:
         if _count(documents) > versions:
             _stop(known)
             driver.pause()
-            if _uncommitted(checkpoint):
-                return
+            if stored_uncommitted(system.layout):
+                return ""
             driver.resume()
             versions = _count(documents)
-        time.sleep(_SPIN_S)
+        system.pause(_SPIN_S)
     driver.pause()
+    return f"The worst moment did not come within {SEALING_S_MAX:.0f} s: the driver was stopped at another one."
 
 
 def _stop(pids: Iterable[int]) -> None:
@@ -213,9 +257,11 @@ def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("*.json"))
 
 
-def _uncommitted(checkpoint: Checkpoint) -> bool:
-    planned = max((int(path.name) for path in Path(checkpoint.storage.root, "offsets").glob("[0-9]*")), default=-1)
-    return planned > max(checkpoint.commits(), default=-1)
+def stored_uncommitted(layout: Layout) -> bool:
+    """Whether the batch whose documents were stored last is not committed: they say themselves which one it was."""
+    checkpoint = Checkpoint(Storage.at(layout.view(VIEW).checkpoint))
+    stored = documents_table(layout).opened().counter(checkpoint.query_id() or "")
+    return stored is not None and not checkpoint.committed(stored)
 
 
 def _standbys(system: System) -> int:

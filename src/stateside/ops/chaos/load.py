@@ -2,7 +2,8 @@
 
 DESK/load.json      what to append, and whom to ask
 DESK/pace.json      how fast time passes, and up to where: there it stands, so that events are left for every fault
-DESK/drained        everything is appended, and answers have all of it
+DESK/done.json      how much of the time has passed, as the producer notes
+DESK/drained        everything is appended, and answers have all of it; the watermark that they have it under
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Desk:
         """Let time pass up to this share of it, and stand there."""
         self._set_pace(1.0, share)
 
+    def go_on(self, parts: int) -> None:
+        """Let one of so many parts of the time that is left pass, from where it is now, and stand there."""
+        done = self.done()
+        self.allow(done + (1.0 - done) / parts)
+
     def hurry(self) -> None:
         """Let time pass faster from now on, to its end: nothing bad is going to happen any more."""
         self._set_pace(HURRY, 1.0)
@@ -72,10 +78,26 @@ class Desk:
     def _set_pace(self, pace: float, until: float) -> None:
         write_atomically(self.folder / "pace.json", json.dumps({"pace": pace, "until": until}).encode())
 
-    def note_drained(self) -> None:
-        """Say that answers have everything."""
-        (self.folder / "drained").touch()
+    def note_done(self, share: float) -> None:
+        """Say how much of the time has passed. Said often, and not made durable: only the newest counts."""
+        (self.folder / "done.new").write_text(json.dumps({"share": share}))
+        (self.folder / "done.new").rename(self.folder / "done.json")
+
+    def done(self) -> float:
+        """How much of the time has passed."""
+        try:
+            return float(json.loads((self.folder / "done.json").read_bytes())["share"])
+        except FileNotFoundError:
+            return 0.0
+
+    def note_drained(self, watermark_us: int) -> None:
+        """Say that answers have everything, under a watermark as late as this one."""
+        write_atomically(self.folder / "drained", json.dumps({"watermark_us": watermark_us}).encode())
 
     def drained(self) -> bool:
         """Whether answers have everything."""
         return (self.folder / "drained").exists()
+
+    def watermark_us(self) -> int:
+        """The watermark under which answers had everything, when they had."""
+        return int(json.loads((self.folder / "drained").read_bytes())["watermark_us"])

@@ -16,10 +16,11 @@ PROBLEMS_SHOWN = 5
 class Result:
     """One scenario: what went in, what the auditor found, how it felt to who asked meanwhile, and how long it took.
 
-    `recovery_s` is the time from the fault's end (from the kill, where a part is started again at once) until every
-    replica answers freshly, with all that was in the journal then; of several faults the longest. One that could not be
-    carried out has the reason as its `problems`, and counts as wrong; one that this machine has no means for, as
-    `skipped`.
+    `events_meanwhile` is how many of the events were appended while faults lasted. `recovery_s` is the time from the
+    fault's end (from the kill or the pause, where the system helps itself) until every replica answers freshly, with
+    all that was in the journal then; of several faults the longest. One that could not be carried out has the reason as
+    its `problems`, and counts as wrong; one that this machine has no means for, as `skipped`. `notes` say in what it
+    was less than it is meant to be.
     """
 
     scenario: str
@@ -27,6 +28,7 @@ class Result:
     happening: str
     seconds: float
     events: int = 0
+    events_meanwhile: int = 0
     events_lost: int = 0
     events_doubled: int = 0
     invoices: int = 0
@@ -41,6 +43,7 @@ class Result:
     faults: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     skipped: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,25 +68,27 @@ class Result:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
-        """What `as_dict` gave."""
-        values = {field.name: document[field.name] for field in fields(cls)}
-        return cls(**values | {name: tuple(values[name]) for name in ("faults", "problems")})
+        """What `as_dict` gave, perhaps at a time when there was less to tell."""
+        values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
+        return cls(**values | {name: tuple(values.get(name, ())) for name in ("faults", "problems", "notes")})
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """All scenarios of one run of the command."""
+    """All scenarios of one run of the command. `to_come` are those that were asked for and have no result yet."""
 
     guarantee: str
     seed: int
     seconds: float
     date: str
     results: tuple[Result, ...]
+    to_come: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether all went well, and anything was tried."""
-        return all(result.ok for result in self.results) and not all(result.skipped for result in self.results)
+        tried = not self.to_come and not all(result.skipped for result in self.results)
+        return tried and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -93,6 +98,7 @@ class ChaosReport:
             "seed": self.seed,
             "seconds": self.seconds,
             "date": self.date,
+            "to_come": list(self.to_come),
             "scenarios": [result.as_dict() for result in self.results],
         }
 
@@ -101,7 +107,7 @@ class ChaosReport:
         console.print(_table(self.results))
         for result in self.results:
             skipped = [f"not tried: {result.skipped}"] if result.skipped else []
-            for problem in (*skipped, *result.problems[:PROBLEMS_SHOWN]):
+            for problem in (*skipped, *result.problems[:PROBLEMS_SHOWN], *result.notes):
                 console.print(f"{result.scenario}: {problem}", highlight=False, soft_wrap=True)
         console.print(self.verdict(), highlight=False, soft_wrap=True)
 
@@ -118,7 +124,7 @@ class ChaosReport:
 def _table(results: Sequence[Result]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1))
     table.add_column("scenario")
-    names = ("events", "lost", "doubled", "invoices", "missing", "doubled", "uneven", "requests", "failed")
+    names = ("events", "meanwhile", "lost", "doubled", "invoices", "missing", "doubled", "uneven", "requests", "failed")
     for name in (*names, "no answer s", "no fresh s", "recovery s", "in all s"):
         table.add_column(name, justify="right")
     for result in results:
@@ -129,6 +135,7 @@ def _table(results: Sequence[Result]) -> Table:
 def _cells(result: Result) -> list[str]:
     numbers = (
         result.events,
+        result.events_meanwhile,
         result.events_lost,
         result.events_doubled,
         result.invoices,

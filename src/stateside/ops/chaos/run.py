@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from stateside.billing.audit import Audit, audit, live_rows
-from stateside.billing.generator import Report
-from stateside.billing.model import VIEW
-from stateside.billing.sealing.dead_letters import dead_letters_table
-from stateside.billing.sealing.documents import documents_table
 from stateside.errors import RequestInvalid, StatesideError
-from stateside.journal import Journal
 from stateside.ops.chaos import disk
 from stateside.ops.chaos.faults import Fault
+from stateside.ops.chaos.judgement import Judged
 from stateside.ops.chaos.load import Load
 from stateside.ops.chaos.report import Result
 from stateside.ops.chaos.scenarios import Scenario
 from stateside.ops.chaos.system import Guarantee, System
 from stateside.ops.chaos.witness import Seen, Witness, running_bill_age_ms, whole_bill_age_ms
-from stateside.ops.stage.feeder import NUDGE
 from stateside.ops.stage.folder import StageFolder
 from stateside.ops.stage.interrupts import Interrupts
-from stateside.ops.stage.proof import Outcome, differences
-from stateside.serving.clients import Client
 
 LEAD_S = 3.0  # how long all is well before a fault
 RECOVERY_S_MAX = 180.0
@@ -46,19 +38,36 @@ class ChaosSettings:
 
 
 def run_scenarios(
-    scenarios: Sequence[Scenario], settings: ChaosSettings, folder: Path | None, console: Console
+    scenarios: Sequence[Scenario],
+    settings: ChaosSettings,
+    folder: Path | None,
+    console: Console,
+    so_far: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
     """Run them one after the other, each in a folder of its own below this one, or in a temporary one.
 
-    One that could not be carried out does not keep the others from being tried. However it ends, no process is left.
+    One that could not be carried out does not keep the others from being tried. `so_far` is called after each, with all
+    results up to then. However it ends, no process is left. RequestInvalid, and nothing is run, if one of the folders
+    is there already.
     """
     with Interrupts() as interrupts, StageFolder(folder, console, prefix="stateside-chaos-") as place:
-        results = []
+        _check_new(place.root, scenarios)
+        results: list[Result] = []
         for each in scenarios:
+            interrupts.check()
             results.append(_tried(each, settings, place.root / each.name, console, interrupts))
             console.print(f"{each.name}: {results[-1].verdict()}", highlight=False, soft_wrap=True)
+            so_far(results)
         place.kept = not all(result.ok for result in results)
         return results
+
+
+def _check_new(root: Path, scenarios: Sequence[Scenario]) -> None:
+    for folder in (root / each.name for each in scenarios):
+        if folder.exists():
+            raise RequestInvalid(
+                "This folder has the outcome of an earlier run", where=str(folder), next_step="Use a new --dir"
+            )
 
 
 def _tried(
@@ -70,9 +79,9 @@ def _tried(
         return Result(scenario.name, scenario.part, scenario.happening, 0.0, skipped=without)
     try:
         return Course(scenario, settings, folder, console, interrupts).play()
-    except (StatesideError, OSError) as error:
+    except Exception as error:  # of a library, too: what the others came to is not lost by it
         seconds = time.monotonic() - began_s
-        problem = f"It was not carried out: {error}"
+        problem = f"It was not carried out: {error if isinstance(error, StatesideError | OSError) else repr(error)}"
         return Result(scenario.name, scenario.part, scenario.happening, seconds, problems=(problem,))
 
 
@@ -89,30 +98,37 @@ class Course:
     ) -> None:
         self._scenario, self._settings = scenario, settings
         self._folder, self._console = folder, console
-        self._pause = interrupts.pause
+        self._interrupts = interrupts
         self._began_s = time.monotonic()
 
     def play(self) -> Result:
         """Go through it."""
-        _begin(self._folder)
-        guarantee, scenario = self._settings.guarantee, self._scenario
+        self._folder.mkdir(parents=True)
         self._tell("starting the system")
-        with System(scenario.shape, self._folder, guarantee=guarantee, pause=self._pause, tell=self._tell) as system:
+        with self._system() as system:
             load = self._load(system)
             system.await_driver()
             system.start_writer(load)
             witness = self._witness(system)
             witness.start()
             try:
-                recovery_s = self._suffer_all(system)
-                self._tell("coming to rest")
-                system.desk.hurry()
-                system.wait("an end", system.desk.drained, DRAIN_S_MAX + self._settings.seconds)
+                suffered = self._suffer_all(system, witness)
+                self._come_to_rest(system)
             finally:
                 witness.stop()
             self._tell("auditing")
-            judged = Judged.of(system, load)
-        return self._result(judged, witness.seen, recovery_s)
+            with self._interrupts.at_once():
+                judged = Judged.of(system, load)
+        return self._result(judged, witness.seen, suffered)
+
+    def _system(self) -> System:
+        return System(
+            self._scenario.shape,
+            self._folder,
+            guarantee=self._settings.guarantee,
+            interrupts=self._interrupts,
+            tell=self._tell,
+        )
 
     def _load(self, system: System) -> Load:
         settings = self._settings
@@ -123,37 +139,64 @@ class Course:
         return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice, and here are two
 
     def _witness(self, system: System) -> Witness:
-        questions = [running_bill_age_ms, *([] if self._scenario.hides_documents else [whole_bill_age_ms])]
+        questions = [running_bill_age_ms, whole_bill_age_ms]
         return Witness(system.urls, self._settings.customers, self._settings.seed, questions)
 
-    def _suffer_all(self, system: System) -> float:
-        """All faults, one after the other, with events left for each of them; the longest recovery."""
-        recoveries_s = []
-        for number, fault in enumerate(self._scenario.faults, 1):
-            recoveries_s.append(self._suffer(system, fault, number / (len(self._scenario.faults) + 1)))
-        return max(recoveries_s)
+    def _suffer_all(self, system: System, witness: Witness) -> list[Suffered]:
+        """All faults, one after the other, with events left for each of them."""
+        faults = self._scenario.faults
+        return [self.suffer(system, witness, fault, len(faults) - number) for number, fault in enumerate(faults)]
 
-    def _suffer(self, system: System, fault: Fault, share: float) -> float:
-        """Inject a fault, heal it, and wait until all is well again; for how long that was not so."""
-        system.let_pass(LEAD_S)
+    def suffer(self, system: System, witness: Witness, fault: Fault, left: int) -> Suffered:
+        """Inject a fault while events come in, heal it, and wait until all is well again. So many are left, with it."""
+        self._lead(system, left)
         self._tell(f"{fault.part} {fault.happening}")
-        system.desk.allow(share)
-        broken = fault.inject(system)
-        system.let_pass(fault.away_s)
-        since_s = time.monotonic() if broken.since_s is None else broken.since_s
-        broken.heal()
-        floor = system.journal.end()
-        system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
-        return time.monotonic() - since_s
+        with witness.without(whole_bill_age_ms) if fault.hides_documents else nullcontext():
+            began = system.journal.end()
+            broken = fault.inject(system)
+            system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
+            system.let_pass(fault.away_s)
+            since_s = time.monotonic() if broken.since_s is None else broken.since_s
+            end = None if fault.stops_producer else system.journal.end()
+            with self._interrupts.at_once():  # a part of a cluster may take its time
+                broken.heal()
+            floor = system.journal.end()
+            system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
+            recovery_s = time.monotonic() - since_s
+        over = (end or floor) if broken.since_s is None else system.journal.end()
+        appended = sum(
+            1 for _ in system.journal.events(broken.began or began, over)
+        )  # on Kafka not each offset has one
+        broken.settle()
+        return Suffered(fault, recovery_s, appended, broken.missed)
 
-    def _result(self, judged: Judged, seen: Seen, recovery_s: float) -> Result:
+    def _lead(self, system: System, left: int) -> None:
+        """Let all be well for a while, up to a moment at which the producer is in the middle of its appends."""
+        system.desk.go_on(left + 1)
+        system.let_pass(LEAD_S)
+        system.desk.go_on(left + 1)
+        end, desk = system.journal.end(), system.desk
+        system.wait("a producer that appends", lambda: desk.drained() or system.journal.end() != end, RECOVERY_S_MAX)
+
+    def _come_to_rest(self, system: System) -> None:
+        """Until every replica has everything: the producer asks only one of them."""
+        self._tell("coming to rest")
+        system.desk.hurry()
+        system.wait("an end", system.desk.drained, DRAIN_S_MAX + self._settings.seconds)
+        end, watermark_us = system.journal.end(), system.desk.watermark_us()
+        system.wait("an end in every replica", lambda: system.answers_cover(end, watermark_us), DRAIN_S_MAX)
+
+    def _result(self, judged: Judged, seen: Seen, suffered: Sequence[Suffered]) -> Result:
         scenario, found = self._scenario, judged.audit.balance
+        missed = tuple(each.missed for each in suffered if each.missed)
+        control = self._settings.guarantee != "exactly-once"
         return Result(
             scenario=scenario.name,
             part=scenario.part,
             happening=scenario.happening,
             seconds=round(time.monotonic() - self._began_s, 1),
             events=judged.audit.counts["events"],
+            events_meanwhile=sum(each.appended for each in suffered),
             events_lost=found.events_lost + judged.never_journalled,
             events_doubled=found.events_doubled + judged.journalled_twice,
             invoices=judged.outcome.invoices,
@@ -164,9 +207,16 @@ class Course:
             requests_failed=seen.failed,
             no_answer_s=round(seen.no_answer_s, 2),
             no_fresh_answer_s=round(seen.no_fresh_answer_s, 2),
-            recovery_s=round(recovery_s, 1),
-            faults=tuple(f"{fault.part} {fault.happening}" for fault in scenario.faults),
-            problems=(*judged.audit.differences(), *judged.differences, *_failed(seen)),
+            recovery_s=round(max(each.recovery_s for each in suffered), 1),
+            faults=tuple(each.name for each in suffered),
+            problems=(
+                *judged.audit.differences(),
+                *judged.differences,
+                *_failed(seen),
+                *_idle(suffered),
+                *(missed if control else ()),
+            ),
+            notes=() if control else missed,
         )
 
     def _tell(self, what: str) -> None:
@@ -174,61 +224,28 @@ class Course:
         self._console.print(f"{self._scenario.name}: {passed_s:5.1f} s: {what}", highlight=False, soft_wrap=True)
 
 
-def _begin(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RequestInvalid(
-            "This folder has the outcome of an earlier run", where=str(folder), next_step="Use a new --dir"
-        ) from None
+@dataclass(frozen=True, slots=True)
+class Suffered:
+    """A fault that is over: how long the way back took, and how many events came in while it lasted."""
+
+    fault: Fault
+    recovery_s: float
+    appended: int
+    missed: str = ""
+
+    @property
+    def name(self) -> str:
+        """What happened to what."""
+        return f"{self.fault.part} {self.fault.happening}"
+
+
+def _idle(suffered: Sequence[Suffered]) -> list[str]:
+    """Faults that hit a system in which nothing went on, and so show nothing."""
+    idle = (each for each in suffered if not each.appended and not each.fault.stops_producer)
+    return [f"No event was appended while this lasted: {each.name}" for each in idle]
 
 
 def _failed(seen: Seen) -> list[str]:
     if seen.failed or not seen.answered:
         return [f"{seen.failed} requests failed: {'; '.join(seen.failures) or 'none was answered'}"]
     return []
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What the auditor found, and what is not as the generator made it."""
-
-    audit: Audit
-    outcome: Outcome
-    differences: tuple[str, ...]
-    made: int
-
-    @classmethod
-    def of(cls, system: System, load: Load) -> Judged:
-        """Judge a system that has come to rest and still serves."""
-        layout, generator = system.layout, load.generator()
-        with Client(system.urls) as client:
-
-            def ask(customer: str, floor: Any) -> dict[str, Any]:
-                return dict(client.rows(VIEW, customer, min_position=floor).document)
-
-            end = system.journal.end()
-            audited = audit(layout, live_rows(layout), ask=ask)
-            rows = [row for number in range(load.customers) for row in ask(f"c{number}", end)["rows"]]
-        outcome = Outcome.of(documents_table(layout).read(), dead_letters_table(layout).read(), rows)
-        expected, nudges = generator.report(), _nudges(system.journal)
-        off = differences(generator, expected, outcome, audited.counts, nudges)
-        return cls(audited, outcome, tuple(off), _made(expected, nudges))
-
-    @property
-    def never_journalled(self) -> int:
-        """Events that the producer made and the journal does not have."""
-        return max(0, self.made - self.audit.counts["events"])
-
-    @property
-    def journalled_twice(self) -> int:
-        """Events that the journal has more often than the producer made them."""
-        return max(0, self.audit.counts["events"] - self.made)
-
-
-def _nudges(journal: Journal) -> int:
-    return sum(event.id.startswith(NUDGE) for event in journal.events())
-
-
-def _made(expected: Report, nudges: int) -> int:
-    return expected.journalled + nudges

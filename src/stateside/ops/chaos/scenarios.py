@@ -25,11 +25,11 @@ WORKER_KILLED = Fault("worker", "killed", faults.kill_worker, AWAY_S)
 BOTH_WORKERS_KILLED = Fault("both workers", "killed", faults.kill_both_workers, AWAY_S)
 MASTER_KILLED = Fault("master", "killed", faults.kill_master, AWAY_S)
 REPLICA_KILLED = Fault("replica", "killed", faults.kill_replica)
-BROKER_KILLED = Fault("broker", "killed", faults.kill_broker, AWAY_S)
+BROKER_KILLED = Fault("broker", "killed", faults.kill_broker, AWAY_S, stops_producer=True)
 WRITER_KILLED = Fault("journal writer", "killed", faults.kill_writer)
 STORE_AWAY = Fault("invoice store", "away", faults.move_invoice_store, AWAY_S, hides_documents=True)
 CHECKPOINT_AWAY = Fault("checkpoint store", "away", faults.move_checkpoint, AWAY_S)
-DISK_FULL = Fault("disk", "full", faults.fill_disk, AWAY_S)
+DISK_FULL = Fault("disk", "full", faults.fill_disk, AWAY_S, stops_producer=True)
 ANY_OF_EVERYTHING = (
     DRIVER_KILLED,
     WORKER_KILLED,
@@ -52,11 +52,6 @@ class Scenario:
     happening: Happening
     shape: Shape
     faults: tuple[Fault, ...]
-
-    @property
-    def hides_documents(self) -> bool:
-        """Whether closed periods cannot be asked for all the time."""
-        return any(fault.hides_documents for fault in self.faults)
 
     @property
     def repeats(self) -> bool:

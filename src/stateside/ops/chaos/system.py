@@ -6,14 +6,14 @@
     DESK/second/                the folder of the second server: links to the first, and a replica of its own
     DESK/kafka/, DESK/cluster/  where the shape has them
 
-A part that ends is started again at once, as a service manager would, unless a fault holds it down.
+A part that ends is started again at once, as a service manager would: one of the cluster unless a fault holds it down.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from stateside.ops.chaos.load import Desk, Load
 from stateside.ops.chaos.witness import FRESH_MS_MAX
 from stateside.ops.ports import LOOPBACK
 from stateside.ops.stage.ground import Ground, JournalKind, prepared
+from stateside.ops.stage.interrupts import Interrupts
 from stateside.ops.stage.supervised import Supervised
 from stateside.positions import Position
 from stateside.processes import free_port
@@ -40,7 +41,6 @@ Guarantee = Literal["exactly-once", "at-least-once"]
 START_S_MAX = 180.0
 LOOK_S = 0.1
 LEASE_S = 4.0  # of a leader among standbys: short, so that a scenario is
-REPLICAS = 2
 PROBE_S_MAX = 2.0
 _WEAK = "stateside.billing.pipeline.at_least_once:app"
 _SHARED = ("journal", "tables", "lease", "keys.json")
@@ -76,15 +76,16 @@ class System:
         folder: Path,
         *,
         guarantee: Guarantee,
-        pause: Callable[[float], None] = time.sleep,
+        interrupts: Interrupts,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.shape, self.desk = shape, Desk(folder)
         self.layout = Layout(folder / "application")
-        self.urls = tuple(f"http://{LOOPBACK}:{free_port()}" for _ in range(REPLICAS))
+        self.replicas = (self.layout, Layout(folder / "second"))  # the folder of each server
+        self.urls: tuple[str, ...] = ()  # and where it listens
         self.parts: dict[str, Supervised] = {}
-        self.held: set[str] = set()  # parts that are not started again for now
-        self._guarantee, self._pause, self._tell = guarantee, pause, tell
+        self.held: set[str] = set()  # parts of the cluster that are not started again for now
+        self._guarantee, self._interrupts, self._tell = guarantee, interrupts, tell
         self._cleanup = ExitStack()
 
     def __enter__(self) -> System:
@@ -93,9 +94,8 @@ class System:
             if shape.small_disk:
                 stack.enter_context(mounted(self.layout.root))
             self.layout.root.mkdir(parents=True, exist_ok=True)
-            self.ground = stack.enter_context(
-                prepared(self.layout, shape.journal, cluster=shape.cluster, tell=self._tell, folder=self.desk.folder)
-            )
+            with self._interrupts.at_once():  # a broker's jars may have to be fetched first
+                self.ground = stack.enter_context(self._prepared())
             open_writer(self.layout.journal).close()  # a driver does not begin without a journal
             self.journal = open_journal(self.layout.journal)
             stack.callback(self._stop_parts)
@@ -119,17 +119,21 @@ class System:
 
     def supervise(self) -> None:
         """Start what has ended again. The writer ends by itself when everything is done."""
+        self.ground.supervise(self.held)
         for name, part in self.parts.items():
-            over = name == "writer" and self.desk.drained()
-            if name not in self.held and not over:
+            if not (name == "writer" and self.desk.drained()):
                 part.supervise()
+
+    def pause(self, seconds: float) -> None:
+        """Let a moment pass, unsupervised; KeyboardInterrupt if somebody wants an end."""
+        self._interrupts.pause(seconds)
 
     def let_pass(self, seconds: float) -> None:
         """Let some time pass."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self.supervise()
-            self._pause(min(LOOK_S, left_s))
+            self.pause(min(LOOK_S, left_s))
 
     def wait(self, what: str, done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is so; PipelineFailed if it takes too long."""
@@ -142,7 +146,7 @@ class System:
                     where=str(self.desk.folder / "logs"),
                     next_step=f"The driver's last words: {self.driver().child.last_words()}",
                 )
-            self._pause(LOOK_S)
+            self.pause(LOOK_S)
 
     def driver(self) -> Supervised:
         """The driver that runs the view: the leader, where there are standbys."""
@@ -154,9 +158,13 @@ class System:
         """The view's sign of life."""
         return Heartbeat.load(self.layout.view(VIEW).heartbeat)
 
-    def answers_cover(self, floor: Position) -> bool:
-        """Whether every single replica answers, freshly, with all that stands before this position."""
-        return all(_answers(url, floor) for url in self.urls)
+    def answers_cover(self, floor: Position, watermark_us: int = 0) -> bool:
+        """Whether every single replica answers, freshly, with all that stands before this position, and that late."""
+        return all(_answers(url, floor, watermark_us) for url in self.urls)
+
+    def _prepared(self) -> AbstractContextManager[Ground]:
+        shape = self.shape
+        return prepared(self.layout, shape.journal, cluster=shape.cluster, tell=self._tell, folder=self.desk.folder)
 
     def _query_runs(self) -> bool:
         ended = [part for name, part in self.parts.items() if part.restarts]
@@ -177,11 +185,12 @@ class System:
             self._start(name, ["run", _application(self.ground, self._guarantee), *flags, "--dir", self._root])
 
     def _start_servers(self) -> None:
-        second = _linked(self.layout, self.desk.folder / "second")
-        for number, (folder, url) in enumerate(zip((self.layout.root, second), self.urls, strict=True), 1):
-            port, name = url.rpartition(":")[2], f"replica-{number}"
-            told = ["--announce", str(self.desk.folder / "announced"), "--name", name]
-            self._start(name, ["serve", "--dir", str(folder), "--port", port, *told])
+        _link(self.layout, self.replicas[1])
+        ports = [free_port() for _ in self.replicas]  # now: what was started before has drawn its own
+        self.urls = tuple(f"http://{LOOPBACK}:{port}" for port in ports)
+        for number, (replica, port) in enumerate(zip(self.replicas, ports, strict=True), 1):
+            told = ["--announce", str(self.desk.folder / "announced"), "--name", f"replica-{number}"]
+            self._start(f"replica-{number}", ["serve", "--dir", str(replica.root), "--port", str(port), *told])
 
     @property
     def _root(self) -> str:
@@ -199,23 +208,22 @@ def _application(ground: Ground, guarantee: Guarantee) -> str:
     return ground.application if guarantee == "exactly-once" else _WEAK
 
 
-def _linked(layout: Layout, folder: Path) -> Path:
-    """A folder that shows a server the same application, with a place for a replica of its own. Links may lead nowhere
-    yet.
+def _link(layout: Layout, second: Layout) -> None:
+    """Make a folder that shows a server the same application, with a place for a replica of its own. Links may lead
+    nowhere yet.
     """
-    view = Layout(folder).view(VIEW)
+    view = second.view(VIEW)
     view.root.mkdir(parents=True)
     for name in _SHARED:
-        (folder / name).symlink_to(layout.root / name)
+        (second.root / name).symlink_to(layout.root / name)
     for name in _SHARED_OF_VIEW:
         (view.root / name).symlink_to(layout.view(VIEW).root / name)
-    return folder
 
 
-def _answers(url: str, floor: Position) -> bool:
+def _answers(url: str, floor: Position, watermark_us: int) -> bool:
     try:
         with Client(url, direct=True, deadline_s=PROBE_S_MAX) as client:
             answer = client.rows(VIEW, "c0", source="live", min_position=floor if floor.parts else None, wait_ms=200)
     except StatesideError:
         return False
-    return answer.stamp.age_ms <= FRESH_MS_MAX
+    return answer.stamp.age_ms <= FRESH_MS_MAX and answer.stamp.watermark_us >= watermark_us

@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from stateside.billing.model import VIEW
 from stateside.errors import StatesideError
@@ -89,7 +90,7 @@ class Witness:
     def __init__(self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask]) -> None:
         self._client = Client(urls, deadline_s=DEADLINE_S)
         self._customers, self._questions = customers, questions
-        self._random = random.Random(seed)
+        self._random, self._asking = random.Random(seed), threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
 
@@ -105,9 +106,20 @@ class Witness:
             self._thread.join()
         self._client.close()
 
+    @contextmanager
+    def without(self, question: Ask) -> Iterator[None]:
+        """In here this one is not asked: it cannot be answered. One that is under way has its answer before."""
+        with self._asking:
+            before, self._questions = self._questions, [one for one in self._questions if one is not question]
+        try:
+            yield
+        finally:
+            self._questions = before
+
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_S):
-            self._ask(self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}")
+            with self._asking:
+                self._ask(self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}")
 
     def _ask(self, question: Ask, customer: str) -> None:
         try:

@@ -45,7 +45,7 @@ class Writer:
     def _append_all(self) -> None:
         load = self._load
         layout, generator = Layout(Path(load.folder)), load.generator()
-        feeder = Feeder(generator, layout, load.seconds, self._watermark_us, of_all=True, pace=self._desk.pace)
+        feeder = Feeder(generator, layout, load.seconds, self._watermark_us, of_all=True, pace=self._pace)
         try:
             feeder.start()
             while not feeder.done:
@@ -58,16 +58,20 @@ class Writer:
 
     def _drain(self, feeder: Feeder) -> None:
         """Wait for the end. A query that was started again needs one more event to close what is due."""
-        nudged_s = time.monotonic()
+        nudged_s, last_us = time.monotonic(), feeder.event_time_us_max // 1_000 * 1_000 - GRACE_US
         while not self._desk.drained():
             self._look()
             reached = self._stamp is not None and self._stamp.position.covers(feeder.end)
-            if reached and self._watermark_us() >= feeder.event_time_us_max // 1_000 * 1_000 - GRACE_US:
-                self._desk.note_drained()
+            if reached and self._watermark_us() >= last_us:
+                self._desk.note_drained(last_us)
             elif reached and time.monotonic() - nudged_s >= NUDGE_S:
                 feeder.nudge()
                 nudged_s = time.monotonic()
             time.sleep(LOOK_S)
+
+    def _pace(self, share_done: float) -> float:
+        self._desk.note_done(share_done)
+        return self._desk.pace(share_done)
 
     def _look(self) -> None:
         """See how far answers are; while nobody answers, what was seen last holds."""

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from stateside.errors import StatesideError
+from stateside.ops.demo.sample import Sample
 from stateside.positions import Position
 from stateside.serving.clients import Client
 
@@ -29,8 +30,7 @@ class Asker:
     """
 
     def __init__(self, url: str, customers: int, seed: int) -> None:
-        self.latencies_ms: list[float] = []
-        self.ages_ms: list[int] = []
+        self.latencies_ms, self.ages_ms = Sample(), Sample()
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self.stamp: dict[str, Any] | None = None
@@ -77,6 +77,6 @@ class Asker:
             self.failed += 1
             self.failures.append(str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}")
             return
-        self.latencies_ms.append((time.monotonic() - began_s) * 1_000)
-        self.ages_ms.append(age_ms)
+        self.latencies_ms.add((time.monotonic() - began_s) * 1_000)
+        self.ages_ms.add(age_ms)
         self.stamp = stamp

@@ -9,6 +9,7 @@ from typing import Any
 from stateside.billing.audit import Audit
 from stateside.billing.generator import EVEN_MICROS, Report
 from stateside.billing.money import format_micros
+from stateside.ops.demo.sample import Sample
 from stateside.ops.stage.proof import Outcome
 
 DIFFERENCES_SHOWN = 10
@@ -24,8 +25,8 @@ class DemoReport:
     outcome: Outcome
     differences: Sequence[str]  # between these two
     audit: Audit
-    latencies_ms: Sequence[float]
-    ages_ms: Sequence[int]
+    latencies_ms: Sample
+    ages_ms: Sample
     requests_failed: int
     failures: Sequence[str]
     pipeline_restarts: int
@@ -35,7 +36,7 @@ class DemoReport:
     def problems(self) -> list[str]:
         """Everything that is not as it must be, a sentence each."""
         found = [*self.audit.differences(), *self.differences]
-        if self.requests_failed or not self.latencies_ms:
+        if self.requests_failed or not self.latencies_ms.count:
             found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
         return found
 
@@ -68,9 +69,9 @@ class DemoReport:
                 "off": len(self.differences),
             },
             "laws": {verdict.law: verdict.broken for verdict in self.audit.verdicts},
-            "requests": {"answered": len(self.latencies_ms), "failed": self.requests_failed},
-            "latency_ms": _quantiles(self.latencies_ms),
-            "age_ms": _quantiles(self.ages_ms),
+            "requests": {"answered": self.latencies_ms.count, "failed": self.requests_failed},
+            "latency_ms": self.latencies_ms.quantiles(),
+            "age_ms": self.ages_ms.quantiles(),
             "pipeline": {"restarts": self.pipeline_restarts},
             "cluster": {"restarts": self.cluster_restarts},
         }
@@ -101,9 +102,3 @@ class DemoReport:
             *(f"problem    {problem}" for problem in d["problems"]),
             "Everything adds up." if d["ok"] else "It does NOT add up.",
         ]
-
-
-def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values) or [0]
-    places = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "max": len(ordered) - 1}
-    return {name: round(ordered[place], 2) for name, place in places.items()}

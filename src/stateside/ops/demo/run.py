@@ -27,6 +27,7 @@ from stateside.ops.demo.display import Display, Moment
 from stateside.ops.demo.document_counts import DocumentCounts
 from stateside.ops.demo.report import DemoReport
 from stateside.ops.demo.snapshot import NAME, snapshot
+from stateside.ops.demo.standstill import Standstill
 from stateside.ops.stage.feeder import Feeder
 from stateside.ops.stage.folder import StageFolder
 from stateside.ops.stage.ground import JournalKind, prepared
@@ -42,6 +43,7 @@ from stateside.storage import write_atomically
 
 START_S_MAX = 120.0
 DRAIN_S_MAX = 120.0
+STANDSTILL_S_MAX = 240.0  # without a new batch, while months pass
 LOOK_S = 0.25
 BILLS_SHOWN = 4
 
@@ -194,7 +196,7 @@ class Demo:
     def _start(self, stack: ExitStack, name: str, *arguments: str) -> Supervised:
         log = self._layout.root / "logs" / f"{name}.log"
         part = Supervised(name, [*arguments, "--dir", str(self._layout.root)], log)
-        stack.callback(lambda: part.child.stop())
+        stack.callback(part.stop)
         return part
 
     def _tell(self, text: str) -> None:
@@ -212,9 +214,14 @@ class Demo:
         return Heartbeat.load(self._layout.view(VIEW).heartbeat)
 
     def _let_pass(self, display: Display) -> None:
+        """Until the feeder is done. It waits for the pipeline, which may be started again and again without success."""
+        standstill = Standstill(time.monotonic())
         while not self._feeder.done:
             self._supervise()
             display.show(self._moment("months pass", self._feeder.share_done))
+            where = (self._asker.stamp or {}).get("position")
+            if standstill.lasted_s(where, time.monotonic()) >= STANDSTILL_S_MAX:
+                raise self._stuck("months pass", STANDSTILL_S_MAX)
             self._interrupts.pause(LOOK_S)
 
     def _wait(self, phase: str, display: Display, done: Callable[[], bool], seconds_max: float) -> None:
@@ -223,12 +230,15 @@ class Demo:
             self._supervise()
             display.show(self._moment(phase, 1.0 if phase == "draining" else 0.0))
             if time.monotonic() >= deadline:
-                raise PipelineFailed(
-                    f"The demo got stuck at {phase!r} for {seconds_max:.0f} s",
-                    where=str(self._layout.root / "logs"),
-                    next_step=f"The pipeline's last words: {self._pipeline.child.tail(3) or 'none'}",
-                )
+                raise self._stuck(phase, seconds_max)
             self._interrupts.pause(LOOK_S)
+
+    def _stuck(self, phase: str, seconds: float) -> PipelineFailed:
+        return PipelineFailed(
+            f"The demo got stuck at {phase!r} for {seconds:.0f} s",
+            where=str(self._layout.root / "logs"),
+            next_step=f"The pipeline's last words: {self._pipeline.child.tail(3) or 'none'}",
+        )
 
     def _drained(self) -> bool:
         """Whether the last batch has read the whole journal, and has run under the watermark that follows from it.
@@ -269,7 +279,7 @@ class Demo:
             notes=documents.notes,
             dead_letters=self._dead_letters.count(),
             duplicates=self._feeder.fates["duplicate"],
-            requests=len(self._asker.latencies_ms),
+            requests=self._asker.latencies_ms.count,
             failed=self._asker.failed,
             restarts=self._pipeline.restarts,
             bills=bills,

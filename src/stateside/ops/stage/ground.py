@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -28,11 +28,14 @@ class Ground:
         self.restarts = 0
         self.cluster, self.broker = cluster, broker
 
-    def supervise(self) -> None:
-        """Start parts of the cluster again that have ended before their time: they join it, and the demo goes on."""
+    def supervise(self, held: Collection[str] = ()) -> None:
+        """Start parts of the cluster again that have ended before their time, but for those that somebody holds down.
+
+        They join it, and all goes on.
+        """
         if self.cluster is None:
             return
-        for name in self.cluster.ended():
+        for name in (each for each in self.cluster.ended() if each not in held):
             self.cluster.restart(name)
             self.restarts += 1
 

@@ -46,6 +46,11 @@ class ReportFile:
         else:
             self._path.write_bytes(content)
 
+    def write_so_far(self, report: ForMachines) -> None:
+        """Before the end: what there is so far, in case the end does not come. A pipe gets the whole report alone."""
+        if self._is_plain():
+            self.write(report)
+
     def _is_plain(self) -> bool:
         """Whether it is an ordinary file, or nothing yet."""
         return not self._path.is_symlink() and (self._path.is_file() or not self._path.exists())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from stateside.errors import PipelineFailed
-from stateside.ops.parts import members
+from stateside.ops.parts import end_members, signal_members
 from stateside.processes import EXIT_FINAL, Child
 
 RESTARTS_MAX = 5  # in a row, each after less than LASTED_S
@@ -52,26 +50,22 @@ class Supervised:
     def kill(self) -> None:
         """End it by SIGKILL, as the crash of its machine would. It is not started again before `supervise`."""
         self.pause()  # so that nobody who sees another one die says a last word
-        self._signal(signal.SIGKILL)
+        signal_members(self.child.pid, signal.SIGKILL)
         self.child.stop(wait_s=0)
 
     def pause(self) -> None:
         """Stop it where it is, as a machine does that does not get to run any more."""
-        self._signal(signal.SIGSTOP)
+        signal_members(self.child.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on after a pause. It may have ended meanwhile."""
-        self._signal(signal.SIGCONT)
+        signal_members(self.child.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop it in order."""
+        """Stop it in order, and see to it that nothing of what it started is left. It may have ended already."""
         self.resume()
         self.child.stop()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in members(self.child.pid):
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.kill(pid, number)
+        end_members(self.child.pid)
 
     def _start(self) -> None:
         self._began_s = time.monotonic()
