@@ -5,12 +5,14 @@ import { send } from "./app.js";
 const TOP = 10;
 const NOTES = 8;
 
-/** The customers with the largest amounts of a period: [customer, micros, events]. `plans` are those in its currency. */
+/** The customers with the largest amounts of a period: [customer, micros, events]. `plans` are its own, in this currency. */
 export function topCustomers({ period_ends: ends }, currency, plans) {
   return rowsOf(
     `SELECT customer, sum(micros)::BIGINT AS micros, sum(n)::BIGINT AS n FROM (
        SELECT customer, amount_micros AS micros, events AS n FROM bill WHERE list_contains($ends, period_end) AND list_contains($plans, plan)
-       UNION ALL SELECT customer, amount_micros, events FROM archive.documents WHERE list_contains($ends, period_end) AND currency = $currency
+       UNION ALL SELECT customer, line.amount_micros, line.events FROM (
+         SELECT customer, unnest(lines) AS line FROM archive.documents WHERE list_contains($ends, period_end) AND currency = $currency
+       ) WHERE list_contains($plans, line.plan)
      ) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`,
     { ends: times(ends), plans: texts(plans), currency: text(currency) },
   );

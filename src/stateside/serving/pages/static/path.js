@@ -106,7 +106,8 @@ function journalStation(heard) {
   const { journal } = heard.status;
   const ends = { values: heard.rates((one) => one.end), flow: heard.rate((one) => one.end) };
   if (!journal) return { name: "Journal", main: "elsewhere", unit: "", rows: [["", "another job’s source"]], ...ends };
-  return { name: "Journal", main: number(journal.end), unit: "events", rows: [["appended", perSecond(ends.flow)], ["on disk", bytes(journal.bytes)]], ...ends };
+  const disk = journal.bytes == null ? [] : [["on disk", bytes(journal.bytes)]]; // a topic's size is not known here
+  return { name: "Journal", main: number(journal.end), unit: "events", rows: [["appended", perSecond(ends.flow)], ...disk], ...ends };
 }
 
 function pipelineStation({ journal }, view, read) {
@@ -138,9 +139,9 @@ function replicaStation(view) {
 
 function answersStation(heard, view) {
   const stamp = view?.replica.stamp;
-  const servers = heard.servers.filter((server) => !view || server.views[view.view]);
+  const servers = heard.servers?.filter((server) => !view || server.views[view.view]);
   const values = view ? heard.samples.map((one) => one.ages[view.view] ?? 0) : [];
-  return { name: "Answers", main: stamp ? took(stamp.age_ms) : "–", unit: "old", rows: [["servers", number(servers.length)], ["counted from", stamp?.age_basis ?? "–"]], values };
+  return { name: "Answers", main: stamp ? took(stamp.age_ms) : "–", unit: "old", rows: [["servers", servers ? number(servers.length) : "not known"], ["counted from", stamp?.age_basis ?? "–"]], values };
 }
 
 function counted(count, one, several) {
