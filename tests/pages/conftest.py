@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT_S_MAX = 60.0
 ADVICE = "No Chromium is on this machine: apt install chromium, or name one in STATESIDE_CHROMIUM"
 
 
@@ -41,6 +43,14 @@ def browser() -> Iterator[Browser]:
         started = playwright.chromium.launch(executable_path=found, args=args)
         yield started
         started.close()
+
+
+def until(condition: Callable[[], bool], page: Page) -> None:
+    """Wait until something holds, while the page goes on."""
+    ends_s = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < ends_s, "it took too long"
+        page.wait_for_timeout(50)
 
 
 @dataclass

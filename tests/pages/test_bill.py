@@ -13,11 +13,11 @@ from stateside.billing.model import DAY_US
 from stateside.layout import Layout
 from stateside.processes import free_port
 from stateside.serving.access.issuer import Issuer
-from tests.pages.conftest import Browsing, Theatre
+from tests.pages.conftest import Browsing, Theatre, until
 from tests.pages.stage import FEBRUARY, LONG, RICH, Stage, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.browser
 expect: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make setup").expect
@@ -69,6 +69,9 @@ def test_the_freshness_sign_changes_when_the_job_is_killed_and_when_it_is_back(
         expect(sign).to_contain_text("Job is down")
         expect(page.locator(".as-of")).to_contain_text("it may be more by now")
         expect(page.locator(".stale #amount")).to_be_visible()
+        grey = page.locator(".facts dt").first.evaluate("(name) => getComputedStyle(name).color")
+        for number in (".type-amount", ".facts dd", ".period-amount"):
+            expect(page.locator(number).first).to_have_css("color", grey)
         before = charged_micros(theatre, "emma")
         theatre.stage.use("emma", "package", 1, name="weekend")
     finally:
@@ -76,6 +79,65 @@ def test_the_freshness_sign_changes_when_the_job_is_killed_and_when_it_is_back(
     expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000), timeout=10_000)
     expect(sign).to_have_attribute("data-kind", "live")
     expect(page.locator(".as-of")).to_be_hidden()
+
+
+def test_the_days_follow_too_while_nothing_else_happens(browsing: Browsing, theatre: Theatre) -> None:
+    """A bug once: what came a second after the last question for the days was never asked for."""
+    page = browsing.page("/bill/ben")
+    page.get_by_role("button", name="As a table").click()
+    for _ in range(2):
+        before = charged_micros(theatre, "ben")
+        theatre.stage.use("ben", "package", 1, name="weekend")
+        expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000), timeout=20_000)
+    days = httpx.get(f"{theatre.url}/v1/customers/ben/bill/course").json()["days"]
+    expect(page.locator("#course-table tbody tr").last).to_contain_text(
+        shown(days[-1]["amount_micros"]), timeout=20_000
+    )
+
+
+def test_what_changes_while_the_bill_is_asked_for_is_not_taken_for_shown(browsing: Browsing, theatre: Theatre) -> None:
+    held: list[Route] = []
+    page = browsing.page("/bill/ben")
+    expect(page.locator(FRESH)).to_have_attribute("data-kind", "live")
+    page.route("**/v1/customers/ben/bill", lambda route: held.append(route))
+    before = charged_micros(theatre, "ben")
+    page.evaluate(
+        """() => {
+          globalThis.told = 0;
+          new EventSource("/v1/views/bill/changes?key=ben").addEventListener("changes", () => (globalThis.told += 1));
+        }"""
+    )
+    theatre.stage.use("ben", "package", 1, name="weekend")
+    until(lambda: bool(held), page)
+    first = held[0].fetch()
+    theatre.stage.use("ben", "package", 1, name="weekend")
+    until(lambda: page.evaluate("globalThis.told") >= 2, page)  # this page is told as well
+    held[0].fulfill(response=first)
+    expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000))
+    expect(page.locator(FRESH)).to_have_attribute("data-kind", "old", timeout=20_000)
+    page.unroute("**/v1/customers/ben/bill")
+    expect(page.locator("#amount")).to_have_text(shown(before + 2 * 4_990_000), timeout=30_000)
+    expect(page.locator(FRESH)).to_have_attribute("data-kind", "live")
+
+
+def test_after_a_rollback_the_bill_is_the_one_that_counts_now(browsing: Browsing, theatre: Theatre) -> None:
+    """Batches begin again at a smaller number then, in a replica of another name."""
+    bill = httpx.get(f"{theatre.url}/v1/customers/emma/bill").json()
+    bill["stamp"] |= {"batch": 50, "replica": "before"}
+    context = browsing.context()
+    context.route("**/changes?*", lambda route: route.abort())
+    context.route("**/v1/customers/emma/bill", lambda route: route.fulfill(json=bill))
+    page = context.new_page()
+    page.goto(f"{browsing.url}/bill/emma")
+    current = bill["periods"][-1]
+    expect(page.locator("#amount")).to_have_text(shown(current["charged_micros"]))
+    current["charged_micros"] -= 1_000_000
+    bill["stamp"] |= {"batch": 49}  # a worker that is a moment behind
+    for _ in range(2):
+        page.wait_for_event("response", lambda response: response.url.endswith("/emma/bill"))
+    expect(page.locator("#amount")).to_have_text(shown(current["charged_micros"] + 1_000_000))
+    bill["stamp"] |= {"batch": 10, "replica": "after"}
+    expect(page.locator("#amount")).to_have_text(shown(current["charged_micros"]), timeout=20_000)
 
 
 def test_a_page_whose_server_is_gone_does_not_look_live_and_finds_it_again(browsing: Browsing, layout: Layout) -> None:
@@ -146,6 +208,7 @@ def test_a_customer_s_token_opens_their_own_bill_and_no_other(
     page.goto(f"{browsing.url}/bill/ben")
     expect(page.get_by_role("alert")).to_contain_text("This is not data that this token reaches")
     expect(page.locator("#amount.skeleton")).to_have_count(1)
+    expect(page.locator(FRESH)).to_be_hidden()
     page.get_by_role("button", name="Sign out").click()
     expect(page).to_have_url(f"{browsing.url}/sign-in")
     browsing.noted.errors.clear()  # Chromium itself tells of 401 and 403, which were wanted here

@@ -1,13 +1,13 @@
 // My bill: the amount as it runs, what it is made of, its course and a forecast, and all earlier periods.
 
-import { ask, begin, empty, failure } from "./app.js";
+import { ask, begin, decoded, empty } from "./app.js";
 import { showChoice } from "./choice.js";
 import { Days } from "./days.js";
 import { el, icon, put, say } from "./dom.js";
 import { showEvents } from "./events.js";
 import { aboutMoney, date, money, moneyParts, moment, number } from "./format.js";
-import { Live, freshSign } from "./live.js";
-import { facts, refresh } from "./parts.js";
+import { ANSWER_MS_MAX, Live, freshSign } from "./live.js";
+import { facts, refresh, trouble } from "./parts.js";
 import { periodsCard } from "./periods.js";
 import { periodName, periodSpan, quantity, slotOf, typeName } from "./usage.js";
 
@@ -28,12 +28,12 @@ async function showBill(customer) {
 
 class BillPage {
   constructor(customer, address) {
-    Object.assign(this, { customer, address, bill: null, course: null, billAskedMs: 0, courseAskedMs: 0, spokenMs: 0 });
+    Object.assign(this, { customer, address, bill: null, course: null, change: null, billAskedMs: 0, courseAskedMs: 0, spokenMs: 0 });
     this.live = new Live({
       address: `/v1/views/bill/changes?key=${encodeURIComponent(customer)}&pulse=1`,
-      changed: () => this.due(),
-      poll: async () => {
-        const [bill, { views }] = await Promise.all([this.askBill(), ask("/v1/views")]);
+      changed: (stamp) => this.due(stamp),
+      poll: async (signal) => {
+        const [bill, { views }] = await Promise.all([this.askBill(signal), ask("/v1/views", { signal })]);
         return { stamp: bill.stamp, job: views.find(({ view }) => view === "bill") };
       },
     });
@@ -51,14 +51,14 @@ class BillPage {
   }
 
   make() {
-    const sign = freshSign(this.live, (fresh) => this.showFresh(fresh));
+    this.sign = freshSign(this.live, (fresh) => this.showFresh(fresh));
     const plan = (this.plan = el("p", {}, this.customer));
     const hero = el("div", { class: "hero-main" }, this.eyebrow, this.amount, this.asOf, this.spoken, this.facts, this.days.element);
     const own = session.where.customer === this.customer;
     return el(
       "div",
       { class: "stack" },
-      el("div", { class: "page-head" }, el("div", {}, el("h1", {}, own ? "My bill" : "Bill"), plan), sign),
+      el("div", { class: "page-head" }, el("div", {}, el("h1", {}, own ? "My bill" : "Bill"), plan), this.sign),
       this.trouble,
       el("section", { class: "card hero", "aria-label": "This period" }, hero, this.types),
       this.periods,
@@ -68,13 +68,15 @@ class BillPage {
 
   async start() {
     await this.look();
+    this.sign.hidden = this.refused; // nothing is fresh, and nothing will be
     if (this.refused) return;
     this.live.start();
     setInterval(() => this.tick(), 1_000);
   }
 
-  /** Something changed: until it is shown, what is shown is old. */
-  due() {
+  /** Something changed in the batch of this stamp: until a bill shows it, what is shown is old. */
+  due(stamp) {
+    this.change = stamp;
     this.live.behindMs ??= Date.now();
     this.look();
   }
@@ -82,53 +84,64 @@ class BillPage {
   tick() {
     const batch = this.live.stamp?.batch;
     const moved = batch !== undefined && batch !== this.bill?.stamp.batch && Date.now() - this.billAskedMs > LOOK_MS;
-    if (!document.hidden && (moved || this.live.behindMs || !this.bill)) this.look();
+    if (document.hidden) return;
+    if (moved || this.live.behindMs || !this.bill) this.look();
+    else if (this.course?.stamp.batch !== this.bill.stamp.batch) this.lookAtCourse();
   }
 
   /** Ask for the bill, one question at a time and not too often, and show it. */
   async look() {
     if (this.looking) return;
     this.looking = true;
+    await new Promise((done) => setTimeout(done, Math.max(0, this.billAskedMs + BILL_MS - Date.now())));
+    const { change } = this;
     try {
-      await new Promise((done) => setTimeout(done, Math.max(0, this.billAskedMs + BILL_MS - Date.now())));
-      const behindMs = this.live.behindMs;
-      await this.askBill();
-      if (this.live.behindMs === behindMs) this.live.behindMs = undefined;
-      put(this.trouble);
-      await this.lookAtCourse();
+      await this.askBill(AbortSignal.timeout(ANSWER_MS_MAX));
+      trouble(this.trouble, null);
+      this.lookAtCourse();
     } catch (error) {
       this.refused = !this.bill && REFUSED.includes(error.status);
-      put(this.trouble, failure(error, this.bill ? "The bill cannot be brought up to date" : "The bill cannot be shown"));
-    } finally {
-      this.looking = false;
+      trouble(this.trouble, error, this.bill ? "The bill cannot be brought up to date" : "The bill cannot be shown");
     }
+    this.looking = false;
+    if (change !== this.change && this.live.behindMs) this.look(); // it came while the bill was on its way
   }
 
-  async askBill() {
+  async askBill(signal) {
     this.billAskedMs = Date.now();
-    const bill = await ask(`${this.address}/bill`);
-    if (this.bill && bill.stamp.batch < this.bill.stamp.batch) return bill; // another worker, a moment behind
+    const bill = await ask(`${this.address}/bill`, { signal });
+    if (isBefore(bill.stamp, this.bill?.stamp)) return bill; // another worker, a moment behind
     this.bill = bill;
+    if (!isBefore(bill.stamp, this.change)) this.live.behindMs = undefined;
     this.live.hear(bill.stamp);
     this.show();
     return bill;
   }
 
+  /** Ask for the days, one question at a time and not too often, and show them if they are still those of the open period. */
   async lookAtCourse() {
     const current = this.current();
     this.days.element.hidden = !current;
-    if (!current || Date.now() - this.courseAskedMs < COURSE_MS) return;
-    this.courseAskedMs = Date.now();
+    if (!current || this.onCourse || Date.now() - this.courseAskedMs < COURSE_MS) return;
+    Object.assign(this, { courseAskedMs: Date.now(), onCourse: true });
     try {
       const which = new URLSearchParams({ period: current.period, currency: current.currency });
-      this.course = await ask(`${this.address}/bill/course?${which}`);
-      if (!this.current()) return;
+      this.course = await ask(`${this.address}/bill/course?${which}`, { signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+      if (!this.courseOf(this.current())) return;
       this.days.show(this.course);
       this.showFacts(this.current());
     } catch (error) {
       this.course = null;
       this.days.fail(error);
+    } finally {
+      this.onCourse = false;
     }
+  }
+
+  /** The days and the forecast of a period, if they are known. */
+  courseOf(period) {
+    const { course } = this;
+    return course && course.period === period?.period && course.currency === period.currency ? course : null;
   }
 
   /** The period that is open: the newest draft. */
@@ -170,13 +183,14 @@ class BillPage {
   }
 
   showFacts(current) {
-    const { now, forecast_micros: forecast, period_end: end } = this.course ?? {};
+    const course = this.courseOf(current);
+    const { now, forecast_micros: forecast, period_end: end } = course ?? {};
     const left = now ? Math.ceil((new Date(end) - new Date(now)) / 86_400_000) : null;
     const closes = left === null ? "" : left > 0 ? `, ${left} ${left === 1 ? "day" : "days"} left` : ", over";
     const last = date(new Date(current.period_end) - 1, current.time_zone);
     const found = [
       ["Period", `${periodSpan(current)}${closes}`],
-      [`Forecast for ${last}`, this.course ? (forecast === null ? "too early to say" : `about ${aboutMoney(forecast, current.currency)}`) : "…"],
+      [`Forecast for ${last}`, course ? (forecast === null ? "too early to say" : `about ${aboutMoney(forecast, current.currency)}`) : "…"],
       ["Events", number(current.events)],
     ];
     refresh(this.facts, found, () => facts(found));
@@ -244,8 +258,13 @@ class BillPage {
   }
 }
 
+/** Whether a stamp is of an earlier batch than another one; nobody knows of two replicas, of which one may have been rolled back. */
+function isBefore(stamp, other) {
+  return stamp.replica === other?.replica && stamp.batch < other.batch;
+}
+
 const session = await begin();
-const named = decodeURIComponent(location.pathname.split("/")[2] ?? "");
+const named = decoded(location.pathname.split("/")[2] ?? "");
 const customer = named || session.where.customer || "";
 if (customer) await showBill(customer);
 else await showChoice(main);

@@ -1,24 +1,25 @@
 // Business: what all customers together owe and were charged, period by period, and a box for questions of one's own.
 
-import { ask, begin, empty, failure } from "./app.js";
+import { ask, begin, empty } from "./app.js";
 import { Chart } from "./chart.js";
 import { el, put } from "./dom.js";
 import { money, moment, number, roughMoney } from "./format.js";
 import { Looked, freshSign } from "./live.js";
 import { PaceChart, paceTile } from "./pace.js";
-import { body, card, refresh, replace, row, table } from "./parts.js";
+import { body, card, refresh, replace, row, table, trouble } from "./parts.js";
 import { corrections, topCustomers } from "./questions.js";
 import { SqlBox } from "./sql.js";
 import { cycleOf, labelName, quantity, shortName, slotOf, typeName } from "./usage.js";
 
 const KINDS = { "credit-note": "credit note", "debit-note": "debit note", invoice: "late invoice" };
 const DEEP_MS = 10_000; // between two looks at what is asked by SQL
+const PACE_OLD_MS = 60_000; // a pace of an older batch tells from then on what it is of
 const main = document.getElementById("main");
 
 class BusinessPage {
   constructor() {
     Object.assign(this, { periods: null, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
-    this.looked = new Looked(() => this.look());
+    this.looked = new Looked((signal) => this.look(signal));
     this.trouble = el("div");
     this.period = el("select", { id: "period", onchange: () => this.choose() });
     this.money = el("select", { id: "money", onchange: () => this.choose() });
@@ -58,18 +59,17 @@ class BusinessPage {
   }
 
   /** Ask for the totals, and now and then for the rest; what the sign tells of. */
-  async look() {
+  async look(signal) {
     try {
-      const found = await ask("/v1/periods");
-      this.periods = found.periods;
-      this.plans = found.plans;
+      const found = await ask("/v1/periods", { signal });
+      Object.assign(this, { periods: found.periods, plans: found.plans, stamp: found.stamp });
       this.show();
-      put(this.trouble);
+      trouble(this.trouble, null);
       if (Date.now() - this.deepMs > DEEP_MS || this.deepOf !== this.key()) this.lookDeeper();
-      const { views } = await ask("/v1/views");
+      const { views } = await ask("/v1/views", { signal });
       return { stamp: found.stamp, job: views.find(({ view }) => view === "bill") };
     } catch (error) {
-      put(this.trouble, failure(error, this.periods ? "The totals cannot be brought up to date" : "The totals cannot be shown"));
+      trouble(this.trouble, error, this.periods ? "The totals cannot be brought up to date" : "The totals cannot be shown");
       throw error;
     }
   }
@@ -79,9 +79,11 @@ class BusinessPage {
     this.currency = this.money.value;
     history.replaceState(null, "", `#${this.chosen}`);
     this.show();
+    this.lookAtPace();
     this.lookDeeper();
   }
 
+  /** What is chosen: an answer of something else is not shown. */
   key() {
     return `${this.now?.period} ${this.currency}`;
   }
@@ -95,6 +97,8 @@ class BusinessPage {
     options(this.money, currencies.map((currency) => [currency, currency]), this.currency);
     this.money.hidden = currencies.length < 2;
     this.period.hidden = !this.now;
+    if (this.shown !== this.key()) for (const place of [this.customers, this.corrections]) replace(place, waiting());
+    this.shown = this.key();
     if (!this.now) return this.showNothing();
     if (!this.revenue.contains(this.chart.element)) put(this.revenue, this.chart.element, legend());
     this.showTiles();
@@ -126,9 +130,13 @@ class BusinessPage {
     return alike[alike.indexOf(this.now) - 1];
   }
 
-  /** What is known of the chosen period's pace; undefined before it is. */
+  /** What is known of the chosen period's pace: { pace, error, asOf }. */
   paceNow() {
-    return this.paces?.of === this.now.period ? this.paces.pace : undefined;
+    if (this.paces?.of !== this.now.period) return {};
+    const { pace, error, stamp, heardMs } = this.paces;
+    const ofMs = heardMs - (stamp?.age_ms ?? 0);
+    const old = pace && stamp.batch !== this.stamp.batch && Date.now() - ofMs > PACE_OLD_MS;
+    return { pace, error, asOf: old ? ofMs : null };
   }
 
   showPace() {
@@ -186,10 +194,9 @@ class BusinessPage {
   /** What is asked by SQL: the largest bills and the corrections; and the dead letters. */
   async lookDeeper() {
     if (this.deeper) return;
-    this.deeper = true;
-    this.deepMs = Date.now();
-    this.deepOf = this.key();
-    if (this.now) this.lookAtPace();
+    const key = this.key();
+    Object.assign(this, { deeper: true, deepMs: Date.now(), deepOf: key });
+    this.lookAtPace();
     const ofPeriod = [
       [this.customers, () => this.lookAtCustomers()],
       [this.corrections, () => this.lookAtCorrections()],
@@ -197,45 +204,42 @@ class BusinessPage {
     const parts = [...(this.now ? ofPeriod : []), [this.letters, () => this.lookAtLetters()]];
     await Promise.all(parts.map(([place, look]) => this.part(place, look)));
     this.deeper = false;
+    if (key !== this.key()) this.lookDeeper(); // something else was chosen meanwhile
   }
 
   async lookAtPace() {
-    const { period } = this.now;
-    if (this.pacing === period) return; // it may take seconds, for which nothing else waits
+    const period = this.now?.period;
+    if (!period || this.pacing === period) return; // it may take seconds, for which nothing else waits
     this.pacing = period;
-    try {
-      const { pace } = await ask(`/v1/periods/${encodeURIComponent(period)}/pace`);
-      if (period !== this.now?.period) return;
-      this.paces = { of: period, pace: pace ?? undefined };
-      this.showTiles();
-      this.showPace();
-    } catch (error) {
-      this.paces = undefined;
-      this.pace.fail(error);
-    } finally {
-      if (this.pacing === period) this.pacing = undefined;
-    }
+    const found = await ask(`/v1/periods/${encodeURIComponent(period)}/pace`).catch((error) => ({ error }));
+    if (this.pacing === period) this.pacing = undefined;
+    if (period !== this.now?.period) return;
+    this.paces = { of: period, heardMs: Date.now(), ...found };
+    this.showTiles();
+    this.showPace();
   }
 
   async part(place, look) {
+    const key = this.key();
+    const isWanted = () => key === this.key();
     try {
       const made = await look();
-      refresh(place, made.key, () => made.shown());
+      if (isWanted()) refresh(place, made.key, () => made.shown());
     } catch (error) {
-      replace(place, body(failure(error, "This cannot be shown")));
+      if (isWanted()) trouble(place, error, "This cannot be shown", body);
     }
   }
 
   async lookAtCustomers() {
     const { now, currency } = this;
-    const rows = await topCustomers(now, currency, Object.keys(this.plans).filter((plan) => this.plans[plan] === currency));
+    const rows = await topCustomers(now, currency, Object.keys(now.plans).filter((plan) => this.plans[plan] === currency));
     const all = Math.max(1, this.of(now).amount_micros);
     const item = ([customer, micros, events]) => {
       const link = el("a", { href: `/bill/${encodeURIComponent(customer)}` }, customer);
       return row([link, "name"], [number(events), "right"], [money(micros, currency), "right"], [percentOf(micros, all), "right muted"]);
     };
     const none = () => empty("No customers", "Nobody has used anything in this period.");
-    return { key: rows, shown: () => (rows.length ? table(["Customer", "Events", "Amount", "Share"], rows.map(item)) : none()) };
+    return { key: [rows, all, currency], shown: () => (rows.length ? table(["Customer", "Events", "Amount", "Share"], rows.map(item)) : none()) };
   }
 
   async lookAtCorrections() {
@@ -246,7 +250,7 @@ class BusinessPage {
       return row(labelName(period), documents, [number(events), "right"], [money(micros, currency, { sign: true }), "right"]);
     };
     const none = () => empty("No corrections", "No event came after its period was closed.");
-    return { key: rows, shown: () => (rows.length ? table(["Period", "Documents", "Late events", "Changed by"], rows.map(item)) : none()) };
+    return { key: [rows, currency], shown: () => (rows.length ? table(["Period", "Documents", "Late events", "Changed by"], rows.map(item)) : none()) };
   }
 
   async lookAtLetters() {

@@ -1,10 +1,9 @@
 // The days of the open period: what each added, as a chart with a forecast, and as a table.
 
-import { failure } from "./app.js";
 import { Chart } from "./chart.js";
 import { el, put } from "./dom.js";
 import { aboutMoney, date, day, money, number, roughMoney } from "./format.js";
-import { row, table } from "./parts.js";
+import { replace, row, table, trouble } from "./parts.js";
 
 export class Days {
   constructor() {
@@ -21,14 +20,14 @@ export class Days {
   }
 
   show(course) {
-    if (!this.body.contains(this.chart.element)) put(this.body, this.chart.element, this.table); // else the focus stays
+    if (!this.body.contains(this.chart.element)) replace(this.body, this.chart.element, this.table); // else the focus stays
     this.draw(course);
     const rows = course.days.map((each) => row(day(each.day), [number(each.events), "right"], [money(each.amount_micros, course.currency), "right"]));
     put(this.table, rows.length ? table(["Day", "Events", "Added"], rows, "What each day added") : null);
   }
 
   fail(error) {
-    put(this.body, failure(error, "The days cannot be shown"));
+    trouble(this.body, error, "The days cannot be shown");
   }
 
   draw(course) {

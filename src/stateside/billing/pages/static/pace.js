@@ -1,26 +1,31 @@
 // The pace of a period: day by day against the period before, and where both are at the same hour.
 
 import { Chart } from "./chart.js";
-import { empty, failure } from "./app.js";
+import { empty } from "./app.js";
 import { el, put } from "./dom.js";
-import { date, day, money, number, roughMoney } from "./format.js";
-import { body, refresh, replace } from "./parts.js";
+import { date, day, moment, money, number, roughMoney } from "./format.js";
+import { body, refresh, trouble } from "./parts.js";
 
 const DAY_MS = 86_400_000;
 const HOURS = 24;
 const TIMES = 10;
 
-/** What the comparison comes to, as a tile's name, value and note; `name` is how the period before is called. */
-export function paceTile(pace, currency, name) {
+/** What the comparison comes to, as a tile's name, value and note; `name` is how the period before is called.
+ *
+ * What is known of a pace is { pace, error, asOf }: without the first two it is being made, and with `asOf` it is old.
+ */
+export function paceTile({ pace, error, asOf }, currency, name) {
   const found = pace?.currencies.find((one) => one.currency === currency);
-  if (pace === undefined) return [`Against ${name} at the same day`, "…", "is being added up"];
+  if (error) return [`Against ${name} at the same day`, "–", "cannot be shown"];
+  if (!pace) return [`Against ${name} at the same day`, "…", "is being added up"];
   if (!found || !hasBefore(found)) return ["Against the period before", "–", "there is none"];
   const against = pace.over ? `Against ${name}` : `Against ${name} at the same day`;
   const missing = found.unplaced_micros || found.unplaced_before_micros;
   if (missing) return [against, "–", `${money(missing, currency)} belong to no known day`];
   const { amount_micros: now, amount_before_micros: before } = found;
   const by = pace.over ? "" : ` by ${sameHour(found)}`;
-  return [against, before ? changed(now / before) : "–", `which had ${money(before, currency)}${by}`];
+  const old = asOf ? `; as of ${moment(asOf)}` : "";
+  return [against, before ? changed(now / before) : "–", `which had ${money(before, currency)}${by}${old}`];
 }
 
 /** The card's content: both periods' sums, day by day. */
@@ -31,16 +36,13 @@ export class PaceChart {
     this.element = el("div", {}, empty("…", ""));
   }
 
-  show(pace, currency, names) {
-    refresh(this.element, [pace, currency, names], () => this.made(pace, currency, names));
-  }
-
-  fail(error) {
-    replace(this.element, body(failure(error, "This cannot be shown")));
+  show({ pace, error }, currency, names) {
+    if (error) trouble(this.element, error, "This cannot be shown", body);
+    else refresh(this.element, [pace, currency, names], () => this.made(pace, currency, names));
   }
 
   made(pace, currency, names) {
-    if (pace === undefined) return empty("…", "");
+    if (!pace) return empty("…", "");
     const found = pace.currencies.find((one) => one.currency === currency);
     if (!found) return empty("Nothing yet", "Days appear with the first event of this period.");
     const keys = [[1, names.now, ""], ...(hasBefore(found) ? [[6, names.before, "dashed"]] : [])];
@@ -55,9 +57,9 @@ export class PaceChart {
     const before = hasBefore(found) ? summed(found.days_before, at, found.amount_before_micros, found.days_before.length) : [];
     const last = Math.max(found.days_in_period, found.days_before.length);
     const stops = stopsOf(found, now, before, at, currency, names);
-    const told = stops.at(-1);
+    const told = stops.length ? `; ${toldOf(stops.at(-1))}. The arrow keys lead from day to day.` : ". Its first hour is not over.";
     this.chart.draw({
-      label: `${names.now} day by day${hasBefore(found) ? ` against ${names.before}` : ""}; ${told.title}: ${told.rows.map((row) => row.join(" ")).join(", ")}. The arrow keys lead from day to day.`,
+      label: `${names.now} day by day${hasBefore(found) ? ` against ${names.before}` : ""}${told}`,
       height: 240,
       x: { min: 0, max: last, ticks: Array.from({ length: last }, (_, index) => ({ at: index + 1, text: day(dayOf(found.first_day, index), { day: "numeric" }) })) },
       y: { format: (value) => roughMoney(value, currency) },
@@ -91,6 +93,10 @@ function stopsOf(found, now, before, at, currency, names) {
       if (other !== undefined) rows.push([names.before, money(other, currency)], ["difference", money(micros - other, currency, { sign: true })]);
       return { x, y: micros, slot: 1, title: x === at && x % 1 ? hourOf(found.first_day, found.hours) : day(dayOf(found.first_day, x - 1)), rows };
     });
+}
+
+function toldOf({ title, rows }) {
+  return `${title}: ${rows.map((row) => row.join(" ")).join(", ")}`;
 }
 
 function hasBefore({ days_before: days, unplaced_before_micros: unplaced }) {

@@ -6,12 +6,11 @@ const TOP = 10;
 const NOTES = 8;
 
 /**
- * The customers with the largest amounts of a period: [customer, micros, events]. `plans` are those in its currency.
+ * The customers with the largest amounts of a period: [customer, micros, events]. `plans` are its own, in this currency.
  * Rows and lines count by their plan and end, as totals do: a day that ends with the month is none of it.
  */
 export function topCustomers({ plans: ends }, currency, plans) {
-  const own = plans.filter((plan) => ends[plan]);
-  if (!own.length) return [];
+  if (!plans.length) return [];
   return rowsOf(
     `SELECT customer, sum(micros)::BIGINT AS micros, sum(n)::BIGINT AS n FROM (
        SELECT customer, plan, period_end, amount_micros AS micros, events AS n FROM bill WHERE period_end IN ($ends)
@@ -20,8 +19,8 @@ export function topCustomers({ plans: ends }, currency, plans) {
        )
      ) WHERE (plan, period_end) IN (VALUES $pairs) GROUP BY customer ORDER BY micros DESC, customer LIMIT ${TOP}`,
     {
-      ends: own.map((plan) => time(ends[plan])).join(", "),
-      pairs: own.map((plan) => `(${text(plan)}, ${time(ends[plan])})`).join(", "),
+      ends: plans.map((plan) => time(ends[plan])).join(", "),
+      pairs: plans.map((plan) => `(${text(plan)}, ${time(ends[plan])})`).join(", "),
       currency: text(currency),
     },
   );

@@ -1,6 +1,7 @@
 // What all pages do first: find out who looks, show the pages that are for them, and ask questions.
 
 import { el, icon, put } from "./dom.js";
+import { parsed } from "./exact.js";
 
 /** An answer that is a problem document, as an error. */
 export class Problem extends Error {
@@ -12,12 +13,15 @@ export class Problem extends Error {
   }
 }
 
-/** Ask the server; the answer's document. Throws a Problem, or a TypeError if nobody answers. */
-export async function ask(address, options = {}) {
+/** Ask the server; the answer's document, with every digit of its numbers if `exact`.
+ *
+ * Throws a Problem, or another error if nobody answers, or not before the `signal`.
+ */
+export async function ask(address, { exact = false, ...options } = {}) {
   const response = await fetch(address, { credentials: "same-origin", cache: "no-store", ...options });
   if (response.status === 401 && location.pathname !== "/sign-in") return toSignIn();
   if (!response.ok) throw await problemOf(response);
-  return response.json();
+  return exact ? parsed(await response.text()) : response.json();
 }
 
 export async function problemOf(response) {
@@ -30,9 +34,18 @@ export async function problemOf(response) {
   return new Problem(response.status, document);
 }
 
-export function send(address, method, document, signal) {
+export function send(address, method, document, options = {}) {
   const body = document === undefined ? {} : { body: JSON.stringify(document) };
-  return ask(address, { method, headers: { "content-type": "application/json" }, signal, ...body });
+  return ask(address, { method, headers: { "content-type": "application/json" }, ...body, ...options });
+}
+
+/** What a part of an address says; nothing, if that cannot be told. */
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return "";
+  }
 }
 
 /** Begin a page: who looks, or off to sign in. */
@@ -79,8 +92,14 @@ function titleFor(title, session) {
 }
 
 async function signOut() {
-  await send("/v1/session", "DELETE");
-  location.assign("/sign-in");
+  document.getElementById("still")?.remove();
+  try {
+    await send("/v1/session", "DELETE");
+    location.assign("/sign-in");
+  } catch (error) {
+    const still = failure(error, "You are still signed in", "Sign out again in a moment.");
+    document.getElementById("main").prepend(el("div", { id: "still" }, still));
+  }
 }
 
 /** The button that changes between dark and light. */
@@ -109,11 +128,11 @@ export function showTheme() {
   document.getElementById("who").append(button);
 }
 
-/** What went wrong, for people: what, and what to do next. */
-export function failure(error, title = "This did not work") {
+/** What went wrong, for people: what, and what to do next; `then` is that where the server is away. */
+export function failure(error, title = "This did not work", then = "It may be starting again. This page tries again by itself.") {
   const away = !(error instanceof Problem);
   const what = away ? "The server does not answer." : error.message;
-  const next = away ? "It may be starting again. This page tries again by itself." : error.nextStep;
+  const next = away ? then : error.nextStep;
   return el(
     "div",
     { class: "notice bad", role: "alert" },

@@ -1,9 +1,9 @@
 // The card of the audit: starting one is safe, it recomputes every bill from the journal and changes nothing.
 
-import { ask, failure, send } from "./app.js";
+import { ask, send } from "./app.js";
 import { el, say } from "./dom.js";
 import { moment } from "./format.js";
-import { refresh, replace } from "./parts.js";
+import { refresh, trouble } from "./parts.js";
 
 const LOOK_MS = 3_000;
 const CHIPS = { true: ["Everything adds up", "good"], false: ["It does not add up", "bad"], null: ["It did not come to an end", "warn"] };
@@ -29,7 +29,7 @@ export class Audit {
       say(this.button, running ? "An audit runs …" : "Start an audit");
       this.show(last);
     } catch (error) {
-      replace(this.text, failure(error, "The audit cannot be shown"));
+      trouble(this.text, error, method === "GET" ? "The audit cannot be shown" : "The audit was not started");
     }
   }
 

@@ -1,7 +1,7 @@
 // Charts, drawn as SVG: lines and areas over a number, bars over names. They can be read with a pointer, a finger or
-// the arrow keys; whoever uses one gives the same numbers as a table, too.
+// the arrow keys; where those lead, screen readers are told.
 
-import { el, put, svg } from "./dom.js";
+import { el, put, say, svg } from "./dom.js";
 
 const TOP = 10;
 const BOTTOM = 26;
@@ -19,7 +19,8 @@ export class Chart {
   constructor() {
     this.svg = svg("svg", { role: "img", tabindex: "0", "data-key": "chart" });
     this.tip = el("div", { class: "tip", hidden: true });
-    this.element = el("div", { class: "chart" }, this.svg, this.tip);
+    this.told = el("div", { class: "hidden", role: "status" });
+    this.element = el("div", { class: "chart" }, this.svg, this.tip, this.told);
     this.at = null;
     new ResizeObserver(() => this.redraw()).observe(this.element);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
@@ -113,10 +114,13 @@ export class Chart {
     event.preventDefault();
     this.at = Math.max(0, Math.min(last, moves[event.key](this.at ?? last + (event.key === "ArrowLeft" ? 1 : 0))));
     this.showCursor();
+    const { title, rows } = this.model.stops[this.at];
+    say(this.told, `${title}: ${rows.map((row) => row.join(" ")).join(", ")}`);
   }
 
   leave() {
     this.at = null;
+    say(this.told, "");
     this.showCursor();
   }
 

@@ -1,6 +1,6 @@
 // The control room: the path of an event, drawn as it runs, and of each view what its job, its state and its replica do.
 
-import { begin, empty, failure } from "./app.js";
+import { begin, decoded, empty } from "./app.js";
 import { Audit } from "./audit.js";
 import { Batches } from "./batches.js";
 import { el, icon, put } from "./dom.js";
@@ -8,7 +8,7 @@ import { findings } from "./findings.js";
 import { age, bytes, moment, number, took } from "./format.js";
 import { Heard } from "./heard.js";
 import { freshSign } from "./live.js";
-import { body, card, facts, refresh, row, table } from "./parts.js";
+import { body, card, facts, refresh, row, table, trouble } from "./parts.js";
 import { JOB, Path } from "./path.js";
 import { Savepoints } from "./savepoints.js";
 
@@ -18,7 +18,7 @@ const main = document.getElementById("main");
 class Room {
   constructor() {
     this.heard = new Heard();
-    this.chosen = decodeURIComponent(location.hash.slice(1));
+    this.chosen = decoded(location.hash.slice(1));
     this.trouble = el("div");
     this.path = new Path();
     this.findings = el("div");
@@ -70,7 +70,7 @@ class Room {
 
   show() {
     const { status, problem } = this.heard;
-    put(this.trouble, problem ? failure(problem, status ? "The server is not heard any more" : "The status cannot be shown") : null);
+    trouble(this.trouble, problem, status ? "The server is not heard any more" : "The status cannot be shown");
     if (!status) return;
     const view = status.views.find((each) => each.view === this.chosen) ?? status.views[0];
     this.showTabs(status.views, view);
@@ -136,6 +136,7 @@ class Room {
   }
 
   showServers() {
+    if (!this.heard.servers) return put(this.servers, empty("The servers cannot be listed", "This page asks again every second."));
     const rows = this.heard.servers.map(({ name, url, views = {} }) => {
       const held = Object.entries(views);
       const shares = held.map(([view, { share }]) => el("span", { class: "chip" }, share ? `${view} ${share}` : view));
@@ -143,7 +144,7 @@ class Room {
       return row(name, [url, "mono"], el("span", {}, shares), of(({ batch }) => number(batch)), of(({ age_ms: old }) => took(old)));
     });
     const names = ["Server", "Address", "Views and shares", "Batch", "Age"];
-    put(this.servers, rows.length ? table(names, rows) : empty("No server has announced itself", "They do so every second."));
+    return put(this.servers, rows.length ? table(names, rows) : empty("No server has announced itself", "They do so every second."));
   }
 }
 

@@ -103,7 +103,7 @@ export function clock(time) {
   return date(time, undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
-/** Date and time; the date only if it is not today. */
+/** Date and time; the year only if it is not this one. */
 export function moment(time, zone) {
   const options = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" };
   const at = new Date(time);

@@ -2,6 +2,7 @@
 
 import { ask } from "./app.js";
 import { age, clock, moment } from "./format.js";
+import { ANSWER_MS_MAX } from "./live.js";
 
 const SAMPLES = 60;
 const OVER_S = 5; // what a rate is the mean of
@@ -12,7 +13,7 @@ export class Heard extends EventTarget {
   constructor() {
     super();
     this.status = null;
-    this.servers = [];
+    this.servers = []; // null: they cannot be listed
     this.samples = [];
     this.heardMs = 0;
     this.problem = null;
@@ -20,7 +21,8 @@ export class Heard extends EventTarget {
 
   async look() {
     try {
-      const [status, { servers = [] }] = await Promise.all([ask("/v1/status"), ask("/v1/servers").catch(() => ({}))]);
+      const signal = AbortSignal.timeout(ANSWER_MS_MAX);
+      const [status, { servers }] = await Promise.all([ask("/v1/status", { signal }), ask("/v1/servers", { signal }).catch(() => ({ servers: null }))]);
       Object.assign(this, { status, servers, heardMs: Date.now(), problem: null });
       const ages = Object.fromEntries(status.views.map(({ view, replica }) => [view, replica.stamp?.age_ms ?? 0]));
       this.samples.push({ ms: Date.parse(status.time), end: status.journal?.end ?? 0, positions: positions(status), ages });

@@ -3,11 +3,13 @@
 // has not heard for a while it takes for old.
 
 import { el, say } from "./dom.js";
+import { parsed } from "./exact.js";
 import { age, clock, moment } from "./format.js";
 
 const LIVE_MS = 5_000; // what is no older counts as live
 const SILENCE_MS = 4_000; // a stream tells something every second; after this it counts as broken
 const POLL_MS = 2_000;
+export const ANSWER_MS_MAX = 10_000; // what has not been answered by then is asked again
 const AGAIN_MS = 3_000;
 const STANDS_STILL = {
   holding: "Job is waiting",
@@ -16,7 +18,8 @@ const STANDS_STILL = {
   down: "Job is down",
 };
 
-/** Follows a view's changes. `changed(stamp, told, kind)` is called when rows may have changed; `poll()` gives a stamp.
+/** Follows a view's changes. `changed(stamp, told, kind)` is called when rows may have changed; of a snapshot in pages
+ * the first one is told with `first`, the last one with `last`. `poll(signal)` gives a stamp, and the job's state.
  *
  * A page that nobody sees has no stream open: browsers keep few connections to one server, and all tabs share them.
  */
@@ -28,18 +31,22 @@ export class Live extends EventTarget {
     this.heardMs = 0; // when anything was heard last,
     this.streamMs = 0; // when by the stream,
     this.openedMs = 0; // and when that was opened
-    this.askedMs = 0;
+    this.asks = new Asking();
+    this.stopped = new AbortController();
   }
 
   start() {
     this.open();
     this.timer = setInterval(() => this.tick(), 1_000);
-    document.addEventListener("visibilitychange", () => (document.hidden ? this.source.close() : this.open()));
+    const { signal } = this.stopped;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.source.close() : this.open()), { signal });
     return this;
   }
 
+  /** Nothing is told from now on. */
   stop() {
     clearInterval(this.timer);
+    this.stopped.abort();
     this.source.close();
   }
 
@@ -47,19 +54,28 @@ export class Live extends EventTarget {
     this.source?.close();
     this.openedMs = this.streamMs = Date.now();
     const source = (this.source = new EventSource(this.address));
-    for (const kind of ["snapshot", "changes"]) {
-      source.addEventListener(kind, (event) => {
-        const told = this.told(event);
-        if (kind === "snapshot" || told.changed.length || told.removed.length) this.changed(told.stamp, told, kind);
-      });
-    }
+    let midway = false; // whether more pages of a snapshot are to come
+    for (const kind of ["open", "reset"]) source.addEventListener(kind, () => (midway = false));
+    source.addEventListener("snapshot", (event) => {
+      const told = this.told(event);
+      const first = !midway;
+      midway = !told.last;
+      this.changed(told.stamp, { ...told, first }, "snapshot");
+    });
+    let some = false; // whether a batch has changed anything so far, page by page
+    source.addEventListener("changes", (event) => {
+      const told = this.told(event);
+      some ||= told.changed.length + told.removed.length > 0;
+      if (some) this.changed(told.stamp, told, "changes");
+      some &&= !told.last;
+    });
     source.addEventListener("pulse", (event) => this.told(event));
     for (const kind of ["cut", "end"]) source.addEventListener(kind, () => source.close());
     this.show();
   }
 
   told(event) {
-    const told = JSON.parse(event.data);
+    const told = parsed(event.data);
     this.streamMs = Date.now();
     this.hear(told.stamp, told.job);
     return told;
@@ -85,14 +101,8 @@ export class Live extends EventTarget {
       this.open();
       this.streamMs = 0; // it has still to prove itself
     }
-    if (nowMs - this.askedMs < POLL_MS) return;
-    this.askedMs = nowMs;
-    try {
-      const { stamp, job } = await this.poll();
-      this.hear(stamp, job);
-    } catch {
-      this.show();
-    }
+    const found = await this.asks.ask((signal) => this.poll(AbortSignal.any([signal, this.stopped.signal])));
+    if (found && !this.stopped.signal.aborted) this.hear(found.stamp, found.job);
   }
 
   show() {
@@ -104,11 +114,11 @@ export class Live extends EventTarget {
   }
 }
 
-/** Follows a view by asking for its description every two seconds, where no rows need be told. */
+/** Follows a view by asking every two seconds, where no rows need be told. `look(signal)` gives a stamp, and the job's state. */
 export class Looked extends EventTarget {
   constructor(look) {
     super();
-    Object.assign(this, { look, stamp: null, job: null, heardMs: 0, askedMs: 0 });
+    Object.assign(this, { look, stamp: null, job: null, heardMs: 0, asks: new Asking() });
   }
 
   start() {
@@ -123,19 +133,34 @@ export class Looked extends EventTarget {
 
   async tick() {
     this.dispatchEvent(new Event("fresh"));
-    if (document.hidden || Date.now() - this.askedMs < POLL_MS) return;
-    this.askedMs = Date.now();
-    try {
-      const { stamp, job } = await this.look();
-      Object.assign(this, { stamp, job, heardMs: Date.now() });
-    } catch {
-      // then it gets older
-    }
+    if (document.hidden) return;
+    const found = await this.asks.ask((signal) => this.look(signal));
+    if (found) Object.assign(this, { stamp: found.stamp, job: found.job, heardMs: Date.now() });
     this.dispatchEvent(new Event("fresh"));
   }
 
   fresh() {
     return freshOf(this);
+  }
+}
+
+/** Asks every two seconds, and never twice at a time. */
+class Asking {
+  constructor() {
+    Object.assign(this, { askedMs: 0, busy: false });
+  }
+
+  /** What was answered; undefined if it is not time, or nothing is answered, by which all that is shown gets older. */
+  async ask(question) {
+    if (this.busy || Date.now() - this.askedMs < POLL_MS) return undefined;
+    Object.assign(this, { askedMs: Date.now(), busy: true });
+    try {
+      return await question(AbortSignal.timeout(ANSWER_MS_MAX));
+    } catch {
+      return undefined;
+    } finally {
+      this.busy = false;
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 // Parts that pages are put together from: cards, tables, and places that are made anew when what they show changes.
 
+import { failure } from "./app.js";
 import { el, put } from "./dom.js";
+import { written } from "./exact.js";
 
 /** A card with a title. */
 export function card(title, ...content) {
@@ -25,6 +27,11 @@ export function row(...cells) {
   return el("tr", {}, el("th", { scope: "row", class: kind }, name), others.map(([content, its]) => el("td", { class: its }, content)));
 }
 
+/** A field of a form: its title, and the input of this id. */
+export function field(id, title, input) {
+  return el("div", { class: "field" }, el("label", { class: "title", for: id }, title), input);
+}
+
 /** Names and values, for a `dl`. */
 export function facts(found) {
   return found.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { class: "num" }, value)));
@@ -32,12 +39,18 @@ export function facts(found) {
 
 /** Make what stands in an element anew, if the key says that it is something else. The focus stays, by `data-key`. */
 export function refresh(element, key, make) {
-  const sign = JSON.stringify(key);
+  const sign = written(key);
   if (element.dataset.sign === sign) return;
   element.dataset.sign = sign;
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   put(element, make());
   if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+/** Say in an element what went wrong, if anything did, `around` which more may stand. Screen readers are told it once: as
+ * long as the same is wrong nothing is made anew. */
+export function trouble(element, error, title, around = (told) => told) {
+  refresh(element, error ? [title, error.status ?? "away", error.status ? error.message : ""] : null, () => (error ? around(failure(error, title)) : null));
 }
 
 /** Put something else into an element that is refreshed: the next time it is made anew, whatever the key is. */

@@ -106,12 +106,15 @@ function journalStation(heard) {
   const { journal } = heard.status;
   const ends = { values: heard.rates((one) => one.end), flow: heard.rate((one) => one.end) };
   if (!journal) return { name: "Journal", main: "elsewhere", unit: "", rows: [["", "another job’s source"]], ...ends };
-  return { name: "Journal", main: number(journal.end), unit: "events", rows: [["appended", perSecond(ends.flow)], ["on disk", bytes(journal.bytes)]], ...ends };
+  if (journal.end == null) return { name: "Journal", chip: ["Away", "bad"], main: "–", unit: "", rows: [["", journal.trouble]], ...ends };
+  const onKafka = journal.bytes == null; // where an offset is told, which Kafka's own marks count in, and no size
+  const where = onKafka ? ["kept by", "Kafka"] : ["on disk", bytes(journal.bytes)];
+  return { name: "Journal", main: number(journal.end), unit: onKafka ? "offset" : "events", rows: [["appended", perSecond(ends.flow)], where], ...ends };
 }
 
 function pipelineStation({ journal }, view, read) {
   const stamp = view?.replica.stamp;
-  const waiting = journal && stamp ? counted(Math.max(0, journal.end - eventsIn(stamp.position)), "event", "events") : "not known";
+  const waiting = journal?.end != null && stamp ? counted(Math.max(0, journal.end - eventsIn(stamp.position)), "event", "events") : "not known";
   const heartbeat = view?.job.heard_ms == null ? "none" : `${took(view.job.heard_ms)} ago`;
   return { name: "Pipeline", chip: JOB[view?.job.state] ?? ["No view yet", ""], main: perSecond(read), unit: "", rows: [["waiting", waiting], ["heartbeat", heartbeat]] };
 }
@@ -138,9 +141,9 @@ function replicaStation(view) {
 
 function answersStation(heard, view) {
   const stamp = view?.replica.stamp;
-  const servers = heard.servers.filter((server) => !view || server.views[view.view]);
+  const servers = heard.servers?.filter((server) => !view || server.views[view.view]);
   const values = view ? heard.samples.map((one) => one.ages[view.view] ?? 0) : [];
-  return { name: "Answers", main: stamp ? took(stamp.age_ms) : "–", unit: "old", rows: [["servers", number(servers.length)], ["counted from", stamp?.age_basis ?? "–"]], values };
+  return { name: "Answers", main: stamp ? took(stamp.age_ms) : "–", unit: "old", rows: [["servers", servers ? number(servers.length) : "not known"], ["counted from", stamp?.age_basis ?? "–"]], values };
 }
 
 function counted(count, one, several) {

@@ -1,16 +1,15 @@
 // The card of a view's savepoints: taking one is safe while the job runs; restoring one is for the command.
 
-import { ask, empty, failure, send } from "./app.js";
+import { ask, empty, send } from "./app.js";
 import { el, say } from "./dom.js";
 import { bytes, moment, number } from "./format.js";
-import { body, refresh, replace, row, table } from "./parts.js";
+import { body, refresh, replace, row, table, trouble } from "./parts.js";
 
 const LOOK_MS = 10_000;
 
 export class Savepoints {
   constructor() {
-    this.view = null;
-    this.lookedMs = 0;
+    Object.assign(this, { view: null, lookedMs: 0, asked: 0 });
     this.button = el("button", { class: "button slim", onclick: () => this.take() }, "Take a savepoint");
     this.list = el("div", { class: "table-wrap", role: "status" }, empty("…", ""));
     this.element = el(
@@ -24,31 +23,36 @@ export class Savepoints {
 
   /** Shown for this view, whose savepoints are looked at now and then. */
   show(view) {
-    if (view !== this.view) Object.assign(this, { view, lookedMs: 0 });
-    if (!this.busy && Date.now() - this.lookedMs > LOOK_MS) this.look();
+    if (view !== this.view) {
+      Object.assign(this, { view, lookedMs: 0 });
+      replace(this.list, empty("…", ""));
+    }
+    if (!this.button.disabled && Date.now() - this.lookedMs > LOOK_MS) this.showWhat(ask(this.address()), "The savepoints cannot be shown");
   }
 
-  take() {
-    return this.look("POST");
+  async take() {
+    this.button.disabled = true;
+    say(this.button, "One is being taken …");
+    await this.showWhat(send(this.address(), "POST"), "No savepoint was taken");
+    this.button.disabled = false;
+    say(this.button, "Take a savepoint");
   }
 
-  async look(method = "GET") {
-    if (this.busy) return;
+  address() {
+    return `/v1/views/${encodeURIComponent(this.view)}/savepoints`;
+  }
+
+  /** Show what is answered, if it is of this view still and nothing else was asked meanwhile. */
+  async showWhat(answer, title) {
     const { view } = this;
-    this.busy = true;
+    const asked = ++this.asked;
+    const isWanted = () => view === this.view && asked === this.asked;
     this.lookedMs = Date.now();
-    this.button.disabled = method === "POST";
-    say(this.button, method === "POST" ? "One is being taken …" : "Take a savepoint");
     try {
-      const address = `/v1/views/${encodeURIComponent(view)}/savepoints`;
-      const { savepoints } = await (method === "POST" ? send(address, "POST") : ask(address));
-      if (view === this.view) this.showList(savepoints);
+      const { savepoints } = await answer;
+      if (isWanted()) this.showList(savepoints);
     } catch (error) {
-      replace(this.list, body(failure(error, method === "POST" ? "No savepoint was taken" : "The savepoints cannot be shown")));
-    } finally {
-      this.busy = false;
-      this.button.disabled = false;
-      say(this.button, "Take a savepoint");
+      if (isWanted()) trouble(this.list, error, title, body);
     }
   }
 

@@ -1,9 +1,8 @@
 // Signing in: the token goes to the server, which keeps it in a cookie that no script can read.
 
-import { ask, Problem, send, showTheme } from "./app.js";
+import { ask, decoded, Problem, send, showTheme } from "./app.js";
 import { el, icon, put } from "./dom.js";
 
-const back = decodeURIComponent(location.hash.slice(1));
 const token = el("input", {
   id: "token",
   type: "password",
@@ -58,7 +57,10 @@ function refuse(text) {
   token.select();
 }
 
-/** Back to the page that sent us here; never to another site. */
+/** Back to the page that sent us here; never to another site, however its address is written: the browser reads it first. */
 function lead() {
-  return /^\/(?![/\\])/.test(back) ? back : "/";
+  const back = decoded(location.hash.slice(1));
+  if (!back.startsWith("/") || !URL.canParse(back, location.origin)) return "/";
+  const to = new URL(back, location.origin);
+  return to.origin === location.origin ? to.href : "/";
 }

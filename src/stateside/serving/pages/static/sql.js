@@ -3,6 +3,7 @@
 import { ask, empty, failure, problemOf, send } from "./app.js";
 import { Chart } from "./chart.js";
 import { el, icon, put } from "./dom.js";
+import { isNumber } from "./exact.js";
 import { number, rough, took } from "./format.js";
 import { valueTable } from "./values.js";
 
@@ -75,12 +76,14 @@ export class SqlBox {
     const beganMs = performance.now();
     put(this.told, "Running …");
     try {
-      const answer = await send("/v1/sql", "POST", { sql }, running.signal);
+      const answer = await send("/v1/sql", "POST", { sql }, { signal: running.signal, exact: true });
       this.asked = sql;
       this.save.disabled = false;
       this.show(answer, performance.now() - beganMs);
     } catch (error) {
       if (running.signal.aborted) return;
+      this.asked = null; // what is not shown is not saved either
+      this.save.disabled = true;
       put(this.told);
       put(this.result, failure(error, "The statement was not answered"));
     }
@@ -111,14 +114,14 @@ export class SqlBox {
     } catch (error) {
       put(this.result, failure(error, "There is no CSV"));
     } finally {
-      this.save.disabled = false;
+      this.save.disabled = !this.asked;
     }
   }
 }
 
 /** A chart of a result, if one says anything: a first column of names or times, and the first one of numbers behind it. */
 export function chartOf(columns, rows) {
-  const at = columns.findIndex((_, index) => index > 0 && rows.every((row) => row[index] === null || typeof row[index] === "number"));
+  const at = columns.findIndex((_, index) => index > 0 && rows.every((row) => row[index] === null || isNumber(row[index])));
   if (at < 1 || rows.length < 2 || rows.length > BARS_MOST) return null;
   const names = rows.map((row) => String(row[0] ?? "null"));
   if (new Set(names).size < names.length) return null;
@@ -128,7 +131,7 @@ export function chartOf(columns, rows) {
     height: 220,
     x: { min: -0.5, max: rows.length - 0.5, ticks: names.map((text, index) => ({ at: index, text: short(text) })) },
     y: { format: (value) => rough(value) },
-    series: [{ slot: 1, bars: true, points: rows.map((row, index) => [index, row[at] ?? 0]) }],
-    stops: rows.map((row, index) => ({ x: index, y: row[at] ?? 0, title: names[index], rows: [[columns[at].name, row[at] === null ? "null" : number(row[at])]] })),
+    series: [{ slot: 1, bars: true, points: rows.map((row, index) => [index, Number(row[at])]) }],
+    stops: rows.map((row, index) => ({ x: index, y: Number(row[at]), title: names[index], rows: [[columns[at].name, row[at] === null ? "null" : number(row[at])]] })),
   };
 }
