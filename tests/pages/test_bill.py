@@ -103,15 +103,18 @@ def test_what_changes_while_the_bill_is_asked_for_is_not_taken_for_shown(browsin
     before = charged_micros(theatre, "ben")
     page.evaluate(
         """() => {
-          globalThis.told = 0;
-          new EventSource("/v1/views/bill/changes?key=ben").addEventListener("changes", () => (globalThis.told += 1));
+          globalThis.told = -1;
+          const source = new EventSource("/v1/views/bill/changes?key=ben");
+          source.addEventListener("snapshot", () => (globalThis.told = 0));
+          source.addEventListener("changes", () => (globalThis.told += 1));
         }"""
     )
+    until(lambda: page.evaluate("globalThis.told") == 0, page)
     theatre.stage.use("ben", "package", 1, name="weekend")
-    until(lambda: bool(held), page)
+    until(lambda: bool(held) and page.evaluate("globalThis.told") == 1, page)
     first = held[0].fetch()
     theatre.stage.use("ben", "package", 1, name="weekend")
-    until(lambda: page.evaluate("globalThis.told") >= 2, page)  # this page is told as well
+    until(lambda: page.evaluate("globalThis.told") == 2, page)  # this page is told as well
     held[0].fulfill(response=first)
     expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000))
     expect(page.locator(FRESH)).to_have_attribute("data-kind", "old", timeout=20_000)
