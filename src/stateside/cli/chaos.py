@@ -14,7 +14,9 @@ from stateside.cli.group import FILE, FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stateside.ops.chaos.report import Result
+    from stateside.ops.chaos.report import ChaosReport, Result
+    from stateside.ops.chaos.run import ChaosSettings
+    from stateside.ops.chaos.scenarios import Scenario
     from stateside.ops.chaos.system import Guarantee
 
 LOG_CHARS = 160
@@ -62,29 +64,38 @@ def chaos(
     done, and has every bill recomputed. The exit code is 1 if anything is lost, doubled or uneven, or any request
     failed. docs/crash-matrix.md has what was measured.
     """
-    from rich.console import Console
-
-    from stateside.ops.chaos.report import ChaosReport
-    from stateside.ops.chaos.run import ChaosSettings, run_scenarios
+    from stateside.ops.chaos.run import ChaosSettings
     from stateside.ops.chaos.scenarios import chosen, described
-    from stateside.ops.stage.report_file import ReportFile
 
     if list_:
         click.echo("\n".join(described()))
         return
     wanted = chosen(scenarios, all_=all_, seed=seed, guarantee=guarantee)
+    report = _run(wanted, ChaosSettings(seconds, customers, seed, guarantee), folder, json_file)
+    sys.exit(0 if report.ok else 1)
+
+
+def _run(
+    wanted: Sequence[Scenario], settings: ChaosSettings, folder: Path | None, json_file: Path | None
+) -> ChaosReport:
+    """Run them, and show and write the report; the file grows with each scenario."""
+    from rich.console import Console
+
+    from stateside.ops.chaos.report import ChaosReport
+    from stateside.ops.chaos.run import run_scenarios
+    from stateside.ops.stage.report_file import ReportFile
+
     report_file = ReportFile(json_file) if json_file else None
     if report_file:
         report_file.clear()
     console = Console()
     if not console.is_terminal:  # a log or a pipe: nothing is cut off
         console = Console(width=LOG_CHARS)
-    settings = ChaosSettings(seconds, customers, seed, guarantee)
     date = datetime.now(UTC).date().isoformat()
 
     def report_of(results: Sequence[Result]) -> ChaosReport:
         to_come = tuple(scenario.name for scenario in wanted[len(results) :])
-        return ChaosReport(guarantee, seed, seconds, date, tuple(results), to_come)
+        return ChaosReport(settings.guarantee, settings.seed, settings.seconds, date, tuple(results), to_come)
 
     def so_far(results: Sequence[Result]) -> None:
         if report_file:
@@ -94,4 +105,4 @@ def chaos(
     report.show(console)
     if report_file:
         report_file.write(report)
-    sys.exit(0 if report.ok else 1)
+    return report

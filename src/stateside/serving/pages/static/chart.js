@@ -140,7 +140,7 @@ export class Chart {
 }
 
 /** Round numbers that reach from one value to another, at most six of them. */
-export function nice(least, most, whole = false) {
+function nice(least, most, whole = false) {
   const span = most - least || 1;
   const rough = span / 4;
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -9,7 +9,7 @@ function kept(key, make) {
 }
 
 /** Micros, which are whole numbers, as a decimal text: no amount ever becomes a binary fraction. */
-export function decimal(micros) {
+function decimal(micros) {
   const whole = BigInt(micros);
   const digits = (whole < 0n ? -whole : whole).toString().padStart(7, "0");
   return `${whole < 0n ? "-" : ""}${digits.slice(0, -6)}.${digits.slice(-6)}`;

@@ -120,7 +120,7 @@ export class SqlBox {
 }
 
 /** A chart of a result, if one says anything: a first column of names or times, and the first one of numbers behind it. */
-export function chartOf(columns, rows) {
+function chartOf(columns, rows) {
   const at = columns.findIndex((_, index) => index > 0 && rows.every((row) => row[index] === null || isNumber(row[index])));
   if (at < 1 || rows.length < 2 || rows.length > BARS_MOST) return null;
   const names = rows.map((row) => String(row[0] ?? "null"));
