@@ -15,6 +15,7 @@ import pytest
 
 from stateside.journal import Event, Journal
 from stateside.processes import EXIT_FINAL, Child, free_port
+from tests.disks import mounted, remount
 
 pytestmark = pytest.mark.e2e
 
@@ -109,6 +110,13 @@ class TestServe:
         done = stateside("serve", "--dir", str(tmp_path / "typo"))
         assert "There is no folder" in assert_one_sentence(done)
         assert not (tmp_path / "typo").exists()
+
+    def test_a_folder_that_cannot_be_written_to_is_refused_once(self, tmp_path: Path) -> None:
+        with mounted(tmp_path / "disk") as disk:
+            remount(disk, "ro")
+            done = stateside("serve", "--dir", str(disk))
+        assert "cannot be written to" in assert_one_sentence(done)
+        assert len(done.stderr.splitlines()) == 1
 
     def test_a_folder_without_views_is_served_and_said_to_wait(self, served: Child) -> None:
         deadline = time.monotonic() + WAIT_S_MAX

@@ -404,6 +404,8 @@ def test_the_commands_take_list_and_restore(words: Words) -> None:
     assert told["name"] in run(main, ["savepoint", "list", "--dir", folder, "--view", "words"]).output
     done = run(main, ["savepoint", "restore", told["name"], "--dir", folder, "--yes"])
     assert f"{told['name']} is the checkpoint now" in done.output
+    unknown = run(main, ["savepoint", "restore", "typo", "--dir", folder])
+    assert "has no savepoint 'typo'" in unknown.output and "Go on?" not in unknown.output
     missing = run(main, ["savepoint", "take", "--dir", folder, "--view", "x"])
     assert "There is no view 'x' in this folder" in missing.output
 

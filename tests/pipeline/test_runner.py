@@ -211,6 +211,24 @@ def test_batches_start_as_far_apart_as_they_were_told_to(spark: SparkSession, la
     assert rows(layout, "total", "emma") == [{"entity": "emma", "total": 1}]
 
 
+def test_a_view_that_is_not_declared_any_more_is_said_to_be_removed(spark: SparkSession, layout: Layout) -> None:
+    before = totals()
+
+    @before.view(key=["entity"])
+    def counted(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").count()
+
+    append(layout, orders(3))
+    run_to(before, layout, spark)
+    stopped = beat(layout, "counted")
+    assert stopped is not None and stopped.state == "stopped"
+    run_to(totals(), layout, spark)
+    assert beat(layout, "counted") == replace(stopped, state="removed"), "and its answers are as old as before"
+    run_to(before, layout, spark)
+    again = beat(layout, "counted")
+    assert again is not None and again.state == "stopped"
+
+
 def test_a_changed_filter_is_refused_with_the_difference_unless_it_is_accepted(
     spark: SparkSession, layout: Layout
 ) -> None:

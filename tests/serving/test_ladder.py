@@ -360,6 +360,7 @@ def test_the_job_s_state_and_the_age_tell_a_job_that_runs_from_one_that_is_idle_
     wait_until(lambda: seen()[0] == "down")
     late = httpx.get(f"{url}{BOTH}", params={"max_age_ms": 0, "wait_ms": 100})
     assert (late.status_code, got("", late).code) == (503, "not-fresh-enough")
+    assert "The job is down: it gave its last sign of life at 20" in late.json()["detail"]
     before = seen()[1]
     time.sleep(0.2)
     assert seen()[1] >= before + 150

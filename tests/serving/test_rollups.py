@@ -76,6 +76,9 @@ def test_a_rollup_is_asked_by_its_coarser_key_and_stamped_as_rows_are(shop: str,
     response = httpx.get(f"{shop}/v1/views/spending/rollup/country/de")
     assert response.status_code == 200
     assert response.json()["rows"] == [GERMANY], "without the column that cannot be taken away again"
+    assert response.json()["not_in_rollups"] == ["most"]
+    assert httpx.get(f"{shop}/v1/views/spending").json()["not_in_rollups"] == ["most"]
+    assert httpx.get(f"{shop}/v1/views/plain").json()["not_in_rollups"] == []
     rows = httpx.get(f"{shop}/v1/views/spending/rows/emma")
     for name in ("view", "batch", "position"):
         assert response.headers[f"stateside-{name}"] == rows.headers[f"stateside-{name}"]

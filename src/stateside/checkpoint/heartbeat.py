@@ -7,21 +7,24 @@ The runner writes it beside the checkpoint a few times a second; readers take it
     holding   the view waits, and `why` says for what: a sink that is away, the pause before a restart
     stopped   the runner was told to stop
     failed    the view has ended, and `why` says by what
+    removed   the application that runs here does not declare the view any more
 
-Whoever was killed wrote none of the last two: a heartbeat that is older than `SILENCE_S` means that the job is *down*.
+A job that was killed wrote none of the last three: a heartbeat older than `SILENCE_S` means that the job is *down*.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from stateside.errors import PositionInvalid
 from stateside.positions import Position
 
-State = Literal["running", "idle", "holding", "stopped", "failed"]
+State = Literal["running", "idle", "holding", "stopped", "failed", "removed"]
+ENDED = ("stopped", "failed", "removed")
 SILENCE_S = 5.0
 
 
@@ -60,4 +63,15 @@ class Heartbeat:
     def state_at(self, now_us: int) -> State | Literal["down"]:
         """The state as a reader sees it at this time: `down` if the runner ended without a word."""
         silent = now_us - self.time_us > SILENCE_S * 1_000_000
-        return "down" if silent and self.state not in ("stopped", "failed") else self.state
+        return "down" if silent and self.state not in ENDED else self.state
+
+    def outage(self, now_us: int) -> str | None:
+        """Why no newer batch comes, in a sentence, and since when; None while the job runs."""
+        since = f"{datetime.fromtimestamp(self.time_us / 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return {
+            "down": f"The job is down: it gave its last sign of life at {since}",
+            "stopped": f"The job was stopped at {since}",
+            "failed": f"The job failed at {since}",
+            "removed": f"The application does not declare this view any more; its job stopped at {since}",
+            "holding": "The job waits, and its log says for what",
+        }.get(self.state_at(now_us))

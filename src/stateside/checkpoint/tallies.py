@@ -25,7 +25,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Callable, Iterable, Sequence
 
-from stateside.checkpoint.catalogue import ViewColumn
+from stateside.checkpoint.catalogue import Catalogue, ViewColumn
 from stateside.checkpoint.finalise import Buffers, Finaliser, finaliser
 from stateside.checkpoint.types import Decimal, Primitive
 from stateside.checkpoint.unsafe_row import Value
@@ -41,6 +41,11 @@ _EXACT = decimal.Context(prec=200)
 def tallied(columns: Iterable[ViewColumn]) -> list[ViewColumn]:
     """Those of the columns that have a tally: the columns of a view's rollups."""
     return [column for column in columns if column.finaliser in _TALLIES]
+
+
+def not_in_rollups(catalogue: Catalogue) -> list[str]:
+    """The columns that the view's rollups lack, such as minima and maxima; none if it has no rollups."""
+    return [column.name for column in catalogue.columns if catalogue.rollups and column.finaliser not in _TALLIES]
 
 
 class Tally:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stateside.cli.group import PORT
+from stateside.cli.group import PORT, TOKEN_VARIABLE
 from stateside.cli.tables import show_answer, show_change, show_document, show_json, show_rows
 
 if TYPE_CHECKING:
     from stateside.serving.clients import Client
 
-TOKEN_VARIABLE: Final = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
 UNREACHED_S: Final = 0.5  # people want to know soon that nobody is there
 ROWS_SHOWN: Final = 100  # of a scan, unless more are asked for
 

@@ -12,12 +12,14 @@ from typing import Any
 import click
 
 from stateside import __version__
-from stateside.errors import InputError, SetupError, StatesideError, ViewBroken
+from stateside.errors import InputError, SetupError, StatesideError, TokenInvalid, ViewBroken
 from stateside.processes import EXIT_FINAL
 
 PORT = 8471
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+TOKEN_VARIABLE = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
+_TOKEN = f"Set the environment variable {TOKEN_VARIABLE} to a token of that server; `stateside token create` makes one"
 
 
 class _Group(click.Group):
@@ -26,6 +28,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except TokenInvalid as error:
+            raise _failure(ctx, TokenInvalid(error.what, where=error.where, next_step=_TOKEN).sentence()) from error
         except StatesideError as error:
             final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError | ViewBroken)
             raise _failure(ctx, str(error), final=final) from error

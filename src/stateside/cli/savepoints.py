@@ -56,8 +56,8 @@ def list_(folder: Path, name: str | None, as_json: bool) -> None:
 @click.argument("savepoint_name", metavar="NAME")
 @_DIR
 @_VIEW
-@click.confirmation_option(prompt="The job then begins again after that batch. Its checkpoint is put aside. Go on?")
-def restore_(savepoint_name: str, folder: Path, name: str | None) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def restore_(savepoint_name: str, folder: Path, name: str | None, yes: bool) -> None:
     """Let the job begin again from the savepoint NAME, at its next start. It must be stopped.
 
     Billing's documents stay right: the sink knows by the journal's position what they have. Other sinks know batches by
@@ -65,9 +65,14 @@ def restore_(savepoint_name: str, folder: Path, name: str | None) -> None:
     """
     from stateside.clock import SystemClock
     from stateside.layout import Layout
-    from stateside.ops.restoring import restore
+    from stateside.ops.restoring import find, restore
 
-    aside = restore(Layout(folder), _view(folder, name), savepoint_name, SystemClock().now_us())
+    view = _view(folder, name)
+    batch = find(view, savepoint_name).batch
+    if not yes:
+        question = f"The job {view.name} then begins again after batch {batch:,}. Its checkpoint is put aside. Go on?"
+        click.confirm(question, abort=True)
+    aside = restore(Layout(folder), view, savepoint_name, SystemClock().now_us())
     click.echo(
         f"{savepoint_name} is the checkpoint now; " + (f"the one before is {aside}" if aside else "there was none")
     )

@@ -98,9 +98,13 @@ def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
 
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir that `stateside run` works in")
+    views = ", ".join(view.name for view in Layout(folder).views())
     told = [f"Serving {folder} at {_url(where)}/v1/views"]
-    if not Layout(folder).views():
-        told.append("There is no view in it yet: waiting for the first one, which `stateside run` makes")
+    told.append(
+        f"Views: {views}"
+        if views
+        else "There is no view in it yet: waiting for the first one, which `stateside run` makes"
+    )
     with _tailing(share, told) as tailing:
         serve_folder(folder.absolute(), extension=EXTENSION, **where, **tailing)
 

@@ -26,6 +26,8 @@ def show_answer(answer: Answer, as_json: bool) -> None:
     show_rows(answer.rows, answer.stamps)
     if not answer.one_batch:
         click.echo("These rows are of several batches: a share's history does not go back so far.", err=True)
+    if lacking := answer.document.get("not_in_rollups"):
+        click.echo(f"Rollups do not have {', '.join(lacking)}: minima and the like cannot be added up.", err=True)
     if answer.cursor is not None:
         click.echo("There are more rows: `stateside scan` shows them all.", err=True)
 

@@ -18,10 +18,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stateside.checkpoint.catalogue import Catalogue, KeyColumn
-from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.log import Checkpoint, Plan
 from stateside.checkpoint.types import Primitive, parse_type
-from stateside.errors import ViewInvalid
-from stateside.layout import ViewLayout
+from stateside.errors import SettingInvalid, ViewInvalid
+from stateside.layout import Layout, ViewLayout
+from stateside.pipeline.app import App
+from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import Source, Stream
 from stateside.storage import Storage, write_atomically
 
@@ -35,6 +37,8 @@ _NUMBERS = re.compile(
 _LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark counts the names of lambdas' arguments through, too
 _SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn anew each time
 _DIFFERENCES_MAX = 6
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_ACCEPT = "or go on with the state as it is, folded by the old query: --accept-changes"
 _NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the journal"
 
 
@@ -42,7 +46,11 @@ def plan_text(frame: DataFrame, source: Source) -> str:
     """The query's plan without what differs from run to run; of the source only what it was declared with."""
     lines = frame._jdf.queryExecution().analyzed().toString().splitlines()
     ours = [line.rstrip() for line in lines if "StreamingRelation" not in line]
-    return _stable("\n".join([*ours, "source" if isinstance(source, Stream) else repr(source)]) + "\n")
+    return _stable("\n".join(ours)) + f"\n{_source_text(source)}\n"
+
+
+def _source_text(source: Source) -> str:
+    return "source" if isinstance(source, Stream) else _stable(repr(source))
 
 
 def _stable(text: str) -> str:
@@ -65,13 +73,55 @@ def check(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_
             _check_plan(plan, places)
 
 
+def check_before_spark(app: App, layout: Layout, settings: RunSettings) -> None:
+    """ViewInvalid or SettingInvalid for a change that can be seen without a plan: kind, key, source, partitions."""
+    for view in app.views.values():
+        places = layout.view(view.name)
+        checkpoint = Checkpoint(Storage.at(places.checkpoint))
+        commits = checkpoint.commits()
+        if not commits:
+            continue
+        _check_kind(places, is_view=view.key is not None)
+        if view.key is not None and view.state is None:
+            before = [column.name for column in Catalogue.load(places.catalogue).key]
+            if before != list(view.key):
+                raise _changed(places, f"its key was {before} and is {list(view.key)}", _NEW_FOLDER)
+        if not settings.accept_changes:
+            _check_source(app.source_of(view), places)
+        _check_partitions(places, checkpoint.plan(commits[-1]), settings)
+
+
+def _check_kind(places: ViewLayout, *, is_view: bool) -> None:
+    if places.catalogue.exists() != is_view:
+        kinds = ("a reaction", "a view") if is_view else ("a view", "a reaction")
+        raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
+
+
+def _check_source(source: Source, places: ViewLayout) -> None:
+    """The source is the last line of the plan that was kept."""
+    now = _source_text(source)
+    before = places.plan.read_text().splitlines()[-1:] if places.plan.exists() else [now]
+    if before != [now]:
+        raise _changed(places, f"before: {before[0]}; now: {now}", f"{_NEW_FOLDER}, {_ACCEPT}")
+
+
+def _check_partitions(places: ViewLayout, plan: Plan, settings: RunSettings) -> None:
+    """Spark takes the number from the checkpoint, whatever it is told."""
+    before = plan.conf.get(_PARTITIONS)
+    if "partitions" in settings.given and before not in (None, str(settings.partitions)):
+        raise SettingInvalid(
+            f"The state of the view {places.name!r} has {before} partitions, and {settings.partitions} are asked for",
+            where=str(places.root),
+            next_step=f"Leave partitions out or set them to {before}: those of a state that exists do not change",
+        )
+
+
 def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
     before = Catalogue.load(places.catalogue) if places.catalogue.exists() else None
     if before is None and catalogue is None:
         return
-    if before is None or catalogue is None:
-        kinds = ("a view", "a reaction") if catalogue is None else ("a reaction", "a view")
-        raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
+    _check_kind(places, is_view=catalogue is not None)
+    assert before is not None and catalogue is not None
     if before != replace(catalogue, rollups=before.rollups, computed=before.computed, archive=before.archive):
         difference = "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
         raise _changed(places, difference, _NEW_FOLDER)
@@ -84,9 +134,7 @@ def _check_plan(plan: str, places: ViewLayout) -> None:
     lines = difflib.unified_diff(before.splitlines(), plan.splitlines(), lineterm="", n=0)
     changes = [_shortened(line) for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     shown = "; ".join(changes[:_DIFFERENCES_MAX]) + ("; …" if len(changes) > _DIFFERENCES_MAX else "")
-    raise _changed(
-        places, shown, f"{_NEW_FOLDER}, or go on with the state as it is, folded by the old query: --accept-changes"
-    )
+    raise _changed(places, shown, f"{_NEW_FOLDER}, {_ACCEPT}")
 
 
 def _differences(before: Catalogue, after: Catalogue) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,8 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.errors import ViewInvalid
 from stateside.layout import Layout
 from stateside.leadership import Leadership
+from stateside.pipeline import declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.runner import Runner, check_app
 from stateside.pipeline.session import has_ended
@@ -31,7 +34,10 @@ from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
 from stateside.pipeline.standing_by import lead, needs_lease, standing_by, warmed_up
 from stateside.processes import signals
 
-_COLOURS = {"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"}
+_COLOURS = {
+    **{"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"},
+    "removed": "white",
+}
 _REFRESHES_PER_S = 4
 
 log = logging.getLogger(__name__)
@@ -54,13 +60,26 @@ def run_application(app: App, folder: Path, settings: RunSettings, teller: Telle
     """
     layout = Layout(folder)
     check_app(app)  # now, and not when a leader has ended
-    with signals() as came:
+    declaration.check_before_spark(app, layout, settings)  # Spark takes seconds to start
+    with signals() as came, _no_empty_folder(folder):
         if needs_lease(layout, settings):
             while not came and not _has_led(app, layout, settings, teller, lambda: bool(came)):
                 log.warning("Spark has ended while this run stood by: it is started again")
             return
         with Runner(app, layout, settings, on_beat=teller.tell) as runner:
             runner.wait(lambda: bool(came))
+
+
+@contextmanager
+def _no_empty_folder(folder: Path) -> Iterator[None]:
+    """A new folder in which no view ever began is removed again: its application was refused."""
+    existed = folder.exists()
+    try:
+        yield
+    except ViewInvalid:
+        if not existed and not any((folder / name).exists() for name in ("journal", "views")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, told_to_stop: Callable[[], bool]) -> bool:

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat, State
 from stateside.checkpoint.log import Checkpoint
+from stateside.checkpoint.tallies import not_in_rollups
 from stateside.checkpoint.variable_catalogue import check_state
 from stateside.errors import (
     CheckpointInvalid,
@@ -91,6 +92,12 @@ class ViewQuery:
         """Plan the query, keep its declaration, and start it; ViewInvalid if it cannot be run as declared."""
         plan = self._plan()
         frame, catalogue = plan.frame, plan.catalogue
+        if catalogue is not None and (lacking := not_in_rollups(catalogue)):
+            log.warning(
+                "view %s: its rollups do not have %s: only counts, sums and averages can be taken away again",
+                self.view.name,
+                ", ".join(lacking),
+            )
         sink = self._open_sink(frame)
         bring_home(self._places.checkpoint)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))

@@ -100,6 +100,7 @@ class Runner:
             if self._leadership is not None:
                 stack.callback(self._leadership.release)
             self._start_queries(session, stack)
+            self._note_removed_views()
             self._heart.start()
             self._cleanup = stack.pop_all()
         return self
@@ -128,6 +129,15 @@ class Runner:
                 query.start()
                 self._queries.append(query)
                 stack.callback(query.stop)
+
+    def _note_removed_views(self) -> None:
+        """A view that the application does not declare any more is served as it was left, and its state says so."""
+        for view in self._layout.views():
+            heartbeat = Heartbeat.load(view.heartbeat)
+            if view.name not in self._app.views and heartbeat is not None and heartbeat.state != "removed":
+                log.warning("the view %s is not declared any more: its last rows are served on", view.name)
+                removed = replace(heartbeat, state="removed", why=None)
+                write_atomically(view.heartbeat, removed.as_json(), durable=False, make_folder=False)
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:

@@ -75,6 +75,7 @@ class RunSettings:
     accept_changes: bool = _setting(False, "Go on with a changed query whose state has the same columns.")
     spark: dict[str, str] = field(default_factory=dict, metadata={"help": "Further settings, by Spark's own names."})
     stop_at: Position | None = None
+    given: frozenset[str] = frozenset()  # the names that a layer gave, whatever their defaults
 
     @classmethod
     def of(cls, *layers: tuple[str, Mapping[str, Any]]) -> RunSettings:
@@ -86,7 +87,8 @@ class RunSettings:
         for where, layer in layers:
             checked = {name: _checked(name, value, where) for name, value in layer.items()}
             values = _merged(values, checked)
-        return cls(**_merged(PROFILES[values.get("profile", cls.profile_default())], values))
+        given = frozenset(values)
+        return cls(**_merged(PROFILES[values.get("profile", cls.profile_default())], values), given=given)
 
     @classmethod
     def profile_default(cls) -> str:

@@ -44,6 +44,7 @@ class Follower:
         self._troubles: dict[str, str] = {}
         self._note = ""  # what the foreign checkpoint is waited for
         self._looked_s = -FOREIGN_S
+        self._known = {view.name for view in layout.views()}  # reported at the start, or since
 
     def __enter__(self) -> Follower:
         self._discovery = threading.Thread(target=self._discover, name="discovery", daemon=True)
@@ -92,6 +93,9 @@ class Follower:
             return
         thread = threading.Thread(target=tail.run, args=(stop,), name=f"tail {view.name}", daemon=True)
         self._followed[view.name] = Followed(query, catalogue_file, thread, stop)
+        if view.name not in self._known:
+            self._known.add(view.name)
+            log.warning("view %s: it is new, and served from now on", view.name)
         thread.start()
 
     def _let_go(self, name: str) -> None:
@@ -101,10 +105,11 @@ class Follower:
             followed.thread.join()
 
     def _tell(self, of: str, error: Exception) -> None:
-        """Tell the log, once."""
-        if self._troubles.get(of) != str(error):
-            self._troubles[of] = str(error)
-            unexpected = None if isinstance(error, StatesideError) else error
+        """Tell the log, once. An OSError may name another temporary file every time, and is the same all the same."""
+        trouble = f"{error.errno}" if isinstance(error, OSError) else str(error)
+        if self._troubles.get(of) != trouble:
+            self._troubles[of] = trouble
+            unexpected = None if isinstance(error, StatesideError | OSError) else error
             log.error("%s: %s", of, error, exc_info=unexpected)
 
     def _tell_note(self, told: Told) -> None:

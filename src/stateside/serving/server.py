@@ -99,6 +99,7 @@ def serve(
 
 def _checked(folder: Path, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
     """Whether requests need tokens. What is not safe, or cannot be read, is refused now and not at every request."""
+    _check_writable(Layout(folder))
     verifier = Verifier(Layout(folder))
     guarded = verifier.is_needed()
     check_exposure(address, tokens=guarded, tls=certificate is not None, insecure=insecure)
@@ -106,6 +107,17 @@ def _checked(folder: Path, address: str, certificate: Certificate | None, *, ins
     if certificate is not None:
         certificate.check()
     return guarded
+
+
+def _check_writable(layout: Layout) -> None:
+    for place in (layout.root, *(view.root for view in layout.views())):
+        if not os.access(place, os.W_OK):
+            raise SetupError(
+                "This folder cannot be written to, and the replicas that are served lie in it",
+                where=str(place),
+                next_step="Let this process's user write there; or serve a view's checkpoint from another folder: "
+                "`stateside serve CHECKPOINT --dir OTHER`",
+            )
 
 
 def _config(address: str, certificate: Certificate | None, workers: int, worker: Worker) -> Config:

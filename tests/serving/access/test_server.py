@@ -352,6 +352,8 @@ def test_our_own_commands_trust_the_authority_that_the_environment_names(served:
     trusted = stateside(*asked, STATESIDE_TOKEN=token, SSL_CERT_FILE=str(served.authority))
     assert "nothing" in trusted.stderr and "certificate" not in trusted.stderr.lower()
     assert "certificate verify failed" in stateside(*asked, STATESIDE_TOKEN=token).stderr.lower()
+    without = stateside(*asked, SSL_CERT_FILE=str(served.authority)).stderr
+    assert "Set the environment variable STATESIDE_TOKEN" in without and "Authorization" not in without
 
 
 def test_an_address_that_others_reach_is_refused_without_tokens_and_without_tls(served: Served, tmp_path: Path) -> None:

@@ -112,7 +112,6 @@ def test_the_longest_name_and_the_longest_operator_count() -> None:
         ("c9=1", "is no filter"),
         ("c0", "is no filter"),
         ("c0~1", "is no filter"),
-        ("c0 =1", "is no filter"),
         ("c0=", "'' is no long, which the column 'c0' is"),
         ("c0=1.5", "'1.5' is no long"),
         ("c1=yes", "'yes' is no boolean"),
@@ -124,6 +123,12 @@ def test_what_is_no_filter_is_refused_with_the_columns_that_there_are(text: str,
     with pytest.raises(RequestInvalid, match="is no") as refused:
         Filter.parse(columns("long", "boolean", array_of("long"), map_of("string", "long")), [text])
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["c0 =1", "c0 = 1", "c0   =  1"])
+def test_blanks_around_an_operator_are_named_as_the_fault(text: str) -> None:
+    with pytest.raises(RequestInvalid, match=r"has blanks around its operator\. Write 'c0=1'"):
+        Filter.parse(columns("long"), [text])
 
 
 def test_too_many_filters_are_refused() -> None:

@@ -166,7 +166,9 @@ class Asking:
         asked = self.places.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
         answers = yield from self.places.at_one_batch(asked, Answer.of, floor, deadline_s)
         rows = added_up([answer.document for answer in answers], columns, self.places.key(view))
-        return Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+        whole = Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+        lacking = answers[0].document.get("not_in_rollups")
+        return replace(whole, document={**whole.document, "not_in_rollups": lacking}) if lacking else whole
 
     def _by_place(self, view: str, keys: Sequence[Sequence[str]]) -> list[list[int]]:
         """The keys' places in the question, those that the same servers have together, and not too many."""

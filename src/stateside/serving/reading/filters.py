@@ -52,6 +52,12 @@ class Condition:
             for sign in _OPERATORS:
                 if rest.startswith(sign):
                     return cls(column, sign, column.parse(rest[len(sign) :]))
+                if rest.lstrip().startswith(sign):
+                    value = rest.lstrip().removeprefix(sign).strip()
+                    raise RequestInvalid(
+                        f"The filter {text[:80]!r} has blanks around its operator",
+                        next_step=f"Write {f'{column.name}{sign}{value}'[:80]!r}",
+                    )
         raise RequestInvalid(
             f"{text[:80]!r} is no filter: a column that can be compared, one of {' '.join(_OPERATORS)}, and a value",
             next_step=columns.advice(),

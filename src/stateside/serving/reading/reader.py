@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import KnownSteps
+from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.checkpoint.unsafe_row import Value
 from stateside.clock import Clock, SystemClock
 from stateside.errors import KeyInvalid, NotFreshEnough
@@ -72,6 +73,7 @@ class ViewReader:
         self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
         self.sealed = SealedRows.of(self.shape, layout)
         self.ordering = asyncio.Semaphore(ORDERED_AT_A_TIME_MAX)
+        self._heartbeat = layout.heartbeat
         self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
@@ -193,8 +195,11 @@ class ViewReader:
                 raise _NotYet(f"{stands}, batch {batch} was asked for", newest.trouble())
 
     def _not_fresh_enough(self, not_yet: _NotYet) -> NotFreshEnough:
+        heartbeat = Heartbeat.load(self._heartbeat)
+        outage = heartbeat and heartbeat.outage(self.clock.now_us())
         return NotFreshEnough(
             f"The view {self.shape.catalogue.view!r} is not fresh enough: {not_yet.missing}"
+            + (f". {outage}" if outage else "")
             + (STUCK if not_yet.trouble else ""),
             where=not_yet.trouble,
             next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",

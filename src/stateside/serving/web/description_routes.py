@@ -6,6 +6,7 @@ from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import TYPE
+from stateside.checkpoint.tallies import not_in_rollups
 from stateside.replica.store import Snapshot
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.asked import Asked, reaches_all
@@ -25,6 +26,11 @@ _ANSWER = {
         "key": _COLUMNS,
         "columns": _COLUMNS,
         "rollups": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
+        "not_in_rollups": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "columns that rollups lack, as a minimum cannot be taken away again",
+        },
         "rows": {"type": ["integer", "null"], "description": "null for who does not reach all of them"},
         "job": {"type": "object"},
     },
@@ -53,6 +59,7 @@ def described(catalogue: Catalogue) -> dict[str, Any]:
         "key": [{"name": column.name, "type": column.type} for column in catalogue.key],
         "columns": columns,
         "rollups": [list(by) for by in catalogue.rollups],
+        "not_in_rollups": not_in_rollups(catalogue),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stateside.checkpoint.tallies import not_in_rollups
 from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
 from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
 from stateside.serving.reading.scan import page
@@ -68,7 +69,9 @@ async def _rollup(request: Request) -> Response:
     reader = asked.reader
     answer = await reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope, tallies=tallies)
     made_of = reader.shape.rollups.columns() if tallies else {}
-    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **made_of})
+    lacking = not_in_rollups(reader.shape.catalogue)
+    without = {"not_in_rollups": lacking} if lacking else {}
+    return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **without, **made_of})
 
 
 _AS_OF = whole("as_of", "as of this batch, out of the replica's history")
@@ -111,8 +114,9 @@ _KEYS: Schema = {
 }
 _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
-    "or unknown; of a job that is not ours also those that are refused (why), and a note if it waits; of a job with a "
-    "lease, to a holder who may read all, its leadership: the epoch, the leader and the standbys"
+    "removed (no longer declared), or unknown; of a job that is not ours also those that are refused (why), and a note "
+    "if it waits; of a job with a lease, to a holder who may read all, its leadership: the epoch, the leader and the "
+    "standbys"
 )
 _ROWS = "the rows of one key, or of all keys that begin with these parts; filtered, ordered and paged if asked for"
 _ALL_ROWS = (
@@ -123,7 +127,8 @@ _LOOKUP = f"the rows of up to {KEYS_MAX:,} whole keys in their order, null where
 _SUM = "the buckets of one key, its parts before the window, combined into a row"
 _ROLLUP = (
     "the rows added up by some of the key's columns, joined by commas: for one coarser key, or for all that begin with "
-    "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are"
+    "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are. Columns that "
+    "cannot be added up, such as minima, are named in `not_in_rollups`"
 )
 _SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _TALLIES, _AS_OF, *FLOOR)
 VIEW_ROUTES = [

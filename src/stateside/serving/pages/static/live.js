@@ -16,6 +16,7 @@ const STANDS_STILL = {
   stopped: "Job is stopped",
   failed: "Job has failed",
   down: "Job is down",
+  removed: "View was removed",
 };
 
 /** Follows a view's changes. `changed(stamp, told, kind)` is called when rows may have changed; of a snapshot in pages

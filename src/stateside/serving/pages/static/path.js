@@ -14,6 +14,7 @@ export const JOB = {
   stopped: ["Stopped", ""],
   failed: ["Failed", "bad"],
   down: ["Down", "bad"],
+  removed: ["Removed", ""],
   unknown: ["Not ours", ""],
 };
 

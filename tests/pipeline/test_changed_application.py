@@ -1,0 +1,92 @@
+"""A changed application is refused before Spark is started, where that can be seen without a plan."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stateside
+from stateside.errors import SettingInvalid, ViewInvalid
+from stateside.layout import Layout
+from stateside.pipeline.declaration import check_before_spark
+from stateside.pipeline.foreground import LinesForPeople, _no_empty_folder, run_application
+from stateside.pipeline.settings import RunSettings
+
+FIELDS = "country string, amount_micros long"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """A folder in which `spending` has run, with two partitions (`tests/compatibility/shop.py`)."""
+    folder = tmp_path_factory.mktemp("old")
+    with tarfile.open(Path(__file__).parents[1] / "compatibility" / "v0.1.0.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return Layout(folder / "shop")
+
+
+def app(**changed: Any) -> stateside.App:
+    made = stateside.App("shop", fields=FIELDS)
+    declared: dict[str, Any] = {"key": ["customer", "country"], "rollups": [["country"]], **changed}
+    made.view(**declared)(spending)
+    return made
+
+
+def spending(events: Any) -> Any:
+    raise AssertionError("Spark is not needed to refuse this")
+
+
+def settings(**given: Any) -> RunSettings:
+    return RunSettings.of(("as a flag", given))
+
+
+def test_an_unchanged_application_is_not_refused(shop: Layout) -> None:
+    check_before_spark(app(), shop, settings())
+    check_before_spark(app(), shop, settings(partitions=2))
+
+
+def test_another_key_is_refused(shop: Layout) -> None:
+    with pytest.raises(ViewInvalid, match=r"its key was \['customer', 'country'\] and is \['customer'\]"):
+        check_before_spark(app(key=["customer"], rollups=[]), shop, settings())
+
+
+def test_another_source_is_refused_unless_the_change_is_accepted(shop: Layout) -> None:
+    other = app(source=stateside.sources.journal(types=["order"]))
+    with pytest.raises(ViewInvalid, match=r"before: .*now: .*order.*--accept-changes"):
+        check_before_spark(other, shop, settings())
+    check_before_spark(other, shop, settings(accept_changes=True))
+
+
+def test_a_reaction_in_a_view_s_place_is_refused(shop: Layout) -> None:
+    other = stateside.App("shop", fields=FIELDS)
+    other.reaction(sink=stateside.sinks.journal())(spending)
+    with pytest.raises(ViewInvalid, match="it was a view and is a reaction now"):
+        check_before_spark(other, shop, settings())
+
+
+def test_other_partitions_than_the_state_has_are_refused(shop: Layout) -> None:
+    with pytest.raises(SettingInvalid, match="'spending' has 2 partitions, and 4 are asked for"):
+        check_before_spark(app(), shop, settings(partitions=4))
+
+
+def test_the_run_itself_refuses_it_before_it_starts_anything(shop: Layout) -> None:
+    before = sorted(shop.root.rglob("*"))
+    with pytest.raises(SettingInvalid):
+        run_application(app(), shop.root, settings(partitions=4), LinesForPeople(sys.stderr))
+    assert sorted(shop.root.rglob("*")) == before
+
+
+def test_a_new_folder_is_removed_again_if_its_application_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ViewInvalid), _no_empty_folder(tmp_path / "new"):
+        (tmp_path / "new" / "spark").mkdir(parents=True)
+        raise ViewInvalid("as Spark's plan shows")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    for folder in ("mine", "begun"):
+        with pytest.raises(ViewInvalid), _no_empty_folder(tmp_path / folder):
+            (tmp_path / folder / "views").mkdir(parents=True)
+            raise ViewInvalid("as Spark's plan shows")
+        assert (tmp_path / folder).exists()
