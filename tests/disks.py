@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 
 @contextmanager
 def mounted(folder: Path, size: str = "6m") -> Iterator[Path]:
@@ -24,8 +26,15 @@ def mounted(folder: Path, size: str = "6m") -> Iterator[Path]:
 
 
 def remount(disk: Path, option: str) -> None:
-    """Let it be written to or not: `rw` or `ro`."""
-    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+    """Let it be written to or not: `rw` or `ro`. A disk on which a file is just being written is busy for a moment."""
+    done = subprocess.CompletedProcess[bytes]([], 0)
+
+    def remounted() -> bool:
+        nonlocal done
+        done = subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], capture_output=True)
+        return done.returncode == 0
+
+    wait_until(remounted, lambda: done.stderr.decode())
 
 
 def fill(disk: Path) -> Path:

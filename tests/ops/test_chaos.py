@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,22 +21,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from stateside.billing.audit import Balance
 from stateside.cli import main
-from stateside.errors import RequestInvalid
+from stateside.errors import RequestInvalid, StatesideError
 from stateside.layout import Layout
 from stateside.ops.chaos.faults import Broken, Fault, together
-from stateside.ops.chaos.judgement import lost_and_doubled
+from stateside.ops.chaos.judgement import Judged, lost_and_doubled
 from stateside.ops.chaos.load import HURRY, STANDS, Desk, Load
 from stateside.ops.chaos.matrix import COLUMNS, matrix
 from stateside.ops.chaos.report import ChaosReport, Result
-from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _idle, run_scenarios
+from stateside.ops.chaos.run import ChaosSettings, Course, Suffered, _failed, _idle, run_scenarios
 from stateside.ops.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
-from stateside.ops.chaos.system import System
-from stateside.ops.chaos.witness import DEADLINE_S, FRESH_MS_MAX, Ask, Seen, Silence, Witness, running_bill_age_ms
+from stateside.ops.chaos.system import Shape, System
+from stateside.ops.chaos.witness import (
+    DEADLINE_S,
+    FRESH_MS_MAX,
+    Document,
+    Record,
+    Seen,
+    Silence,
+    Witness,
+    running_bill,
+    whole_bill,
+)
 from stateside.ops.cluster import Cluster
 from stateside.ops.stage.ground import Ground
+from stateside.ops.stage.interrupts import Interrupts
 from stateside.processes import free_port
 from stateside.serving.clients import Client
+from stateside.serving.clients.problems import unanswered
 from tests.waiting import wait_until
 
 FINE = Result(
@@ -260,9 +274,10 @@ def test_a_silence_at_the_end_counts() -> None:
     assert (seen.no_answer_s, seen.no_fresh_answer_s) == (5.0, 5.0)
 
 
-def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_answers_the_watcher_counts_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateside.ops.chaos.witness.DEADLINE_S", DEADLINE_S / 50)
-    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill_age_ms])
+    record = Record(tmp_path / "answers.jsonl")
+    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill], record)
     witness.start()
     try:
         wait_until(lambda: witness.seen.failed >= 2)
@@ -273,28 +288,63 @@ def test_where_nobody_answers_the_watcher_counts_failures(monkeypatch: pytest.Mo
     assert "127.0.0.1" in witness.seen.failures[0]
 
 
-def test_a_question_that_cannot_be_answered_for_a_while_is_asked_again_afterwards() -> None:
-    asked = {"one": 0, "other": 0}
+def test_a_failure_of_one_server_counts_although_another_one_answers(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1"
 
-    def asking(name: str) -> Ask:
-        def ask(client: Client, customer: str) -> int:
-            asked[name] += 1
-            return 0
+    def failing(client: Client, customer: str) -> Document:
+        if client is not witness._client:
+            raise StatesideError("Something is wrong inside of this server")
+        return {"stamp": {"age_ms": 0}}
 
-        return ask
-
-    one, other = asking("one"), asking("other")
-    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [one, other])
+    witness = Witness([url], 3, 1, [failing], Record(tmp_path / "answers.jsonl"))
     witness.start()
     try:
-        wait_until(lambda: all(asked.values()))
-        with witness.without(other):
-            before = dict(asked)
-            wait_until(lambda: asked["one"] > before["one"] + 5)
-            assert asked["other"] == before["other"]
-        wait_until(lambda: asked["other"] > before["other"])
+        wait_until(lambda: witness.seen.answered > 2 and bool(witness.seen.server_errors))
     finally:
         witness.stop()
+    assert witness.seen.failed == 0
+    (told,) = _failed(witness.seen)
+    assert told.endswith(f"{url}: Something is wrong inside of this server.")
+
+
+def test_a_server_that_is_not_reached_is_told_from_one_that_fails() -> None:
+    seen = Seen(0.0)
+    seen.note_server("one", unanswered("ConnectError", "one"))
+    seen.note_server("two", unanswered("HTTP 500, and no problem document", "two"))
+    assert (dict(seen.unreached), len(seen.server_errors)) == ({"one": 1}, 1)
+
+
+def test_answers_are_recorded_by_question(tmp_path: Path) -> None:
+    record = Record(tmp_path / "answers.jsonl")
+    record.add(running_bill, "c1", {"rows": [1]})
+    record.add(whole_bill, "c2", {"periods": []})
+    record.close()
+    assert list(record.answers(running_bill)) == [("c1", {"rows": [1]})]
+    assert list(record.answers(whole_bill)) == [("c2", {"periods": []})]
+
+
+def test_restarts_and_silences_that_nobody_caused_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "crashed.log").write_text("Traceback (most recent call last):\n")
+    (tmp_path / "fine.log").write_text("")
+
+    def part(name: str, restarts: int, caused: int, log: str = "fine.log") -> Any:
+        return SimpleNamespace(
+            name=name, restarts=restarts, caused=caused, log=tmp_path / log, last_error=lambda: "out of memory"
+        )
+
+    system = System(Shape(), tmp_path, guarantee="exactly-once", interrupts=cast(Interrupts, None))
+    system.ground = cast(Ground, SimpleNamespace(restarts=1))
+    system.urls = ("one", "two")
+    system.parts = {
+        "driver-1": part("driver-1", 2, 1),
+        "replica-1": part("replica-1", 1, 1),
+        "replica-2": part("replica-2", 0, 0, "crashed.log"),
+    }
+    driver, cluster, silent, crashed = system.unexplained(Counter({"one": 5, "two": 3}))
+    assert driver == "driver-1 ended 1 times by itself: out of memory"
+    assert "cluster ended 1 times" in cluster
+    assert silent == "replica-2 did not answer 3 times, and was not killed"
+    assert "replica-2 has 1 stack traces" in crashed
 
 
 def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_producer_itself() -> None:
@@ -304,10 +354,17 @@ def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_produc
     assert told == "No event was appended while this lasted: replica killed"
 
 
-def test_what_was_less_than_it_is_meant_to_be_is_told_and_is_no_failure() -> None:
-    missed = replace(FINE, notes=("The worst moment did not come.",))
-    assert report(missed).ok
-    assert "driver-killed: The worst moment did not come." in told(report(missed))
+def test_a_kill_that_missed_its_moment_is_a_failure() -> None:
+    course = Course(SCENARIOS["driver-killed"], ChaosSettings(), Path(), Console(), cast(Interrupts, None))
+    audited = SimpleNamespace(balance=Balance(), counts={"events": 5}, differences=list)
+    numbers = {"differences": (), "answers": 3, "wrong_answers": (), "never_journalled": 0, "journalled_twice": 0}
+    judged = cast(Judged, SimpleNamespace(audit=audited, outcome=SimpleNamespace(invoices=1), **numbers))
+    seen = Seen(0.0)
+    seen.note_answer(1.0, age_ms=0)
+    for missed in ("", "The worst moment did not come."):
+        result = course._result(judged, seen, [Suffered(REPLICA_KILLED, 1.0, 7, missed)], [])
+        assert result.ok == (not missed)
+        assert result.problems == ((missed,) if missed else ())
 
 
 def test_a_system_that_never_came_back_is_wrong_in_the_matrix() -> None:
@@ -316,7 +373,8 @@ def test_a_system_that_never_came_back_is_wrong_in_the_matrix() -> None:
 
 
 def test_a_report_of_before_there_was_more_to_tell_can_be_read() -> None:
-    document = {name: value for name, value in FINE.as_dict().items() if name not in ("notes", "events_meanwhile")}
+    document = {name: value for name, value in FINE.as_dict().items() if name != "events_meanwhile"}
+    document["notes"] = ["The worst moment did not come."]
     assert Result.of(document) == replace(FINE, events_meanwhile=0)
 
 
@@ -340,11 +398,10 @@ def test_the_control_says_whether_it_has_shown_anything() -> None:
     assert "this run proves nothing" in told(report(FINE, guarantee="at-least-once"))
 
 
-def test_what_this_machine_has_no_means_for_is_told_and_is_no_success_by_itself() -> None:
+def test_what_this_machine_has_no_means_for_is_told_and_is_no_success() -> None:
     full = Result("disk-full", "disk", "full", 0.0, skipped="A small disk cannot be mounted here.")
     assert "disk-full: not tried: A small disk cannot be mounted here." in told(report(FINE, full))
-    assert report(FINE, full).ok
-    assert not report(full).ok
+    assert not report(FINE, full).ok
 
 
 def test_the_report_for_machines_has_every_number_and_can_be_read_again() -> None:

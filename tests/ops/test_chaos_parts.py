@@ -27,7 +27,6 @@ from stateside.ops.chaos.load import BEFORE, Desk, Load
 from stateside.ops.chaos.run import ChaosSettings, Course
 from stateside.ops.chaos.scenarios import scenario_of
 from stateside.ops.chaos.system import Shape, System
-from stateside.ops.chaos.witness import Witness
 from stateside.ops.parts import members
 from stateside.ops.stage.feeder import NUDGE
 from stateside.ops.stage.interrupts import Interrupts
@@ -120,8 +119,8 @@ def test_a_fault_comes_in_the_middle_of_appends_and_they_go_on_while_it_lasts(
     scenario = scenario_of("twice", Shape(), fault, fault)
     with Interrupts() as interrupts:
         course = Course(scenario, ChaosSettings(), tmp_path, Console(file=io.StringIO()), interrupts)
-        system, witness = cast(System, Suffering(desk, layout)), cast(Witness, None)
-        suffered = [course.suffer(system, witness, fault, left) for left in (2, 1)]
+        system = cast(System, Suffering(desk, layout))
+        suffered = [course.suffer(system, fault, left) for left in (2, 1)]
     for (before, after), each in zip(ends, suffered, strict=True):
         assert 0 < each.appended <= after - before
     assert after < len(list(load.generator().arrivals())), "there is something left for the end"

@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from stateside.billing.audit import audit, live_rows
+from stateside.billing.audit import audit, live_rows, recheck
+from stateside.billing.audit.law import Verdict
 from stateside.cli import main
 from stateside.errors import NotFreshEnough, RequestInvalid
 from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.processes import Child, free_port
+from stateside.testing import answer
 from tests.billing.audit.books import Books, document, line, used
 from tests.billing.audit.live_bill import LiveBill, right_bill
 
@@ -48,6 +51,28 @@ def test_a_row_that_the_state_has_wrong_is_told_with_its_amount(bill: LiveBill) 
         "emma, 2026-01, call on basic@1: the journal says 7,260 in 2 events, 1.89 EUR; found 7,261 in 2 events, "
         "1.8915 EUR: 1 of quantity too many, 0.0015 EUR too much (in the running bill)."
     ]
+
+
+def test_answers_of_the_past_are_compared_each_at_its_own_stamp(bill: LiveBill, tmp_path: Path) -> None:
+    """As chaos does with what clients were told while something was broken."""
+    given = [("emma", told(bill, "emma")), ("ben", told(bill, "ben"))]
+    bill.go_on(used("4", "ben", "message", "2026-01-11T00:00", 2), ben_message=(5, 2))
+    given += [("ben", told(bill, "ben")), ("ben", told(bill, "ben")), ("nobody", {**given[0][1], "rows": []})]
+    assert recheck(bill.layout, tmp_path / "right", given) == (5, Verdict("answers", ANY, 0, ()))
+    old = {**given[2][1], "rows": given[1][1]["rows"]}
+    count, verdict = recheck(bill.layout, tmp_path / "wrong", [*given, ("ben", old)])
+    assert (count, verdict.broken) == (6, 1)
+    assert verdict.sentences[0].startswith(
+        "ben, 2026-01, message on basic@1: the answer of batch 1, position 0:7, says"
+    )
+    lost = {**given[2][1], "rows": []}
+    assert recheck(bill.layout, tmp_path / "lost", [*given, ("ben", lost)])[1].broken == 1
+
+
+def told(bill: LiveBill, customer: str) -> dict[str, Any]:
+    """What a server would answer."""
+    found = answer(bill.layout, "bill", customer)
+    return {"stamp": found.stamp.as_dict(), "rows": found.rows}
 
 
 def test_a_folder_without_the_view_or_its_replica_is_told(bill: LiveBill, tmp_path: Path) -> None:

@@ -6,16 +6,20 @@ position; what the journal says of the customer by then, less what is in documen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import groupby, zip_longest
+from pathlib import Path
 from typing import Any
 
+from stateside.billing.audit.account_laws import NAMED_PERIODS
 from stateside.billing.audit.fold import fold
 from stateside.billing.audit.found import OPEN_ROWS, Standing, insert_rows, take_documents
 from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers
 from stateside.billing.audit.ledger import Ledger
 from stateside.journal import Journal
+from stateside.journal.opened import open_journal
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
 from stateside.positions import Position
@@ -66,12 +70,35 @@ def _say(row: Row) -> str:
 def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[Verdict]]:
     """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
     answers = _ask_all(ledger, journal, ask)
+    return len(answers), (_compare_all(ledger, layout, journal, answers),)
+
+
+def recheck(layout: Layout, folder: Path, given: Iterable[tuple[str, Row]]) -> tuple[int, Verdict]:
+    """Compare answers that were given at any time, each with its customer, in a ledger of their own in this folder.
+
+    It is folded from the journal's start, and moved on from one stamp to the next. How many there were, and what came
+    of it.
+    """
+    count, answers = 0, dict[tuple[Standing, str, str], list[Row]]()
+    for count, (customer, document) in enumerate(given, 1):  # noqa: B007 - it is returned
+        rows = document["rows"]
+        answers[_standing(document["stamp"]), customer, json.dumps(rows, sort_keys=True)] = rows
+    placed = [(standing, customer, rows) for (standing, customer, _), rows in answers.items()]
+    with Ledger(folder) as ledger:
+        verdict = _compare_all(ledger, layout, open_journal(layout.journal), sorted(placed, key=_place))
+    return count, verdict
+
+
+def _compare_all(ledger: Ledger, layout: Layout, journal: Journal, answers: Sequence[Answer]) -> Verdict:
+    """Compare answers, which come in the order of where they stand; of a customer one at a time."""
     broken, sentences = 0, list[str]()
     for standing, some in groupby(answers, key=lambda answer: answer[0]):
-        verdict = _compare(ledger, layout, journal, standing, list(some))
-        broken += verdict.broken
-        sentences += verdict.sentences
-    return len(answers), (Verdict("answers", _TEXT, broken, tuple(sentences)),)
+        by_customer = groupby(some, key=lambda answer: answer[1])
+        for each in zip_longest(*(list(ones) for _, ones in by_customer)):
+            verdict = _compare(ledger, layout, journal, standing, [answer for answer in each if answer is not None])
+            broken += verdict.broken
+            sentences += verdict.sentences
+    return Verdict("answers", _TEXT, broken, tuple(sentences))
 
 
 def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
@@ -84,7 +111,12 @@ def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
     )
     answers = [(customer, ask(customer, floor)) for (customer,) in customers]
     placed = [(_standing(found["stamp"]), customer, found["rows"]) for customer, found in answers]
-    return sorted(placed, key=lambda answer: (answer[0].offset, answer[0].batch, answer[1]))
+    return sorted(placed, key=_place)
+
+
+def _place(answer: Answer) -> tuple[int, int, str]:
+    standing, customer, _ = answer
+    return standing.offset, standing.batch, customer
 
 
 def _position(journal: Journal, offset: int) -> Position:
@@ -100,6 +132,7 @@ def _standing(stamp: Row) -> Standing:
 def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standing, answers: list[Answer]) -> Verdict:
     fold(ledger, journal, standing.offset)
     take_documents(ledger, layout, standing)
+    ledger.sql.execute(NAMED_PERIODS)
     ledger.sql.execute("create or replace temp table asked (customer text)")
     ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
     insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))

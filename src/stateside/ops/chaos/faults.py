@@ -58,15 +58,13 @@ class Broken:
 class Fault:
     """What happens to which part; `inject` does it, and gives back what undoes it after `away_s`.
 
-    `hides_documents`: closed periods cannot be asked for meanwhile. `repeats`: a batch may have to be done again.
-    `stops_producer`: nothing can be appended meanwhile.
+    `repeats`: a batch may have to be done again. `stops_producer`: nothing can be appended meanwhile.
     """
 
     part: str
     happening: Happening
     inject: Callable[[System], Broken]
     away_s: float = 0.0
-    hides_documents: bool = False
     repeats: bool = False
     stops_producer: bool = False
 
@@ -90,7 +88,6 @@ def together(*faults: Fault) -> Fault:
         faults[0].happening,
         inject,
         max(fault.away_s for fault in faults),
-        hides_documents=any(fault.hides_documents for fault in faults),
         repeats=any(fault.repeats for fault in faults),
         stops_producer=any(fault.stops_producer for fault in faults),
     )
@@ -126,6 +123,7 @@ def pause_driver(system: System) -> Broken:
     system.wait("a batch of the new leader", lambda: system.answers_cover(floor), START_S_MAX)
 
     def settle() -> None:
+        old.caused += 1
         system.wait("an end of the old leader", lambda: old.restarts > starts, START_S_MAX)
         system.wait("the old leader as a standby", lambda: _standbys(system) > 0, START_S_MAX)
 

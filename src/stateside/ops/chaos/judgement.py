@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stateside.billing.audit import Audit, audit, live_rows
+from stateside.billing.audit import Audit, audit, live_rows, recheck
 from stateside.billing.generator import Generator
 from stateside.billing.model import VIEW
 from stateside.billing.sealing.dead_letters import dead_letters_table
 from stateside.billing.sealing.documents import documents_table
 from stateside.ops.chaos.load import Load
 from stateside.ops.chaos.system import System
+from stateside.ops.chaos.witness import Record, running_bill
 from stateside.ops.stage.feeder import NUDGE
 from stateside.ops.stage.proof import Outcome, differences
 from stateside.serving.clients import Client
@@ -26,11 +27,13 @@ class Judged:
     audit: Audit  # of the first replica
     outcome: Outcome
     differences: tuple[str, ...]
+    answers: int  # that clients were given meanwhile, and that were compared
+    wrong_answers: tuple[str, ...]  # those that are not what the journal says at their own stamp
     never_journalled: int  # events that the producer made and the journal does not have
     journalled_twice: int  # events that the journal has more often than the producer made them
 
     @classmethod
-    def of(cls, system: System, load: Load) -> Judged:
+    def of(cls, system: System, load: Load, record: Record) -> Judged:
         """Judge a system that has come to rest and still serves, by what each of its replicas has."""
         generator, ids = load.generator(), [event.id for event in system.journal.events()]
         found = [one for one in ids if not one.startswith(NUDGE)]
@@ -45,7 +48,9 @@ class Judged:
             for told in (*other.differences(), *apart)
             if told not in known
         ]
-        return cls(audited, outcome, (*off, *more), lost, doubled)
+        recorded = ((customer, document) for customer, document in record.answers(running_bill))
+        answers, verdict = recheck(system.layout, system.desk.folder / "recheck", recorded)
+        return cls(audited, outcome, (*off, *more), answers, verdict.sentences, lost, doubled)
 
 
 def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:

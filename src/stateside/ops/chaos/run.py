@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from stateside.ops.chaos.load import Load
 from stateside.ops.chaos.report import Result
 from stateside.ops.chaos.scenarios import Scenario
 from stateside.ops.chaos.system import Guarantee, System
-from stateside.ops.chaos.witness import Seen, Witness, running_bill_age_ms, whole_bill_age_ms
+from stateside.ops.chaos.witness import Record, Seen, Witness, running_bill, whole_bill
 from stateside.ops.stage.folder import StageFolder
 from stateside.ops.stage.interrupts import Interrupts
 
@@ -109,17 +108,19 @@ class Course:
             load = self._load(system)
             system.await_driver()
             system.start_writer(load)
-            witness = self._witness(system)
+            record = Record(self._folder / "answers.jsonl")
+            witness = self._witness(system, record)
             witness.start()
             try:
-                suffered = self._suffer_all(system, witness)
+                suffered = self._suffer_all(system)
                 self._come_to_rest(system)
             finally:
                 witness.stop()
             self._tell("auditing")
             with self._interrupts.at_once():
-                judged = Judged.of(system, load)
-        return self._result(judged, witness.seen, suffered)
+                judged = Judged.of(system, load, record)
+            unexplained = system.unexplained(witness.seen.unreached)
+        return self._result(judged, witness.seen, suffered, unexplained)
 
     def _system(self) -> System:
         return System(
@@ -138,31 +139,30 @@ class Course:
             return load
         return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice, and here are two
 
-    def _witness(self, system: System) -> Witness:
-        questions = [running_bill_age_ms, whole_bill_age_ms]
-        return Witness(system.urls, self._settings.customers, self._settings.seed, questions)
+    def _witness(self, system: System, record: Record) -> Witness:
+        questions = [running_bill, whole_bill]
+        return Witness(system.urls, self._settings.customers, self._settings.seed, questions, record)
 
-    def _suffer_all(self, system: System, witness: Witness) -> list[Suffered]:
+    def _suffer_all(self, system: System) -> list[Suffered]:
         """All faults, one after the other, with events left for each of them."""
         faults = self._scenario.faults
-        return [self.suffer(system, witness, fault, len(faults) - number) for number, fault in enumerate(faults)]
+        return [self.suffer(system, fault, len(faults) - number) for number, fault in enumerate(faults)]
 
-    def suffer(self, system: System, witness: Witness, fault: Fault, left: int) -> Suffered:
+    def suffer(self, system: System, fault: Fault, left: int) -> Suffered:
         """Inject a fault while events come in, heal it, and wait until all is well again. So many are left, with it."""
         self._lead(system, left)
         self._tell(f"{fault.part} {fault.happening}")
-        with witness.without(whole_bill_age_ms) if fault.hides_documents else nullcontext():
-            began = system.journal.end()
-            broken = fault.inject(system)
-            system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
-            system.let_pass(fault.away_s)
-            since_s = time.monotonic() if broken.since_s is None else broken.since_s
-            end = None if fault.stops_producer else system.journal.end()
-            with self._interrupts.at_once():  # a part of a cluster may take its time
-                broken.heal()
-            floor = system.journal.end()
-            system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
-            recovery_s = time.monotonic() - since_s
+        began = system.journal.end()
+        broken = fault.inject(system)
+        system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
+        system.let_pass(fault.away_s)
+        since_s = time.monotonic() if broken.since_s is None else broken.since_s
+        end = None if fault.stops_producer else system.journal.end()
+        with self._interrupts.at_once():  # a part of a cluster may take its time
+            broken.heal()
+        floor = system.journal.end()
+        system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
+        recovery_s = time.monotonic() - since_s
         over = (end or floor) if broken.since_s is None else system.journal.end()
         appended = sum(
             1 for _ in system.journal.events(broken.began or began, over)
@@ -186,10 +186,8 @@ class Course:
         end, watermark_us = system.journal.end(), system.desk.watermark_us()
         system.wait("an end in every replica", lambda: system.answers_cover(end, watermark_us), DRAIN_S_MAX)
 
-    def _result(self, judged: Judged, seen: Seen, suffered: Sequence[Suffered]) -> Result:
+    def _result(self, judged: Judged, seen: Seen, suffered: Sequence[Suffered], unexplained: Sequence[str]) -> Result:
         scenario, found = self._scenario, judged.audit.balance
-        missed = tuple(each.missed for each in suffered if each.missed)
-        control = self._settings.guarantee != "exactly-once"
         return Result(
             scenario=scenario.name,
             part=scenario.part,
@@ -205,6 +203,8 @@ class Course:
             sums_off=len(judged.differences),
             requests_answered=seen.answered,
             requests_failed=seen.failed,
+            answers_compared=judged.answers,
+            answers_wrong=len(judged.wrong_answers),
             no_answer_s=round(seen.no_answer_s, 2),
             no_fresh_answer_s=round(seen.no_fresh_answer_s, 2),
             recovery_s=round(max(each.recovery_s for each in suffered), 1),
@@ -212,11 +212,12 @@ class Course:
             problems=(
                 *judged.audit.differences(),
                 *judged.differences,
+                *judged.wrong_answers,
                 *_failed(seen),
                 *_idle(suffered),
-                *(missed if control else ()),
+                *(each.missed for each in suffered if each.missed),
+                *unexplained,
             ),
-            notes=() if control else missed,
         )
 
     def _tell(self, what: str) -> None:
@@ -246,6 +247,7 @@ def _idle(suffered: Sequence[Suffered]) -> list[str]:
 
 
 def _failed(seen: Seen) -> list[str]:
-    if seen.failed or not seen.answered:
-        return [f"{seen.failed} requests failed: {'; '.join(seen.failures) or 'none was answered'}"]
-    return []
+    failed = seen.failed or not seen.answered
+    told = [f"{seen.failed} requests failed: {'; '.join(seen.failures) or 'none was answered'}"] if failed else []
+    hidden = seen.server_errors.items()
+    return told + [f"A server failed {count} times, whether a retry helped or not: {what}" for what, count in hidden]

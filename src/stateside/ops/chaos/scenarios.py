@@ -27,7 +27,7 @@ MASTER_KILLED = Fault("master", "killed", faults.kill_master, AWAY_S)
 REPLICA_KILLED = Fault("replica", "killed", faults.kill_replica)
 BROKER_KILLED = Fault("broker", "killed", faults.kill_broker, AWAY_S, stops_producer=True)
 WRITER_KILLED = Fault("journal writer", "killed", faults.kill_writer)
-STORE_AWAY = Fault("invoice store", "away", faults.move_invoice_store, AWAY_S, hides_documents=True)
+STORE_AWAY = Fault("invoice store", "away", faults.move_invoice_store, AWAY_S)
 CHECKPOINT_AWAY = Fault("checkpoint store", "away", faults.move_checkpoint, AWAY_S)
 DISK_FULL = Fault("disk", "full", faults.fill_disk, AWAY_S, stops_producer=True)
 ANY_OF_EVERYTHING = (

@@ -12,7 +12,7 @@ A part that ends is started again at once, as a service manager would: one of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +153,23 @@ class System:
         told = standing(self.layout.root, 0) if self.shape.standby else None
         leader = (told or {}).get("leader") or {}
         return self.parts.get(leader.get("identity", ""), self.parts["driver-1"])
+
+    def unexplained(self, unreached: Mapping[str, int]) -> list[str]:
+        """What happened to parts although nobody did anything to them: restarts, silence, crashes inside of them."""
+        told = [
+            f"{name} ended {part.restarts - part.caused} times by itself: {part.last_error()}"
+            for name, part in self.parts.items()
+            if part.restarts > part.caused
+        ]
+        if self.ground.restarts:
+            told.append(f"Parts of the cluster ended {self.ground.restarts} times by themselves")
+        for number, url in enumerate(self.urls, 1):
+            part = self.parts[f"replica-{number}"]
+            if unreached[url] and not part.caused:
+                told.append(f"{part.name} did not answer {unreached[url]} times, and was not killed")
+            if crashes := part.log.read_text(errors="replace").count("Traceback (most recent call last)"):
+                told.append(f"The log of {part.name} has {crashes} stack traces: {part.log}")
+        return told
 
     def heartbeat(self) -> Heartbeat | None:
         """The view's sign of life."""

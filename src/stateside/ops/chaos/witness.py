@@ -1,25 +1,32 @@
-"""The witness: a client that keeps asking while things break, and remembers for how long nobody answered."""
+"""The witness: a client that keeps asking while things break. It records every answer, and every server's own failures.
+
+It asks in turn as applications do, of whichever server answers, and each server directly: a failure that a retry at
+another server hides is still one. `judgement` compares the recorded answers with the journal, each at its own stamp.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 from stateside.billing.model import VIEW
 from stateside.errors import StatesideError
 from stateside.ops.demo.asker import FAILURES_KEPT, bill_path
 from stateside.serving.clients import Client
-from stateside.serving.stamp import Stamp
 
 PAUSE_S = 0.02
 DEADLINE_S = 5.0  # who has no answer by then counts the request as failed
 FRESH_MS_MAX = 5_000  # an answer that is older than this is not fresh
 
-Ask = Callable[[Client, str], int]  # asks for a customer; how old the answer is, in milliseconds
+Document = Mapping[str, Any]
+Ask = Callable[[Client, str], Document]  # asks for a customer; the answer, with its stamp
 
 
 class Silence:
@@ -40,12 +47,18 @@ class Silence:
 
 
 class Seen:
-    """What a witness has seen: how many requests were answered and failed, and the longest silences."""
+    """What a witness has seen: how many requests were answered and failed, and the longest silences.
+
+    `server_errors` has the failures of single servers, by server and reason: those that no retry excuses. `unreached`
+    counts how often a single server did not answer at all, as one that is killed does.
+    """
 
     def __init__(self, began_s: float) -> None:
         self.answered = 0
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
+        self.server_errors: Counter[str] = Counter()
+        self.unreached: Counter[str] = Counter()
         self._any, self._fresh = Silence(began_s), Silence(began_s)
         self._ended_s = began_s
 
@@ -63,6 +76,13 @@ class Seen:
         self.failures.append(why)
         self._ended_s = now_s
 
+    def note_server(self, url: str, error: Exception) -> None:
+        """A single server did not answer; whether it was away or failed."""
+        if "No Stateside server answered" in str(error) and "HTTP 5" not in str(error):
+            self.unreached[url] += 1
+        else:
+            self.server_errors[f"{url}: {_told(error)}"] += 1
+
     @property
     def no_answer_s(self) -> float:
         """The longest time without an answer."""
@@ -74,23 +94,49 @@ class Seen:
         return self._fresh.longest_s(self._ended_s)
 
 
-def running_bill_age_ms(client: Client, customer: str) -> int:
+def running_bill(client: Client, customer: str) -> Document:
     """Ask for a customer's running bill, which needs nothing but a replica."""
-    return client.rows(VIEW, customer, source="live").stamp.age_ms
+    return client.rows(VIEW, customer, source="live").document
 
 
-def whole_bill_age_ms(client: Client, customer: str) -> int:
+def whole_bill(client: Client, customer: str) -> Document:
     """Ask for a customer's bill with all documents, which needs the invoice store too."""
-    return Stamp.of(client.get(bill_path(customer))["stamp"]).age_ms
+    return client.get(bill_path(customer))
+
+
+class Record:
+    """The answers of a scenario, a line of JSON each: on disk, however long the scenario lasts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w")
+
+    def add(self, question: Ask, customer: str, document: Document) -> None:
+        """Record an answer."""
+        self._file.write(json.dumps([question.__name__, customer, document]) + "\n")
+
+    def close(self) -> None:
+        """Record no more."""
+        self._file.close()
+
+    def answers(self, question: Ask) -> Iterator[tuple[str, Document]]:
+        """The answers to this question, each with its customer."""
+        with self._path.open() as lines:
+            for name, customer, document in map(json.loads, lines):
+                if name == question.__name__:
+                    yield customer, document
 
 
 class Witness:
-    """Asks for one random customer's bill after the other, in a thread, of whichever server answers."""
+    """Asks for one random customer's bill after the other, in a thread."""
 
-    def __init__(self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask]) -> None:
+    def __init__(
+        self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask], record: Record
+    ) -> None:
         self._client = Client(urls, deadline_s=DEADLINE_S)
-        self._customers, self._questions = customers, questions
-        self._random, self._asking = random.Random(seed), threading.Lock()
+        self._single = {url: Client(url, direct=True, deadline_s=DEADLINE_S) for url in urls}
+        self._customers, self._questions, self._record = customers, questions, record
+        self._random = random.Random(seed)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
 
@@ -104,28 +150,41 @@ class Witness:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._client.close()
-
-    @contextmanager
-    def without(self, question: Ask) -> Iterator[None]:
-        """In here this one is not asked: it cannot be answered. One that is under way has its answer before."""
-        with self._asking:
-            before, self._questions = self._questions, [one for one in self._questions if one is not question]
-        try:
-            yield
-        finally:
-            self._questions = before
+        self._record.close()
+        for client in (self._client, *self._single.values()):
+            client.close()
 
     def _run(self) -> None:
+        turns = cycle([None, *self._single])
         while not self._stop.wait(PAUSE_S):
-            with self._asking:
-                self._ask(self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}")
+            question, customer = self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}"
+            url = next(turns)
+            if url is None:
+                self._ask(question, customer)
+            else:
+                self._ask_one(url, question, customer)
 
     def _ask(self, question: Ask, customer: str) -> None:
         try:
-            age_ms = question(self._client, customer)
+            age_ms = self._answered(self._client, question, customer)
         except Exception as error:  # whatever it is, the request was not answered as promised
-            told = str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}"
-            self.seen.note_failure(time.monotonic(), told)
+            self.seen.note_failure(time.monotonic(), _told(error))
         else:
             self.seen.note_answer(time.monotonic(), age_ms)
+
+    def _ask_one(self, url: str, question: Ask, customer: str) -> None:
+        try:
+            self._answered(self._single[url], question, customer)
+        except Exception as error:
+            self.seen.note_server(url, error)
+
+    def _answered(self, client: Client, question: Ask, customer: str) -> int:
+        """How old the answer is, which is recorded."""
+        document = question(client, customer)
+        age_ms = int(document["stamp"]["age_ms"])
+        self._record.add(question, customer, document)
+        return age_ms
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}"

@@ -27,6 +27,7 @@ class Supervised:
         self._command = [sys.executable, "-m", module, *arguments]
         self.log = log
         self.restarts = 0
+        self.caused = 0  # so many of them somebody meant to happen
         self._in_a_row = 0
         self._start()
 
@@ -49,6 +50,7 @@ class Supervised:
 
     def kill(self) -> None:
         """End it by SIGKILL, as the crash of its machine would. It is not started again before `supervise`."""
+        self.caused += 1
         self.pause()  # so that nobody who sees another one die says a last word
         signal_members(self.child.pid, signal.SIGKILL)
         self.child.stop(wait_s=0)
