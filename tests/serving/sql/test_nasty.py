@@ -54,6 +54,7 @@ REACHES_OUT = [
     "INSTALL httpfs",
     "LOAD httpfs",
     "FORCE INSTALL json",
+    "UPDATE EXTENSIONS",
     "SELECT * FROM '{secret}'",
     'SELECT * FROM "{secret}"',
     "SELECT * FROM read_text('{secret}')",

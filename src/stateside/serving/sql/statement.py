@@ -74,7 +74,7 @@ def checked(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
             next_step="Send values as parameters",
         )
     given = _parsed(connection, text)
-    explains = given.type == duckdb.StatementType.EXPLAIN
+    explains = _kind(given) == _EXPLAIN
     written = _written(connection, _explained(given.query) if explains else text)
     relations = frozenset(_relations(_tree(connection, written), _own_views(connection)))
     return Statement(_parsed(connection, f"{_EXPLAIN} {written}" if explains else written), relations)
@@ -90,9 +90,17 @@ def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.Statemen
         raise SqlInvalid(str(error), next_step=_NEXT_STEP) from None
     if len(statements) != 1:
         raise SqlInvalid(f"There are {len(statements)} statements in this text, not one", next_step=_NEXT_STEP)
-    if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise SqlInvalid(f"A statement of the kind {statements[0].type.name} cannot run here", next_step=_NEXT_STEP)
+    kind = _kind(statements[0])
+    if kind not in ("SELECT", _EXPLAIN):
+        raise SqlInvalid(f"A statement of the kind {kind} cannot run here", next_step=_NEXT_STEP)
     return statements[0]
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    try:
+        return statement.type.name
+    except ValueError:  # DuckDB's parser knows more kinds than its names for them
+        return "OTHER"
 
 
 def _explained(query: str) -> str:
