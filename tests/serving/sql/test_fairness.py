@@ -19,8 +19,10 @@ from stateside.layout import Layout
 from stateside.processes import Child, free_port
 from stateside.serving.access.issuer import Issuer
 from tests.serving.conftest import wait_until_it_answers
+from tests.sizes import sized
 
 from .asking import shop
+from .test_server import _sql_processes
 
 pytestmark = pytest.mark.e2e
 
@@ -58,7 +60,7 @@ class Served:
             yield lines
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one-worker", "two-workers"])
+@pytest.fixture(scope="module", params=sized([1], [1, 2]), ids="workers-{}".format)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     layout, port = Layout(tmp_path_factory.mktemp("shop")), free_port()
     shop(layout)
@@ -90,11 +92,16 @@ def test_many_long_statements_of_a_customer_keep_nobody_else_from_an_answer(serv
         assert listed.status_code == 200
 
 
-@pytest.mark.parametrize(("who", "other"), [("ben", "emma"), ("ben", "root"), ("root", "ben"), ("admin", "root")])
+@pytest.mark.parametrize(
+    ("who", "other"), [("ben", "emma"), ("admin", "root"), *sized([], [("ben", "root"), ("root", "ben")])]
+)
 def test_a_statement_that_has_to_be_killed_ends_no_other_token_s(served: Served, who: str, other: str) -> None:
     with served.reading(other) as lines:
-        killed = served.ask(who, STUCK, timeout_ms=300)
-        assert killed.status_code == 504
+        for timeout_ms in (500, 5_000, 30_000):  # on a busy machine it may not have come to the long call yet
+            killed = served.ask(who, STUCK, timeout_ms=timeout_ms)
+            assert killed.status_code == 504
+            if "had to be killed" in killed.text:
+                break
         assert "had to be killed" in killed.text
         assert list(lines)[-1] == str(LONG_ROWS - 1)
     assert served.ask(who, "SELECT 1").json()["rows"] == [[1]], "a new process runs it"
@@ -102,18 +109,16 @@ def test_a_statement_that_has_to_be_killed_ends_no_other_token_s(served: Served,
 
 def test_beyond_its_slots_a_token_is_told_when_to_come_again(served: Served) -> None:
     with ExitStack() as stack:
-        for _ in range(8):
+        for _ in range(40):  # connections are not shared out evenly among workers
             stack.enter_context(served.endless("ben"))
-        answers = [served.ask("ben", "SELECT 1") for _ in range(2)]
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert refused, "eight statements take all of its slots, of both workers"
-    assert all(answer.headers["retry-after"] == "1" for answer in refused)
+            refused = served.ask("ben", "SELECT 1")
+            if refused.status_code == 429:
+                break
+        assert (refused.status_code, refused.headers.get("retry-after")) == (429, "1")
 
 
 def test_a_sql_process_works_in_an_empty_folder_and_writes_no_files(served: Served) -> None:
     assert served.ask("ben", "SELECT 1").status_code == 200
-    from .test_server import _sql_processes
-
     for process in _sql_processes():
         place = Path("/proc") / str(process)
         limits = {line[:25].strip(): line[25:].split()[:2] for line in (place / "limits").read_text().splitlines()}

@@ -33,7 +33,7 @@ from stateside.serving.sql.remote import Left, Remote, Size, SqlProcess
 RESERVED: Final = Size(statements_max=4, bytes_max=4 << 30, kept_bytes_max=1 << 30)
 SHARED: Final = Size(statements_max=2, bytes_max=2 << 30, kept_bytes_max=512 << 20)
 SHARED_PROCESSES: Final = 3
-WAIT_S_MAX: Final = 2.0
+WAIT_S_MAX: Final = 5.0  # long enough for a process to start
 WAITING_MAX: Final = 16  # statements of one token in the queue
 IDLE_S_MAX: Final = 300.0  # a shared process that was not used for so long is ended
 
