@@ -518,7 +518,7 @@ class SinkRefused(OperatingError):
 
 
 class SqlEnded(OperatingError):
-    """The process that runs statements ended while this one ran: by its fault, or by another's."""
+    """The process that ran this statement ended: by its fault, or by that of another one of the same token."""
 
     code = "sql-ended"
 

@@ -26,6 +26,7 @@ STOP_S_MAX = 20.0
 EXIT_FINAL = 3  # of a part that would fail again in the same way: whoever supervises it does not start it again
 EXIT_NO_COMMAND = 127  # as in a shell
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -119,6 +120,12 @@ def die_with_parent(parent_pid: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gain_no_privileges() -> None:
+    """No program that this process becomes or starts gains any by its file (on Linux; elsewhere it does nothing)."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ from stateside.serving.access import claims, headers, holder, limits, refusals, 
 from stateside.serving.changes import feed, pages, watcher
 from stateside.serving.reading import kept_rows, reader
 from stateside.serving.reading.views import Views
-from stateside.serving.sql import chunk, engine, kept, process, question, remote, runner
+from stateside.serving.sql import chunk, engine, kept, pool, process, question, remote
 from stateside.serving.web import application, call, connection, connections, event_routes, loop, route
 from stateside.serving.web.request import Request
 
@@ -76,13 +76,17 @@ def test_the_headers_are_those_that_every_answer_has() -> None:
 
 
 def test_the_limits_of_sql_are_those_of_the_code() -> None:
-    assert (runner.STATEMENTS_MAX, engine.THREADS, engine.MEMORY_BYTES_MAX) == (4, 2, 512 << 20)
+    assert (engine.THREADS, engine.MEMORY_BYTES_MAX) == (2, 512 << 20)
+    assert remote.Size(4, 4 << 30, kept.KEPT_BYTES_MAX) == pool.RESERVED
+    assert remote.Size(2, 2 << 30, 512 << 20) == pool.SHARED
+    assert (pool.SHARED_PROCESSES, pool.WAIT_S_MAX, pool.WAITING_MAX, pool.IDLE_S_MAX) == (3, 5, 16, 300)
     assert (question.TIMEOUT_MS_DEFAULT, question.TIMEOUT_MS_MAX, question.PARAMETERS_MAX) == (30_000, 300_000, 1_000)
     assert (question.JSON_ROWS_DEFAULT, question.JSON_ROWS_MAX, question.JSON_BYTES_MAX) == (10_000, 100_000, 32 << 20)
     assert (question.STREAM_ROWS_MAX, question.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
     assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
     assert question.STATEMENT_CHARS_MAX == 65_536
-    assert (process.PROCESS_BYTES_MAX, remote.GRACE_S) == (4 << 30, 2)
+    assert kept.Kept(pool.SHARED.kept_bytes_max).relation_bytes_max == 384 << 20
+    assert (process.FILE_BYTES_MAX, remote.GRACE_S) == (1 << 20, 2)
 
 
 def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> None:

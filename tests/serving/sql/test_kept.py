@@ -94,9 +94,9 @@ def read_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     read_all = live._all
 
-    def noted(rows: live.Rows, ending: Ending) -> KeptRows | None:
+    def noted(rows: live.Rows, bytes_max: int, ending: Ending) -> KeptRows | None:
         names.append(rows.name)
-        return read_all(rows, ending)
+        return read_all(rows, bytes_max, ending)
 
     monkeypatch.setattr(live, "_all", noted)
     return names

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stateside.errors import SqlInvalid, StatesideError
 from stateside.serving.sql.engine import open_engine
-from stateside.serving.sql.functions import TABLE_FUNCTIONS
-from tests.sizes import some
+from stateside.serving.sql.functions import TABLE_FUNCTIONS, known_functions
+from stateside.serving.sql.statement import checked
+from tests.sizes import sized, some
 
 from .asking import Asker
 
@@ -51,6 +54,7 @@ REACHES_OUT = [
     "INSTALL httpfs",
     "LOAD httpfs",
     "FORCE INSTALL json",
+    "UPDATE EXTENSIONS",
     "SELECT * FROM '{secret}'",
     'SELECT * FROM "{secret}"',
     "SELECT * FROM read_text('{secret}')",
@@ -152,6 +156,61 @@ LOOKS_AROUND = [
     "FROM archive.nothing",
     "FROM spending__by_nothing",
 ]
+_COPY = "COPY (SELECT repeat('x', 1000) FROM range(2000)) TO '{folder}/:memory:' (FORMAT csv)"
+HIDDEN = [  # one text for whoever looks at the text, another for DuckDB, whose comments nest and end at a CR too
+    f"/* /* */ explain select 1 -- */ EXPLAIN ANALYZE {_COPY}",
+    f"/* /* */ explain select 1 -- */ */ EXPLAIN ANALYZE {_COPY}",
+    f"-- x\rEXPLAIN ANALYZE {_COPY} -- \nexplain select 1",
+    f"EXPLAIN -- \rANALYZE {_COPY}",
+    f"EXPLAIN /* /* */ select 1 -- */ ANALYZE {_COPY}",
+    f"EXPLAIN /* /* */ select 1 */ ANALYZE {_COPY}",
+    f"EXPLAIN (ANALYZE) {_COPY}",
+    f"EXPLAIN/**/(ANALYZE, FORMAT json) {_COPY}",
+    f"\ufeffEXPLAIN\u00a0ANALYZE\u2003{_COPY}",
+    f"EXPLAIN ANALYZE {_COPY}",
+    f"EXPLAIN EXPLAIN ANALYZE {_COPY}",
+    f"SELECT 1 --\r; {_COPY}",
+    f"SELECT $$ -- $$; {_COPY}",
+    f"SELECT $x$ $$ $x$; {_COPY} --$$",
+    f"PREPARE p AS {_COPY}",
+    "/* /* */ explain select 1 -- */ EXPLAIN ANALYZE SELECT getenv('HOME')",
+    "/* /* */ explain select 1 -- */ EXPLAIN SELECT current_setting('allowed_paths')",
+    "/* /* */ explain select 1 -- */ */ EXPLAIN SELECT current_setting('temp_directory')",
+    "-- x\rEXPLAIN SELECT getenv('HOME') -- \nexplain select 1",
+    "-- \rSELECT getenv('HOME')",
+    "SELECT 1 -- \r, getenv('HOME')",
+    "SELECT /* /* */ 1, */ getenv('HOME')",
+    "SELECT $a$ -- $a$, getenv('HOME')",
+    "SELECT e'\\'' , getenv('HOME') --'",
+    "SELECT U&'x', getenv('HOME')",
+    "SELECT \"getenv\"('HOME')",
+    "SELECT \"GetEnv\"('HOME')",
+    "SELECT system.main.getenv('HOME')",
+    "SELECT 'HOME'.getenv()",
+    "SELECT COLUMNS(lambda c: getenv(c) IS NOT NULL) FROM spending",
+    "SELECT * REPLACE (getenv('HOME') AS total) FROM spending",
+    "SELECT list_transform(['HOME'], lambda x: getenv(x))",
+    "SELECT [getenv(x) FOR x IN ['HOME']]",
+    "SELECT count(*) FROM spending GROUP BY GROUPING SETS ((getenv('HOME')))",
+    "SELECT 1 QUALIFY row_number() OVER (PARTITION BY getenv('HOME')) = 1",
+    "PIVOT spending ON country USING sum(total)",
+    "PIVOT spending ON country IN ('de') USING max(getenv('HOME'))",
+    "SELECT pg_get_viewdef(1)",
+    "SELECT get_block_size('memory')",
+    "FROM sql_auto_complete('SEL')",
+    "FROM histogram_values('spending', 'total')",
+]
+SHADOWED = [  # a WITH somewhere defines the name, and where it stands it means DuckDB's own view
+    "SELECT * FROM {own}, (WITH {own} AS (SELECT 1) SELECT 1)",
+    "SELECT * FROM (WITH {own} AS (SELECT 1) FROM {own}), {own}",
+    "WITH a AS (SELECT * FROM {own}), {own} AS (SELECT 1) SELECT * FROM a",
+    "WITH {own} AS (SELECT * FROM {own}) SELECT * FROM {own}",
+    "WITH RECURSIVE {own} AS (FROM {own} UNION ALL (SELECT * FROM {own} WHERE false)) SELECT * FROM {own}",
+    "SELECT (WITH {own} AS (SELECT 1) SELECT 1), * FROM {own}",
+    "WITH {own} AS (SELECT 1) SELECT * FROM main.{own}",
+    "WITH a AS (SUMMARIZE {own}), {own} AS (SELECT 1) SELECT * FROM a",
+    "(WITH {own} AS (SELECT 1) FROM {own}) UNION ALL FROM {own}",
+]
 NO_STATEMENT = [
     "",
     " ",
@@ -201,9 +260,86 @@ def test_a_statement_that_reaches_for_more_is_refused_and_learns_nothing(asker: 
     assert [path.name for path in folder.iterdir()] == ["secret.csv"]
 
 
-@pytest.mark.parametrize("text", some(REACHES_OUT, 5))
-def test_duckdb_itself_is_shut_off_even_if_a_statement_gets_through(folder: Path, text: str) -> None:
+@pytest.mark.parametrize("text", HIDDEN, ids=range(len(HIDDEN)))
+def test_what_runs_is_what_was_checked(
+    asker: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = refused(asker, text.replace("{folder}", str(tmp_path)))
+    assert os.environ.get("HOME", "/root") not in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", ["duckdb_databases", "pg_settings", "sqlite_master", "nothing"])
+@pytest.mark.parametrize("text", SHADOWED, ids=range(len(SHADOWED)))
+def test_a_name_means_what_it_means_where_it_stands(asker: Asker, text: str, own: str) -> None:
+    refused(asker, text.format(own=own))
+
+
+_NOISE = (
+    *("/*", "*/", "--", "\n", "\r", " ", "\t", "\u00a0", "\ufeff", "\x0b", ";"),
+    *("$$", "$a$", "'", '"', "\\", "e'", "(", ")", ","),
+    *("EXPLAIN", "ANALYZE", "explain select 1", "SELECT", "1", "x", "getenv('HOME')", "FROM range(3)", "UNION ALL"),
+    *("COPY (SELECT 1) TO 'here.csv'", "PREPARE p AS", "CALL", "SET threads = 1", "WITH t AS (SELECT 1)", "FROM t"),
+)  # fmt: skip
+
+
+@settings(max_examples=sized(300, 20_000, fast=100), deadline=None)
+@given(pieces=st.lists(st.sampled_from(_NOISE), min_size=1, max_size=12))
+def test_of_any_noise_nothing_runs_but_what_was_looked_through(pieces: list[str]) -> None:
+    """DuckDB's own tokens of the statement that runs: no comment hides anything, and no word in it is refused."""
+    engine = open_engine()
+    try:
+        runs = checked(engine, "".join(pieces)).parsed
+    except (SqlInvalid, duckdb.Error):
+        return
+    finally:
+        engine.close()
+    tokens = duckdb.tokenize(runs.query)
+    assert duckdb.token_type.comment not in {kind for _, kind in tokens}
+    ends = [*(place for place, _ in tokens[1:]), len(runs.query.encode())]
+    words = {
+        runs.query.encode()[place:end].strip().lower()
+        for (place, kind), end in zip(tokens, ends, strict=True)
+        if kind in (duckdb.token_type.identifier, duckdb.token_type.keyword)
+    }
+    assert not words & {b"getenv", b'"getenv"', b"copy", b"analyze", b"prepare", b"call", b"set"}
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("SELECT 1 -- one\r, 2", [[1, 2]]),
+        ("SELECT /* a /* b */ , 2 */ 1", [[1]]),
+        ("/* /* */ SELECT 2 -- */ SELECT 3", [[3]]),
+        ("SELECT $$ -- ' /* $$, 'it''s -- /* */'", [[" -- ' /* ", "it's -- /* */"]]),
+        ("SELECT ';', \"a;b\" FROM (SELECT 1 AS \"a;b\");", [[";", 1]]),
+        ("WITH spending AS (FROM spending WHERE total > 50), b AS (FROM spending) SELECT count(*) FROM b", [[2]]),
+        ("SELECT (WITH spending AS (SELECT 1 AS n) SELECT n FROM spending), count(*) FROM spending", [[1, 3]]),
+        ("WITH a AS (WITH b AS (SELECT 1 AS n) FROM b) SELECT a.n FROM a, (WITH a AS (SELECT 2) FROM a)", [[1]]),
+        ("WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM T WHERE n < 3) SELECT sum(n) FROM t", [[6]]),
+        ("FROM (FROM spending__total) SELECT total", [[171]]),
+    ],
+)  # fmt: skip
+def test_honest_statements_are_taken_as_they_are_meant(asker: Asker, text: str, rows: list[object]) -> None:
+    assert asker.rows(text) == rows
+
+
+def test_no_path_is_allowed_in_duckdb() -> None:
+    engine = open_engine()
+    try:
+        allowed = "SELECT current_setting('allowed_paths'), current_setting('allowed_directories')"
+        assert engine.execute(allowed).fetchall() == [([], [])]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("text", [*some(REACHES_OUT, 5), "COPY (SELECT 1) TO ':memory:' (FORMAT csv)"])
+def test_duckdb_itself_is_shut_off_even_if_a_statement_gets_through(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """The second wall: what `statement` refuses is run here without being looked at."""
+    monkeypatch.chdir(folder)
     engine = open_engine()
     try:
         found = engine.sql(text.format(folder=folder, secret=folder / "secret.csv"))
@@ -229,10 +365,9 @@ def test_a_statement_s_own_words_come_back_but_no_other_paths(asker: Asker) -> N
 
 
 def test_every_function_of_this_duckdb_was_looked_through() -> None:
-    """When DuckDB has new ones: judge each of them (`functions`), then write them into the file."""
-    looked_through = set((Path(__file__).parent / "functions.txt").read_text().split())
+    """When DuckDB has new ones: judge each of them (`functions`), then write them into `known_functions.txt`."""
     engine = open_engine()
-    found = {row[0] for row in engine.execute("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()}
+    found = {row[0].lower() for row in engine.execute("SELECT function_name FROM duckdb_functions()").fetchall()}
     engine.close()
-    assert {name for name in found if " " not in name} - looked_through == set()
+    assert {name for name in found if " " not in name} - known_functions() == set()
     assert found >= TABLE_FUNCTIONS

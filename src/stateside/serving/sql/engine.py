@@ -21,7 +21,6 @@ _SETTINGS: Final[dict[str, str | int | float | list[str]]] = {
     "allow_community_extensions": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
-    "enable_external_access": False,
     "memory_limit": f"{MEMORY_BYTES_MAX >> 20}MiB",
     "python_enable_replacements": False,
     "temp_directory": "",
@@ -38,6 +37,8 @@ def open_engine() -> duckdb.DuckDBPyConnection:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")
     connection.execute("CREATE SCHEMA archive")
+    for setting in ("allowed_paths = []", "allowed_directories = []", "enable_external_access = false"):
+        connection.execute(f"SET {setting}")  # in this order: at `connect` DuckDB would allow a file called :memory:
     connection.execute("SET lock_configuration = true")
     return connection
 

@@ -40,7 +40,7 @@ from stateside.serving.sql.question import Parameters
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
 from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
 from stateside.serving.sql.sealed import Archive
-from stateside.serving.sql.statement import checked
+from stateside.serving.sql.statement import Statement, checked
 from stateside.serving.stamp import Source, Stamp
 from stateside.storage import Storage
 
@@ -74,6 +74,7 @@ class Execution:
         self.stamps: list[Stamp] = []
         self.types: list[str] = []
         self._folder, self._holder, self._text, self._parameters = folder, holder, text, parameters
+        self._statement: Statement | None = None
         self._relations: list[Relation] = []
         self._snapshots, self._turn = ExitStack(), threading.Lock()
         self._engine: duckdb.DuckDBPyConnection | None = None
@@ -83,7 +84,11 @@ class Execution:
         """The views whose readers `execute` needs; SqlInvalid or AccessDenied if the statement may not run."""
         self._engine = open_engine()
         self.ending.interrupts(self._engine.interrupt)
-        self._relations = self._folder.relations.named(checked(self._engine, self._text), self._holder)
+        try:
+            self._statement = checked(self._engine, self._text)
+        except duckdb.Error as error:
+            raise self._why(error) from None
+        self._relations = self._folder.relations.named(self._statement, self._holder)
         return sorted({relation.view for relation in self._relations})
 
     def execute(self, readers: Mapping[str, ViewReader], floor: Floor) -> pa.Schema:
@@ -157,10 +162,11 @@ class Execution:
 
     def _running(self) -> pa.RecordBatchReader:
         assert self._engine is not None
+        assert self._statement is not None
         self.ending.check()
         try:
             # A statement's parameters are its own: without any, None lets a `?` in it be told of.
-            relation = self._engine.sql(self._text, params=self._parameters or None)
+            relation = self._engine.sql(self._statement.parsed, params=self._parameters or None)
             self.types = [str(type_) for type_ in relation.types]
             return relation.to_arrow_reader(RESULT_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError, ValueError, TypeError) as error:

@@ -16,6 +16,7 @@ import pickle
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from stateside.serving.access.holder import Holder
@@ -38,6 +39,11 @@ class Asked:
     holder: Holder
     question: Question | None = None
     floor: Floor = field(default_factory=Floor)
+
+
+def socket_in(folder: str) -> str:
+    """The socket that a SQL process listens on, in its private folder."""
+    return str(Path(folder) / "socket")
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[Kind, Any]:

@@ -23,8 +23,8 @@ from stateside.serving.sql.chunk import Change, Chunk
 from stateside.serving.sql.columns import Columns
 from stateside.serving.sql.ending import Ending
 
-KEPT_BYTES_MAX = 1 << 30  # in all, of one SQL process
-KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation: a larger one is scanned
+KEPT_BYTES_MAX = 1 << 30
+KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation, and three quarters of all: a larger one is scanned
 _TURN_S = 0.05
 
 
@@ -84,6 +84,11 @@ class Kept:
         self._lock = threading.Lock()
         self._rows: OrderedDict[str, KeptRows] = OrderedDict()
         self._turns: dict[str, threading.Lock] = {}
+
+    @property
+    def relation_bytes_max(self) -> int:
+        """How much memory the rows of one relation may take."""
+        return min(KEPT_RELATION_BYTES_MAX, self._bytes_max * 3 // 4)
 
     def get(self, name: str) -> KeptRows | None:
         """What is kept of a relation."""

@@ -18,7 +18,6 @@ from stateside.errors import HistoryGone
 from stateside.replica.changes import Extent
 from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
 from stateside.replica.snapshot import Snapshot
-from stateside.serving.sql import kept as limits
 from stateside.serving.sql.chunk import ROWS_MAX, Change, Chunk
 from stateside.serving.sql.columns import Columns
 from stateside.serving.sql.ending import Ending
@@ -116,13 +115,13 @@ class Scan:
 def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | None:
     """The rows that the scope has, in memory; None if they would take up too much, and are to be scanned."""
     if scope.prefix:  # a part of them: not worth to be kept
-        return _part(rows, scope, ending)
+        return _part(rows, scope, kept.relation_bytes_max, ending)
     with kept.turn(rows.name, ending):
         found = kept.get(rows.name)
         if found is None or found.state != rows.state:
-            moved = None if found is None else _moved(rows, found)
+            moved = None if found is None else _moved(rows, found, kept.relation_bytes_max)
             newer = found is not None and found.state.so == rows.state.so and found.state.batch > rows.state.batch
-            found = moved or _all(rows, ending)
+            found = moved or _all(rows, kept.relation_bytes_max, ending)
             if found is None:
                 return None
             if not newer:  # somebody else's snapshot was of a later batch: theirs is kept
@@ -130,18 +129,18 @@ def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | Non
     return scope.of(found.table())
 
 
-def _part(rows: Rows, scope: Scope, ending: Ending) -> pa.Table | None:
+def _part(rows: Rows, scope: Scope, bytes_max: int, ending: Ending) -> pa.Table | None:
     batches, size = [], 0
     for chunk in rows.chunks(scope.prefix):
         ending.check()
         batches.append(scope.of(rows.columns.batch(*chunk)))
         size += batches[-1].nbytes
-        if size > limits.KEPT_RELATION_BYTES_MAX:
+        if size > bytes_max:
             return None
     return pa.Table.from_batches(batches, rows.columns.schema)
 
 
-def _all(rows: Rows, ending: Ending) -> KeptRows | None:
+def _all(rows: Rows, bytes_max: int, ending: Ending) -> KeptRows | None:
     chunks: list[Chunk] = []
     size, seen, in_order = 0, 0, True
     for keys, values in rows.chunks():
@@ -149,12 +148,12 @@ def _all(rows: Rows, ending: Ending) -> KeptRows | None:
         chunks.append(Chunk.of(rows.columns, keys, values))
         size, seen = size + chunks[-1].nbytes, seen + len(keys)
         in_order = in_order and max(map(len, keys)) < SHORT_KEY_BYTES_MAX // 2
-        if size * max(rows.count(), seen) // seen > limits.KEPT_RELATION_BYTES_MAX:
+        if size * max(rows.count(), seen) // seen > bytes_max:
             return None
     return KeptRows(rows.state, rows.columns.schema, tuple(chunks), in_order)
 
 
-def _moved(rows: Rows, found: KeptRows) -> KeptRows | None:
+def _moved(rows: Rows, found: KeptRows, bytes_max: int) -> KeptRows | None:
     """What was kept, brought to the snapshot's batch; None if that is not possible, or no faster than to read all."""
     if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
         return None
@@ -166,4 +165,4 @@ def _moved(rows: Rows, found: KeptRows) -> KeptRows | None:
     if len(changes) > most or any(len(key) >= SHORT_KEY_BYTES_MAX // 2 for key, _ in changes):
         return None
     moved = found.moved(rows.state, rows.columns, changes)
-    return moved if moved.nbytes <= limits.KEPT_RELATION_BYTES_MAX else None
+    return moved if moved.nbytes <= bytes_max else None

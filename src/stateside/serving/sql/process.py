@@ -1,9 +1,15 @@
-"""The SQL process: runs the statements of one worker, `python -m stateside.serving.sql.process SOCKET FOLDER TABLES…`.
+"""A SQL process: runs statements of one token at a time (`pool`), for the worker that started it.
+
+    python -m stateside.serving.sql.process PRIVATE FOLDER STATEMENTS_MAX BYTES_MAX KEPT_BYTES_MAX TABLES…
 
 DuckDB's own limits do not hold for everything: a text or a list that one row makes is not counted, and not interrupted
 while it is made. So it runs in a process of its own, whose memory the operating system limits, and which the worker
 kills when a statement does not end. Whatever a statement does, requests are answered meanwhile, and the next statement
 finds a new process.
+
+The third wall, after `statement` and `engine`: the process works in an empty folder of its own, writes no files but the
+few bytes by which readers of a replica are known, leaves no core, and can gain no privileges. What it logs goes to the
+worker, through a pipe.
 """
 
 from __future__ import annotations
@@ -20,26 +26,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from stateside import processes
 from stateside.errors import StatesideError
 from stateside.layout import Layout
 from stateside.serving.reading.views import Views
 from stateside.serving.sql import frames
 from stateside.serving.sql.frames import Asked, Kind
+from stateside.serving.sql.kept import Kept
 from stateside.serving.sql.listing import listed
 from stateside.serving.sql.runner import SqlRunner
 
-PROCESS_BYTES_MAX = 4 << 30  # what is kept, four statements, and the program itself
+FILE_BYTES_MAX = 1 << 20  # of any file that it writes: LMDB's table of readers is much smaller
 _EXIT_NO_MEMORY = 12
 
 log = logging.getLogger(__name__)
 
 
 class Answering:
-    """Answers the questions of one worker."""
+    """Answers the questions of a worker."""
 
-    def __init__(self, layout: Layout, tables: Sequence[str]) -> None:
+    def __init__(self, layout: Layout, tables: Sequence[str], statements_max: int, kept: Kept) -> None:
         gated = [table for name in tables for table in _named(name)()]
-        self._views, self._runner = Views(layout), SqlRunner(layout, gated)
+        self._views, self._runner = Views(layout), SqlRunner(layout, gated, kept=kept, at_once=statements_max)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, which has one question."""
@@ -91,17 +99,31 @@ def _named(name: str) -> Callable[[], Sequence[Any]]:
     return function
 
 
-async def _serve(path: str, layout: Layout, tables: Sequence[str]) -> None:
-    server = await asyncio.start_unix_server(Answering(layout, tables).answer, path)
+async def _serve(path: str, answering: Answering) -> None:
+    server = await asyncio.start_unix_server(answering.answer, path)
     async with server:
         await server.serve_forever()
 
 
-def main(path: str, folder: str, *tables: str) -> None:
+def _confine(private: Path, bytes_max: int) -> None:
+    empty = private / "empty"
+    empty.mkdir(mode=0o500)
+    os.chdir(empty)
+    processes.gain_no_privileges()
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, bytes_max),
+        (resource.RLIMIT_FSIZE, FILE_BYTES_MAX),
+    ):
+        resource.setrlimit(limit, (most, most))
+
+
+def main(private: str, folder: str, statements_max: str, bytes_max: str, kept_bytes_max: str, *tables: str) -> None:
     """Serve until the worker dies, which ends this process too (see `processes`)."""
     logging.basicConfig(level=logging.WARNING)
-    resource.setrlimit(resource.RLIMIT_DATA, (PROCESS_BYTES_MAX, PROCESS_BYTES_MAX))
-    asyncio.run(_serve(path, Layout(Path(folder)), tables))
+    answering = Answering(Layout(Path(folder)), tables, int(statements_max), Kept(int(kept_bytes_max)))
+    _confine(Path(private), int(bytes_max))
+    asyncio.run(_serve(frames.socket_in(private), answering))
 
 
 if __name__ == "__main__":

@@ -63,18 +63,16 @@ class Relations:
     def named(self, statement: Statement, holder: Holder) -> list[Relation]:
         """Those that a statement names, in order; SqlInvalid if there is no such one.
 
-        AccessDenied if its view is not in the holder's scope, unless the statement may mean something else by the name.
+        AccessDenied if its view is not in the holder's scope.
         """
-        known, found = self.all(), list[Relation]()
-        for path in sorted(statement.relations):
-            relation, own = known.get(_folded(path)), len(path) == 1 and path[0].lower() in statement.ctes
-            if relation is None and not own:
+        known, found = self.all(), dict[Path, Relation]()
+        for path in sorted(map(_folded, statement.relations)):
+            relation = known.get(path)
+            if relation is None:
                 raise _unknown(path, [each for each in known.values() if _reached(holder, each)])
-            if relation is not None and not own:
-                holder.rows_of(relation.view, holder.where)  # the columns are looked at when they are known
-            if relation is not None and _reached(holder, relation):
-                found.append(relation)
-        return found
+            holder.rows_of(relation.view, holder.where)  # the columns are looked at when they are known
+            found[path] = relation
+        return list(found.values())
 
     def _rollups(self) -> Iterator[Relation]:
         for view in self._layout.views():

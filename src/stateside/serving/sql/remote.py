@@ -1,8 +1,8 @@
-"""The worker's side of its SQL process: starts it with the first statement, asks it, and kills it if it must.
+"""The worker's side of a SQL process: starts it with its first statement, asks it, and kills it if it must.
 
 A statement ends by itself when its time is up or its client has gone. One that does not within GRACE_S is in the middle
-of something that cannot be interrupted: then its process is killed, with all statements that it runs. Those are told to
-be asked again.
+of something that cannot be interrupted: then its process is killed, with all statements that it runs, which are of the
+same token (`pool`). Those are told to be asked again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stateside import processes
 from stateside.errors import ClientLeft, SetupError, SqlEnded, SqlTimeout, StatesideError
 from stateside.layout import Layout
 from stateside.serving.access.holder import Holder
-from stateside.serving.reading.floor import Floor
 from stateside.serving.sql import frames
 from stateside.serving.sql.frames import Asked, Kind
 from stateside.serving.sql.question import Question
@@ -36,24 +37,28 @@ _POLL_S = 0.02
 Left = Callable[[], Awaitable[None]]
 
 
-class SqlProcess:
-    """The SQL process of one worker. `tables` names what gives the gates of an application's tables."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many statements a SQL process runs at a time, how much memory it has, and how much of that for kept rows."""
 
-    def __init__(self, layout: Layout, tables: Sequence[str] = ()) -> None:
-        self._layout, self._tables = layout, tuple(tables)
+    statements_max: int
+    bytes_max: int
+    kept_bytes_max: int
+
+
+class SqlProcess:
+    """One SQL process. `tables` names what gives the gates of an application's tables."""
+
+    def __init__(self, layout: Layout, tables: Sequence[str], size: Size) -> None:
+        self._layout, self._tables, self._size = layout, tuple(tables), size
         self._starting = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    async def run(self, question: Question, holder: Holder, floor: Floor, left: Left) -> Remote:
-        """The statement, which has begun to run; errors as for `SqlRunner.run`, and SqlEnded. The caller closes it."""
-        remote = Remote(question, *await self._connected(), self.kill)
-        try:
-            await remote.begin(Asked(holder, question, floor), left)
-        except BaseException:
-            await remote.aclose()
-            raise
-        return remote
+    async def asked(self, question: Question, ended: Callable[[], None]) -> Remote:
+        """A statement that is about to be asked. The caller closes it; then it calls `ended`."""
+        reader, writer = await self._connected()
+        return Remote(question, reader, writer, partial(self._kill, self._process), ended)
 
     async def listed(self, holder: Holder) -> list[dict[str, Any]]:
         """The relations that a holder reaches."""
@@ -71,11 +76,16 @@ class SqlProcess:
         return listed
 
     def kill(self) -> None:
-        """End the process at once; the next statement starts a new one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
+        """End the process at once, if there is one; the next statement starts a new one."""
+        self._kill(self._process)
+
+    def _kill(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None or process.poll() is not None:
+            return
+        if process is self._process:
+            self._process = None
+        process.kill()
+        asyncio.get_running_loop().run_in_executor(None, process.wait)  # the kernel takes a while to free its memory
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with self._starting:
@@ -85,25 +95,33 @@ class SqlProcess:
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="stateside-sql-", ignore_cleanup_errors=True)
-        module = [sys.executable, "-m", "stateside.serving.sql.process", self._socket, str(self._layout.root)]
+        module = [sys.executable, "-m", "stateside.serving.sql.process", self._folder.name, str(self._layout.root)]
+        size = [self._size.statements_max, self._size.bytes_max, self._size.kept_bytes_max]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", processes.__file__, str(os.getpid()), *module, *self._tables],
+            [sys.executable, "-I", "-S", processes.__file__, str(os.getpid()), *module, *map(str, size), *self._tables],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,  # it may write no files, nor the log
             start_new_session=True,
         )
-
-    @property
-    def _socket(self) -> str:
-        assert self._folder is not None
-        return str(Path(self._folder.name) / "socket")
+        threading.Thread(target=_pass_on, args=(self._process,), name="sql-log", daemon=True).start()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        deadline = time.monotonic() + START_S_MAX
+        assert self._folder is not None
+        socket, deadline = frames.socket_in(self._folder.name), time.monotonic() + START_S_MAX
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
             with suppress(FileNotFoundError, ConnectionRefusedError):
-                return await asyncio.open_unix_connection(self._socket)
+                return await asyncio.open_unix_connection(socket)
             await asyncio.sleep(_POLL_S)
         raise SetupError("The process that runs statements does not start", next_step="See the server's log")
+
+
+def _pass_on(process: subprocess.Popen[bytes]) -> None:
+    """Write into this process's log what the SQL process says, until it ends."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        sys.stderr.write(line.decode(errors="replace"))
+        sys.stderr.flush()
 
 
 class Remote:
@@ -115,8 +133,11 @@ class Remote:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         kill: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
-        self._question, self._reader, self._writer, self._kill = question, reader, writer, kill
+        self._question, self._reader, self._writer = question, reader, writer
+        self._kill, self._ended = kill, ended
+        self._closing: asyncio.Task[None] | None = None
         self._deadline_s = time.monotonic() + question.timeout_ms / 1_000
         self._over = False
         self.stamps: list[Stamp] = []
@@ -167,8 +188,11 @@ class Remote:
 
     async def aclose(self) -> None:
         """End it, if it runs still: whoever does not hear is killed after a while."""
-        if self._writer.is_closing():
-            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)  # whoever closes may be cancelled meanwhile
+
+    async def _close(self) -> None:
         with suppress(OSError):
             self._writer.write_eof()
         try:
@@ -179,6 +203,7 @@ class Remote:
             pass
         finally:
             self._writer.close()
+            self._ended()
 
     async def _frame(self) -> tuple[Kind, Any]:
         wait_s = max(0.0, self._deadline_s - time.monotonic()) + GRACE_S

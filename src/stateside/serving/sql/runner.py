@@ -28,7 +28,7 @@ from stateside.serving.sql.result import Written, cut, written
 from stateside.serving.sql.sealed import Archive, GatedTable
 from stateside.serving.stamp import Stamp
 
-STATEMENTS_MAX = 4  # at the same time, in one worker process
+STATEMENTS_MAX = 4
 _AGAIN_S = 0.1
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Left = Callable[[], Awaitable[None]]
 
 
 class SqlRunner:
-    """Runs the statements of one worker process over a folder. `gated`: see `sealed`."""
+    """Runs statements over a folder, `at_once` at a time. `gated`: see `sealed`."""
 
     def __init__(
         self,

@@ -1,13 +1,18 @@
 """What a statement may be: one SELECT (also as WITH, VALUES, FROM, DESCRIBE, SUMMARIZE), or EXPLAIN of one.
 
-DuckDB's own parser says what it is. Its kind alone does not do: DuckDB has SELECTs whose CTEs insert, delete or copy to
-files. So the whole tree is looked through, and has nothing in it that is not known here: kinds of queries, places that
-rows come from, and functions (`functions`).
+DuckDB's own parser makes a tree of the text. What runs is written from that tree, never the text that was sent:
+
+    text       parsed       as one statement, SELECT or EXPLAIN; of EXPLAIN, what follows the word
+    tree       written      as DuckDB writes a tree: without comments, in one way of spelling
+    written    parsed       and this tree is looked through: it has no part that is not known here
+
+So no comment, quote or line end can make the checked statement another than the one that runs. A statement's kind alone
+does not do: DuckDB has SELECTs whose CTEs insert, delete or copy to files. Known are kinds of queries, places that rows
+come from, and functions (`functions`); a name is a relation's where no WITH around it defines it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,8 +25,8 @@ from stateside.serving.sql.functions import TABLE_FUNCTIONS, may_call, may_read
 from stateside.serving.sql.question import STATEMENT_CHARS_MAX
 
 _NEXT_STEP: Final = "Send one SELECT, WITH, VALUES, FROM, DESCRIBE or SUMMARIZE statement, or EXPLAIN of one"
-_EXPLAIN: Final = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*explain\b(?!\s*\()", re.IGNORECASE | re.DOTALL)
-_QUERIES: Final = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+_EXPLAIN: Final = "EXPLAIN"
+_QUERIES: Final = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"}
 _TABLES: Final = {"BASE_TABLE", "EMPTY", "EXPRESSION_LIST", "JOIN", "PIVOT", "SHOW_REF", "SUBQUERY", "TABLE_FUNCTION"}
 _ORDERS: Final = {"ASCENDING", "DESCENDING", "ORDER_DEFAULT"}
 _MODIFIERS: Final = {"DISTINCT_MODIFIER", "LIMIT_MODIFIER", "LIMIT_PERCENT_MODIFIER", "ORDER_MODIFIER"}
@@ -55,36 +60,27 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement that may run: its text, and the relations that it may mean by the names in it.
+    """A statement that may run, as DuckDB parsed it, and the names in it that stand for relations."""
 
-    A name that its own WITH defines is among `ctes`; it may mean a relation all the same, somewhere else in the text.
-    """
-
-    text: str
+    parsed: duckdb.Statement
     relations: frozenset[Path]
-    ctes: frozenset[str]
 
 
 def checked(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
-    """The statement in a text; SqlInvalid if it is none, several, or one that may not run here."""
+    """The statement in a text; SqlInvalid if it is none, several, or one that may not run here. Errors of DuckDB's."""
     if len(text) > STATEMENT_CHARS_MAX:
         raise SqlInvalid(
             f"The statement has {len(text):,} characters, more than {STATEMENT_CHARS_MAX:,}",
             next_step="Send values as parameters",
         )
-    kind = _kind(connection, text)
-    explained = _EXPLAIN.match(text) if kind == duckdb.StatementType.EXPLAIN else None
-    if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN) or (
-        kind == duckdb.StatementType.EXPLAIN and explained is None
-    ):
-        raise SqlInvalid(f"A statement of the kind {kind.name} cannot run here", next_step=_NEXT_STEP)
-    relations, ctes = set[Path](), set[str]()
-    for part in _parts(_tree(connection, text if explained is None else text[explained.end() :])):
-        _look(part, relations, ctes)
-    return Statement(text, frozenset(relations), frozenset(ctes))
+    given = _parsed(connection, text)
+    explains = _kind(given) == _EXPLAIN
+    written = _written(connection, _explained(given.query) if explains else text)
+    relations = frozenset(_relations(_tree(connection, written), _own_views(connection)))
+    return Statement(_parsed(connection, f"{_EXPLAIN} {written}" if explains else written), relations)
 
 
-def _kind(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.StatementType:
+def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.Statement:
     try:
         text.encode()
         statements = connection.extract_statements(text)
@@ -94,40 +90,101 @@ def _kind(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.StatementT
         raise SqlInvalid(str(error), next_step=_NEXT_STEP) from None
     if len(statements) != 1:
         raise SqlInvalid(f"There are {len(statements)} statements in this text, not one", next_step=_NEXT_STEP)
-    return statements[0].type
+    kind = _kind(statements[0])
+    if kind not in ("SELECT", _EXPLAIN):
+        raise SqlInvalid(f"A statement of the kind {kind} cannot run here", next_step=_NEXT_STEP)
+    return statements[0]
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    try:
+        return statement.type.name
+    except ValueError:  # DuckDB's parser knows more kinds than its names for them
+        return "OTHER"
+
+
+def _explained(query: str) -> str:
+    """What a statement explains; DuckDB gives its text from the first word on."""
+    if query[: len(_EXPLAIN)].upper() != _EXPLAIN:
+        raise SqlInvalid("EXPLAIN is not the first word of this statement", next_step=_NEXT_STEP)
+    return query[len(_EXPLAIN) :]
+
+
+def _written(connection: duckdb.DuckDBPyConnection, text: str) -> str:
+    """A SELECT as DuckDB writes its tree; SqlInvalid for anything else."""
+    serialized = _serialized(connection, text)
+    (written,) = connection.execute("SELECT json_deserialize_sql(?::JSON)", [serialized]).fetchall()[0]
+    return str(written)
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, text: str) -> Any:
+    return orjson.loads(_serialized(connection, text))["statements"]
+
+
+def _serialized(connection: duckdb.DuckDBPyConnection, text: str) -> str:
     (serialized,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0]
     try:
         document = orjson.loads(serialized)
     except orjson.JSONDecodeError:  # deeper than JSON is read
         raise SqlInvalid("The statement is nested too deeply", next_step="Write it in fewer levels") from None
     if document["error"]:
-        raise SqlInvalid(document["error_message"], next_step=_NEXT_STEP)
-    return document["statements"]
+        no_select = document["error_type"] == "not implemented"
+        raise SqlInvalid("This is no SELECT" if no_select else document["error_message"], next_step=_NEXT_STEP)
+    if len(document["statements"]) != 1:
+        raise SqlInvalid("There is not one statement in this text", next_step=_NEXT_STEP)
+    return str(serialized)
 
 
-def _parts(tree: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects in a tree; not recursive, for the tree may be deep."""
-    waiting = [tree]
+def _own_views(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
+    """DuckDB's own views that need no schema before their names."""
+    found = connection.execute(
+        "SELECT view_name FROM duckdb_views() WHERE internal AND schema_name IN ('main', 'pg_catalog')"
+    )
+    return frozenset(name.lower() for (name,) in found.fetchall())
+
+
+def _relations(tree: Any, own_views: frozenset[str]) -> Iterator[Path]:
+    """The names of relations in a tree; SqlInvalid if it has a part that may not be there.
+
+    Not recursive, for the tree may be deep. With each part go the names that a WITH around it defines.
+    """
+    waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting.extend(part.values())
-        elif isinstance(part, list):
-            waiting.extend(part)
+        part, ctes = waiting.pop()
+        if isinstance(part, list):
+            waiting.extend((each, ctes) for each in part)
+        elif isinstance(part, dict):
+            _look(part, own_views)
+            if part.get("type") == "BASE_TABLE":
+                path = tuple(part["qualified_name"]["path"])
+                if len(path) != 1 or path[0].lower() not in ctes:
+                    yield path
+            waiting.extend(_inside(part, ctes))
 
 
-def _look(part: Mapping[str, Any], relations: set[Path], ctes: set[str]) -> None:
-    """Take note of the names in one part of the tree; SqlInvalid if it may not be there."""
+def _inside(part: Mapping[str, Any], ctes: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
+    """What is in a part: a CTE is known to those after it and to the query; a recursive one to its second half too."""
+    for entry in part.get("cte_map", {}).get("map", ()):
+        yield entry["value"], ctes
+        ctes |= {entry["key"].lower()}
+    for name, value in part.items():
+        recurs = name == "right" and part.get("type") == "RECURSIVE_CTE_NODE"
+        if name != "cte_map":
+            yield value, ctes | {part["cte_name"].lower()} if recurs else ctes
+
+
+def _look(part: Mapping[str, Any], own_views: frozenset[str]) -> None:
+    """SqlInvalid if this part of the tree may not be there."""
     if "class" in part:
         _look_at_expression(part)
     elif isinstance(part.get("type"), str):
-        _look_at_source(part, relations)
-    if "cte_map" in part:
-        ctes.update(entry["key"].lower() for entry in part["cte_map"].get("map", ()))
+        _look_at_source(part)
+    for entry in part.get("cte_map", {}).get("map", ()):
+        if entry["key"].lower() in own_views:
+            raise SqlInvalid(
+                f"WITH cannot define {entry['key'][:80]}, which is a view of DuckDB's own",
+                next_step="Give it another name",
+            )
 
 
 def _look_at_expression(part: Mapping[str, Any]) -> None:
@@ -135,12 +192,12 @@ def _look_at_expression(part: Mapping[str, Any]) -> None:
         raise SqlInvalid(f"An expression of the kind {part['class']} cannot stand here", next_step=_NEXT_STEP)
     name = part.get("function_name")
     if name is not None and not may_call(name):
-        raise SqlInvalid(f"The function {name} cannot be called here", next_step="Leave it out")
+        raise SqlInvalid(f"There is no function {name[:80]} that can be called here", next_step="Leave it out")
     if part.get("export_state"):
         raise SqlInvalid("The state of an aggregate cannot be exported here", next_step="Leave EXPORT_STATE out")
 
 
-def _look_at_source(part: Mapping[str, Any], relations: set[Path]) -> None:
+def _look_at_source(part: Mapping[str, Any]) -> None:
     kind = part["type"]
     if kind not in _PARTS:
         what = kind.removesuffix("_NODE").removesuffix("_QUERY").replace("_", " ")
@@ -153,8 +210,5 @@ def _look_at_source(part: Mapping[str, Any], relations: set[Path]) -> None:
         )
     if kind == "SHOW_REF" and (part["show_type"] not in _SHOWN or part["query"] is None):
         raise SqlInvalid("SHOW cannot list what there is", next_step="GET /v1/sql lists the relations")
-    if kind == "BASE_TABLE":
-        path = tuple(part["qualified_name"]["path"])
-        if part.get("at_clause") is not None:
-            raise SqlInvalid("AT cannot be used here: a statement reads the newest batch", next_step="Leave it out")
-        relations.add(path)
+    if kind == "BASE_TABLE" and part.get("at_clause") is not None:
+        raise SqlInvalid("AT cannot be used here: a statement reads the newest batch", next_step="Leave it out")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from stateside.layout import Layout
+from stateside.serving.sql.pool import SqlPool
 from stateside.serving.sql.question import SCHEMA, Question
-from stateside.serving.sql.remote import SqlProcess
 from stateside.serving.sql.result import KINDS
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, Stream
@@ -35,19 +35,19 @@ _LISTING = {
 
 
 class SqlRoutes:
-    """The handlers, and the process that runs their statements."""
+    """The handlers, and the processes that run their statements."""
 
     def __init__(self, layout: Layout, tables: Sequence[str] = ()) -> None:
-        self._process = SqlProcess(layout, tables)
+        self._pool = SqlPool(layout, tables)
 
     async def relations(self, request: Request) -> Response:
         """The relations that this holder reaches."""
-        return Response({"relations": await self._process.listed(request.holder)})
+        return Response({"relations": await self._pool.listed(request.holder)})
 
     async def run(self, request: Request) -> Response:
         """The result of a statement."""
         question = Question.parse(request.document())
-        running = await self._process.run(question, request.holder, request.floor(), request.left)
+        running = await self._pool.run(question, request.holder, request.floor(), request.left)
         stamps = json.dumps([stamp.as_dict() for stamp in running.stamps])
         return Response(
             {},
