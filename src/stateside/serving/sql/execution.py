@@ -83,7 +83,10 @@ class Execution:
         """The views whose readers `execute` needs; SqlInvalid or AccessDenied if the statement may not run."""
         self._engine = open_engine()
         self.ending.interrupts(self._engine.interrupt)
-        self._relations = self._folder.relations.named(checked(self._engine, self._text), self._holder)
+        try:
+            self._relations = self._folder.relations.named(checked(self._engine, self._text), self._holder)
+        except duckdb.InterruptException as error:
+            raise self._why(error) from None
         return sorted({relation.view for relation in self._relations})
 
     def execute(self, readers: Mapping[str, ViewReader], floor: Floor) -> pa.Schema:
