@@ -39,7 +39,7 @@ class Rooms:
         return [
             Route("/v1/hello", self._hello, reach="anyone"),
             Route("/v1/next", self._next, reach="anyone"),
-            Route("/v1/slow", self._slow, reach="anyone"),
+            Route("/v1/slow", self.slow, reach="anyone"),
             Route("/v1/note", self._hello, reach="anyone", method="POST", body=body),
             Route("/v1/locked", self._hello, reach="append", method="POST", body=body),
             Route("/v1/stream", self._stream, reach="anyone"),
@@ -53,7 +53,8 @@ class Rooms:
     async def _next(self, request: Request) -> Response:
         return Response({"next": True})
 
-    async def _slow(self, request: Request) -> Response:
+    async def slow(self, request: Request) -> Response:
+        """An answer that takes long enough for what a client sends next."""
         await asyncio.sleep(0.05)
         return Response({"slow": True})
 
