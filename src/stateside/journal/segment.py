@@ -251,7 +251,7 @@ def _has_frames(directory: Path) -> bool:
         return bool(offsets)
     first = Segment(segment_path(directory, 0))
     first.close()
-    return first.size > first.frames_begin
+    return bool(first.size > first.frames_begin)
 
 
 def schema(path: Path) -> pa.Schema:

@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_answered():
             self._waiting_s = time.monotonic()
-            if self._problem is not None:
+            if self._problem is not None and not self.transport.is_closing():
                 self._give_up(self._problem)
 
     def timeout_keep_alive_handler(self) -> None:
