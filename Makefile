@@ -10,6 +10,7 @@ NO_PYTHON = No Python 3.11 or newer is on the PATH: install one (Debian, Ubuntu:
 VENV := .venv/bin
 STAMP := .venv/.stamp
 BROWSER := .venv/.browser
+PROXY := .venv/.proxy
 ARGS =
 
 # Where Python is told to keep no compiled files, every process of a test or demo would compile Spark's anew: 2 s each.
@@ -30,7 +31,7 @@ chaos: $(STAMP) ## break the whole system in every way, and write docs/crash-mat
 	$(VENV)/stateside chaos --all --json .cache/chaos.json $(ARGS)
 	$(VENV)/python tools/crash_matrix.py .cache/chaos.json
 
-test: $(STAMP) $(BROWSER) lint ## lint, then run all tests; pytest's options in ARGS="..."
+test: $(STAMP) $(BROWSER) $(PROXY) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python tools/test.py $(ARGS)
 
 test-fast: export STATESIDE_TEST_FAST = 1
@@ -66,6 +67,9 @@ $(STAMP): pyproject.toml uv.lock $(wildcard tools/*.py tools/*.lock)
 
 $(BROWSER): $(STAMP) tools/browser.py
 	@$(VENV)/python tools/browser.py $@
+
+$(PROXY): $(STAMP) tools/proxy.py
+	@$(VENV)/python tools/proxy.py $@
 
 $(VENV)/uv:
 	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py --only-uv

@@ -18,12 +18,31 @@ from stateside.cli import main
 from stateside.errors import Misdirected
 from stateside.processes import Child, free_port
 from stateside.serving.clients import Client
+from tests.poisoned import poisoned
+from tests.serving.conftest import wait_until_it_answers
 from tests.written import WORDS, Written, WrittenOperator, words
 
 pytestmark = pytest.mark.e2e
 
 
 WAIT_S_MAX = 90.0
+
+
+def test_a_server_imports_nothing_from_the_current_folder_nor_does_its_sql(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """The workers are started by multiprocessing, the statements' process by them."""
+    monkeypatch.chdir(poisoned(tmp_path / "here"))
+    port = free_port()
+    command = [Path(sys.executable).with_name("stateside"), "serve", checkpoint, "--port", port]
+    child = Child([str(each) for each in command], tmp_path / "log")
+    try:
+        wait_until_it_answers(f"http://127.0.0.1:{port}/v1/views/words/rows/a", child)
+        with Client(f"http://127.0.0.1:{port}") as client:
+            assert client.sql("SELECT count(*) AS n FROM words").rows == [{"n": 1}]
+    finally:
+        child.stop()
+    assert "current folder" not in child.tail(200)
 
 
 def serve(*arguments: str | Path, prefix: tuple[str, ...] | None) -> tuple[int, str]:

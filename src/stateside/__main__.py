@@ -15,4 +15,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder, which the command `stateside` does not have there either
     main()

@@ -68,6 +68,7 @@ An error's `code` is stable: clients and scripts may rely on it. Programmer erro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -332,6 +333,7 @@ class MethodInvalid(InputError):
 
     code = "method-invalid"
     status = 405
+    allowed: Sequence[str] = ()  # the methods that it takes, for the header Allow
 
 
 class IdentityTaken(InputError):

@@ -25,6 +25,9 @@ from pathlib import Path
 STOP_S_MAX = 20.0
 EXIT_FINAL = 3  # of a part that would fail again in the same way: whoever supervises it does not start it again
 EXIT_NO_COMMAND = 127  # as in a shell
+SAFE_PATH = {
+    "PYTHONSAFEPATH": "1"
+}  # as `python -P`, also for Python's own children: no imports from the current folder
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

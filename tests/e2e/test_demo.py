@@ -22,6 +22,7 @@ from stateside.journal.kafka.placed import topic_of
 from stateside.layout import Layout
 from stateside.ops.parts import members
 from tests.journal.kafka.topics import add_partitions
+from tests.poisoned import poisoned
 from tests.sizes import in_full, sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
@@ -56,10 +57,11 @@ def end(process: subprocess.Popen[str]) -> None:
             process.wait()
 
 
-def start(seconds: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "stateside", "demo", "--seconds", str(seconds), *SETTINGS, *arguments]
+def start(seconds: int, *arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+    stateside = str(Path(sys.executable).with_name("stateside"))
+    command = [stateside, "demo", "--seconds", str(seconds), *SETTINGS, *arguments]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env={**os.environ, **environ}, **output, text=True)
+    return subprocess.Popen(command, env={**os.environ, **environ}, cwd=cwd, **output, text=True)
 
 
 def finish(demo: subprocess.Popen[str], report_file: Path, seconds_max: float = 200) -> dict[str, Any]:
@@ -99,7 +101,8 @@ def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], victim: str
 ) -> None:
     layout = Layout(tmp_path / "demo")
-    demo = start(12, "--dir", str(layout.root), "--json", str(report_file))
+    here = poisoned(tmp_path / "here")  # a demo imports nothing from the current folder
+    demo = start(12, "--dir", str(layout.root), "--json", str(report_file), cwd=here)
     demos.append(demo)
     wait_for_batch(layout, 4)
     python, jvm = driver_pids(layout)

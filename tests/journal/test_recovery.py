@@ -7,15 +7,19 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateside.errors import JournalCorrupt, OperatingError
-from stateside.journal import Event, Journal, JournalWriter, recovery
-from stateside.journal.segment import segment_path
+from stateside.journal import Event, Journal, JournalWriter, recovery, segment
+from stateside.journal import writer as writer_module
+from stateside.journal.segment import DurableEnd, segment_path
+from stateside.journal.stored import StoredStream
 from stateside.positions import Position
+from stateside.storage import write_atomically
 from tests.sizes import thinned
 
 MakeEvents = Callable[..., list[Event]]
@@ -306,3 +310,67 @@ def _crash(*arguments: object) -> None:
 
 def _flipped(content: bytes, at_byte: int, bits: int = 0x10) -> bytes:
     return content[:at_byte] + bytes([content[at_byte] ^ bits]) + content[at_byte + 1 :]
+
+
+def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_found_the_end(damageable: Any) -> None:
+    damageable.put(damageable.content, None)
+    journal = Journal(damageable.folder)
+    for read in (journal.end, lambda: list(journal.events()), StoredStream.at(damageable.folder).end):
+        with pytest.raises(JournalCorrupt, match=r"end mark is missing.*let a writer open") as corrupt:
+            read()
+        assert corrupt.value.where == str(damageable.folder / "end")
+    assert journal.id() is not None
+    JournalWriter(damageable.folder).close()
+    assert list(journal.events()) == damageable.events
+
+
+def test_later_segments_without_an_end_mark_are_damage_although_the_last_one_is_empty(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path, segment_bytes_max=1) as writer:
+        for number in range(3):
+            writer.append([Event(str(number), "entity", "call", 0, {})])
+    (tmp_path / "end").unlink()
+    for path in sorted(tmp_path.glob("*.segment"))[:-1]:
+        path.unlink()
+    with pytest.raises(JournalCorrupt, match="end mark is missing"):
+        Journal(tmp_path).end()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_writer_killed_at_any_step_of_making_a_journal_leaves_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is made is there whole; between any two of them a writer may die."""
+    made: list[str] = []
+
+    def make(path: Path, content: bytes, **options: Any) -> None:
+        if len(made) == steps:
+            raise Killed
+        made.append(path.name)
+        write_atomically(path, content, **options)
+
+    for module in (segment, writer_module):
+        monkeypatch.setattr(module, "write_atomically", make)
+    for steps in range(3):
+        made.clear()
+        folder = tmp_path / str(steps)
+        with suppress(Killed):
+            JournalWriter(folder).close()
+        assert made == [segment_path(folder, 0).name, "end"][:steps]
+        assert (Journal(folder).end().one(), list(Journal(folder).events())) == (0, [])
+    monkeypatch.undo()
+    for steps in range(3):
+        with JournalWriter(tmp_path / str(steps)) as writer:
+            writer.append([NEXT])
+        assert list(Journal(tmp_path / str(steps)).events()) == [NEXT]
+
+
+def test_a_reader_that_looks_while_a_journal_is_made_takes_it_for_no_damage(
+    damageable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark was not there yet when it was looked for, and then everything was."""
+    reads = iter([None, DurableEnd.read(damageable.folder)])
+    monkeypatch.setattr(segment.DurableEnd, "read", lambda directory: next(reads))
+    assert Journal(damageable.folder).end().one() == len(damageable.events)

@@ -13,6 +13,7 @@ import pytest
 from stateside.errors import PipelineFailed
 from stateside.ops.stage.supervised import RESTARTS_MAX, Supervised
 from stateside.processes import free_port
+from tests.poisoned import poisoned
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +37,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def ended(part: Supervised) -> bool:
     return part.child.returncode() is not None
+
+
+@pytest.mark.parametrize(("arguments", "module"), [(["--version"], "stateside"), ([], "stateside.ops.chaos.writer")])
+def test_a_part_imports_nothing_from_the_current_folder(
+    tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str
+) -> None:
+    monkeypatch.chdir(poisoned(tmp_path / "here"))
+    part = Supervised("part", arguments, tmp_path / "log", module=module)
+    parts.append(part)
+    wait_for(lambda: ended(part))
+    assert "current folder" not in part.child.tail()
 
 
 def test_a_part_that_cannot_run_is_given_up_at_once_with_its_own_sentence(

@@ -16,7 +16,15 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from stateside.checkpoint.offsets import read_position
-from stateside.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, SettingInvalid, ViewInvalid
+from stateside.errors import (
+    EventsGone,
+    JournalAway,
+    JournalCorrupt,
+    PositionAhead,
+    PositionInvalid,
+    SettingInvalid,
+    ViewInvalid,
+)
 from stateside.journal import Event, JournalWriter
 from stateside.journal.merge import Merger
 from stateside.journal.merge.partition import Born
@@ -373,3 +381,13 @@ def test_an_empty_batch_read_gives_rows_of_the_right_schema_or_none(tmp_path: Pa
     reader = JournalBatchReader(schema(), {"path": str(tmp_path)})
     assert reader.partitions() == []
     assert pa.Table.from_batches(list(reader.read(None)), pa.schema([])).num_rows == 0  # type: ignore[arg-type]
+
+
+def test_a_journal_without_its_end_mark_is_damaged_and_not_empty(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path) as writer:
+        writer.append([Event("1", "emma", "call", 0, {})])
+    (tmp_path / "end").unlink()
+    reader = stream(tmp_path)
+    for read in (lambda: reader.latestOffset(reader.initialOffset(), ReadAllAvailable()), lambda: batch(tmp_path)):
+        with pytest.raises(JournalCorrupt, match="end mark is missing"):
+            read()

@@ -117,7 +117,8 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
     from stateside.pipeline import foreground
     from stateside.pipeline.app import load
 
-    sys.path.insert(0, "")
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
     app = load(target)
     given = {name: value for name, value in flags.items() if value is not None}
     settings = foreground.gather_settings(app, config, given | ({"spark": _pairs(spark)} if spark else {}))

@@ -51,8 +51,11 @@ class Journal:
         return Position.of({PARTITION: min(first, base.offset(self.directory)) if first else 0})
 
     def durable_end(self) -> DurableEnd:
-        """The end with its place in the files: later reads that start there find their frame at once."""
-        return DurableEnd.read(self.directory) or DurableEnd(0, 0, 0)
+        """The end with its place in the files: later reads that start there find their frame at once.
+
+        JournalCorrupt if there are events, and the mark of their end is missing.
+        """
+        return segment.durable_end(self.directory)
 
     def in_stamps(self, position: Position) -> Position:
         """A position in this journal, such as a receipt, as stamps of a view have it that reads the journal."""

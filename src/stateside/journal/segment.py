@@ -224,6 +224,36 @@ def journal_id(directory: Path) -> UUID | None:
     return newest.journal_id
 
 
+def durable_end(directory: Path) -> DurableEnd:
+    """How far the journal in this folder is durable; JournalCorrupt if it has events, and no mark says how many.
+
+    A writer makes a journal in three steps: the first segment, which is a header alone; the mark; frames. So a crash
+    after the first step leaves an empty journal, and one with frames has lost its mark. That is looked for again once
+    frames were seen: a writer may have come between.
+    """
+    marked = DurableEnd.read(directory)
+    if marked is None and _has_frames(directory):
+        marked = DurableEnd.read(directory)
+        if marked is None:
+            raise JournalCorrupt(
+                "The journal has events, but its end mark is missing: nobody knows which of them were acknowledged",
+                where=str(directory / END_NAME),
+                next_step="Restore this file from a copy. Or let a writer open the journal (`stateside append`), which"
+                " takes the last whole frame for the end",
+            )
+    return marked or DurableEnd(0, 0, 0)
+
+
+def _has_frames(directory: Path) -> bool:
+    """Whether more lies in this folder than the first segment's header."""
+    offsets = segment_offsets(directory)
+    if offsets != [0]:
+        return bool(offsets)
+    first = Segment(segment_path(directory, 0))
+    first.close()
+    return bool(first.size > first.frames_begin)
+
+
 def schema(path: Path) -> pa.Schema:
     """The columns of the segment in this file."""
     opened = Segment(path)

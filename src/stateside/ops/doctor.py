@@ -157,7 +157,7 @@ def nearest(directory: Path) -> tuple[Path, OSError | None]:
 
 def spark_version() -> str | None:
     """The version of the PySpark that can be imported; None if it cannot. Asked in a process of its own: 0.4 s."""
-    command = [sys.executable, "-c", "import pyspark; print(pyspark.__version__)"]
+    command = [sys.executable, "-P", "-c", "import pyspark; print(pyspark.__version__)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPARK_IMPORT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 
 from stateside.errors import SetupError
 from stateside.layout import Layout
+from stateside.processes import SAFE_PATH
 from stateside.serving.access.exposure import Certificate, check_exposure, is_loopback
 from stateside.serving.access.hosts import names_at
 from stateside.serving.access.limits import NO_RATE, Limits
@@ -87,6 +88,7 @@ def serve(
         log_json=log_json,
     )
     allow_files()
+    os.environ.update(SAFE_PATH)  # for the workers, and all that they start
     with shared_metrics(), Follower(Layout(folder), foreign, **tailing), listening_socket:
         supervisor = _Supervisor(_config(address, certificate, workers, worker), [listening_socket], listening)
         try:

@@ -125,6 +125,12 @@ class TestTheLog:
         assert kinds(verdict) & {"damage", "missing"}
         assert str(folder) in verdict.findings.shown[0].what
 
+    def test_events_without_an_end_mark_are_damage(self, place: Place) -> None:
+        (place.directory / "end").unlink()
+        verdict = verify(place)
+        assert kinds(verdict) == {"damage"}
+        assert "its end mark is missing" in verdict.findings.shown[0].what
+
     def test_a_segment_that_is_gone_is_named_by_its_offsets_and_the_others_are_read(self, place: Place) -> None:
         _, second, third, *_ = segment_offsets(place.directory)
         segment_path(place.directory, second).unlink()

@@ -65,6 +65,15 @@ def test_what_changes_anything_is_refused_to_other_sites_pages_also_without_toke
     check_origin("POST", HOST | headers | {"authorization": "Bearer its.own.token"})
 
 
+@pytest.mark.parametrize("host", [{}, {"host": ""}])
+@pytest.mark.parametrize("origin", ["null", "", "http://", "://", "localhost"])
+def test_an_origin_that_names_no_site_is_another_one_also_where_no_host_is_named(
+    host: dict[str, str], origin: str
+) -> None:
+    with pytest.raises(AccessDenied):
+        check_origin("POST", host | {"origin": origin})
+
+
 @pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}, {"origin": "http://127.0.0.1:8471"}])
 def test_our_own_pages_and_what_is_no_browser_may(headers: dict[str, str]) -> None:
     check_origin("POST", HOST | headers)

@@ -33,6 +33,28 @@ def test_an_open_server_does_not_tell_a_stranger_s_page_that_it_is_open(
         assert (answer.split()[1], b'"open":true' in answer) == (status, status == b"200")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"token": None},
+        {"token": 1},
+        {"token": ["x"]},
+        {"token": "x", "keep": {}},
+        {"token": "x", "keep": 1},
+        {"token": "x", "keep": None},
+        {"token": "x", "kept": True},
+    ],
+)
+def test_what_the_schema_of_signing_in_does_not_allow_is_refused(layout: Layout, body: dict[str, object]) -> None:
+    guard = Guard.of(layout)
+    text = json.dumps(body)
+    with Running(Application(Views(layout), session_routes(guard, PAGES, secure=False), guard=guard)) as running:
+        length = f"Content-Length: {len(text)}\r\n"
+        answer = running.ask(f"POST /v1/session HTTP/1.1\r\nHost: localhost\r\n{length}\r\n{text}")
+    assert (answer.split()[1], b"request-invalid" in answer) == (b"400", True)
+
+
 BILL = Page("bill", "My bill", application="billing", customers=True)
 SEE = frozenset({"read"})
 

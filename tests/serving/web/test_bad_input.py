@@ -205,6 +205,15 @@ def test_bad_input_is_a_problem_that_says_what_to_do_and_tells_nothing_else(serv
     assert time.monotonic() - began_s < 10, "nobody waits for what cannot come"
 
 
+def test_a_method_that_is_not_possible_is_told_together_with_those_that_are(served: Served) -> None:
+    for path, operations in served.ask(Case("", "/v1/openapi.json", 200, "")).json()["paths"].items():
+        address = re.sub(r"\{\w+\}", "orders", path)
+        refused = served.ask(Case("", address, 405, "method-invalid", method="PATCH"))
+        allowed = {method.upper() for method in operations} | ({"HEAD"} if "get" in operations else set())
+        assert (address, refused.status_code) == (address, 405)
+        assert refused.headers["allow"] == ", ".join(sorted(allowed))
+
+
 def assert_tells_nothing(served: Served, case: Case, answer: httpx.Response) -> None:
     text = answer.text + str(answer.headers)
     for told in (str(served.layout.root), "Traceback", "site-packages", ".py", str(BENS_TOTAL), "root:"):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from stateside.layout import Layout
 from stateside.processes import Child, free_port
 from stateside.serving.web.connection import UNSENT_BYTES_MAX
-from tests.serving.conftest import wait_until_it_answers
+from tests.serving.conftest import serving, wait_until_it_answers
+from tests.serving.web.application import make_application
 from tests.serving.web.streams import PART_BYTES, STALLED_S
 
 pytestmark = pytest.mark.e2e
+
+LEAVING = 12  # of each kind of answer, fast enough that a statement is left in each of its steps
 
 SERVE = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})  # for `tests`, here and in the workers\n"
@@ -96,6 +103,45 @@ def test_no_more_is_asked_for_than_the_client_takes_and_who_takes_nothing_is_dis
             pass
         raise ConnectionResetError
     assert httpx.get(f"http://127.0.0.1:{server.port}/healthz").status_code == 200
+
+
+def test_who_asks_by_head_gets_the_headers_of_a_stream_and_may_go_on(server: Server) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client:
+        for path in ("/idle", "/flood"):
+            answer = client.head(path)
+            assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, "text/plain", b"")
+        assert client.get("/healthz").status_code == 200
+
+
+def test_who_leaves_before_the_end_of_an_answer_is_no_error(tmp_path: Path) -> None:
+    layout, log = Layout(tmp_path / "application"), tmp_path / "server.log"
+    make_application(layout)
+    for url in serving(layout, log, "/v1/views/orders/rows/emma"):
+        for kind in ("changes", "json", "csv", "arrow"):
+            for number in range(LEAVING):
+                leave(url, kind, reset=number % 2 == 0, after_bytes=1_000 * (number % 3))
+            until(lambda url=url: is_answered(url), "a statement is still under way")  # type: ignore[misc]
+    text = log.read_text()
+    assert "Traceback" not in text and "ERROR" not in text and "WARNING" not in text, text
+
+
+def leave(url: str, kind: str, *, reset: bool, after_bytes: int) -> None:
+    """Ask for more than is read, and go: in order, or not."""
+    sql = "SELECT range, repeat('x', 200) AS text FROM range(300000)"
+    body = json.dumps({"sql": sql, "format": kind})
+    asked = "GET /v1/views/orders/changes?pulse=1" if kind == "changes" else "POST /v1/sql"
+    length = "" if kind == "changes" else f"Content-Length: {len(body)}\r\n"
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), 60) as connection:
+        connection.sendall(f"{asked} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n{body if length else ''}".encode())
+        if after_bytes and kind != "json":  # whose rows come together, after all
+            connection.recv(after_bytes)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def is_answered(url: str) -> bool:
+    return httpx.post(f"{url}/v1/sql", json={"sql": "SELECT 1"}, timeout=60).status_code == 200
 
 
 def test_a_stream_that_fails_breaks_off_and_the_log_says_why(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,19 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
 NOT_READY = 503  # what a floor that is not reached is answered with: no error of the server's
 
 
-@pytest.fixture(scope="module", params=["another job's checkpoint", "an application's folder"])
+BILLING = "billing's folder"
+FOLDERS = ["another job's checkpoint", "an application's folder", pytest.param(BILLING, marks=pytest.mark.spark)]
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Only the second one has a journal to append to."""
+    """Only the first one has no journal to append to; billing's has the application's own routes."""
     folder = Path(tmp_path_factory.mktemp("asked"))
+    if request.param == BILLING:
+        layout = Layout(folder / "billing")  # a copy: what is asked here may change it
+        shutil.copytree(request.getfixturevalue("billing_folder").root, layout.root)
+        yield from serving(layout, folder / "server.log")
+        return
     if request.param == "an application's folder":
         layout = Layout(folder / "application")
         make_application(layout)

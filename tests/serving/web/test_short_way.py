@@ -259,9 +259,20 @@ def test_without_tokens_a_stranger_s_name_is_refused_whichever_way_it_would_go(a
     assert asked.short == before + 8
 
 
-def test_two_hosts_are_none_and_a_client_without_one_is_answered(asked: Asked) -> None:
-    asked_twice = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\nHost: {REBOUND}\r\n\r\n"
-    assert status(asked.running.ask(asked_twice)) in (400, 403)
+HOST = "Host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["", HOST + HOST, f"{HOST}Host: {REBOUND}\r\n", "Host:\r\n", "Host: a b\r\n", "Host: a@b\r\n", "Host: :80\r\n"],
+)
+def test_a_request_for_no_host_or_several_is_none_whichever_way_it_would_go(asked: Asked, hosts: str) -> None:
+    for first in (f"GET {EMMA}", f"GET http://{REBOUND}{EMMA}", f"POST {LOOKUP}"):
+        ways = [asked.running.ask(f"{first} HTTP/1.1\r\n{hosts}{way}\r\n") for way in ("", LONG)]
+        assert (ways[0], status(ways[0]), asked.short) == (ways[1], 400, 0)
+
+
+def test_a_client_without_a_host_is_answered_in_http_1_0(asked: Asked) -> None:
     assert status(asked.running.ask(f"GET {EMMA} HTTP/1.0\r\n\r\n")) == 200
 
 

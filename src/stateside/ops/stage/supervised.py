@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from stateside.errors import PipelineFailed
 from stateside.ops.parts import end_members, signal_members
-from stateside.processes import EXIT_FINAL, Child
+from stateside.processes import EXIT_FINAL, SAFE_PATH, Child
 
 RESTARTS_MAX = 5  # in a row, each after less than LASTED_S
 LASTED_S = 5.0
@@ -19,7 +20,8 @@ _ERROR = "Error: "  # how the command line begins the one line that says why it 
 class Supervised:
     """A `stateside` command that is started again when it ends before its time, unless it says that this is no use.
 
-    Signals go to all that it has started, too: to Spark's JVM and the Python workers of that, to a server's workers.
+    It imports nothing from the current folder, which is no part of a demo. Signals go to all that it has started, too:
+    to Spark's JVM and the Python workers of that, to a server's workers.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path, *, module: str = "stateside") -> None:
@@ -71,7 +73,7 @@ class Supervised:
 
     def _start(self) -> None:
         self._began_s = time.monotonic()
-        self.child = Child(self._command, self.log)
+        self.child = Child(self._command, self.log, environment={**os.environ, **SAFE_PATH})
 
     def last_error(self) -> str:
         """The last sentence with which it ended, or the last line that it said."""

@@ -52,7 +52,10 @@ def is_foreign(headers: Headers) -> bool:
     if site is not None:
         return site not in _OWN
     origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != headers.get("host")
+    if origin is None:
+        return False
+    _, named, host = origin.partition("://")
+    return not named or not host or host != headers.get("host")  # `null` names none: a page that hides its site
 
 
 def signed_in(token: str, headers: Headers, *, secure: bool, keep: bool) -> tuple[str, str]:

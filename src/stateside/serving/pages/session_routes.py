@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import StatesideError, TokenInvalid
+from stateside.errors import RequestInvalid, StatesideError, TokenInvalid
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.session import presented, signed_in, signed_out
@@ -58,8 +58,7 @@ def session_routes(guard: Guard, pages: Sequence[Page], *, secure: bool) -> list
             return Response(_nobody())
 
     async def sign_in(request: Request) -> Response:
-        document = request.document()
-        token, keep = str(document.get("token", "")).strip(), document.get("keep") is True
+        token, keep = _asked(request.document())
         holder = guard.holder(f"Bearer {token}", request.headers.get("host"))
         shown = _shown(holder, pages, request.views)
         headers = [] if holder is OPERATOR else [signed_in(token, request.headers, secure=secure, keep=keep)]
@@ -74,6 +73,17 @@ def session_routes(guard: Guard, pages: Sequence[Page], *, secure: bool) -> list
         Route(address, sign_in, _IN, "anyone", method="POST", body=_BODY, answer=_ANSWER),
         Route(address, sign_out, _OUT, "anyone", method="DELETE", answer=_ANSWER),
     ]
+
+
+def _asked(document: dict[str, Any]) -> tuple[str, bool]:
+    """The token to sign in with, and whether the browser is to keep it; RequestInvalid against the schema."""
+    token, keep = document.get("token"), document.get("keep", False)
+    if not (isinstance(token, str) and isinstance(keep, bool) and document.keys() <= {"token", "keep"}):
+        raise RequestInvalid(
+            "Signing in takes a token and, if you like, whether to keep it",
+            next_step='Send {"token": "…"} or {"token": "…", "keep": true}',
+        )
+    return token.strip(), keep
 
 
 def _nobody() -> dict[str, Any]:

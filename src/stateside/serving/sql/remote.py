@@ -155,6 +155,7 @@ class Remote:
         finally:
             leaving.cancel()
             waiting.cancel()
+            await asyncio.wait((waiting,))  # until it has let go of the reader, which `aclose` reads to its end
 
     async def _asked(self, asked: Asked) -> Any:
         try:

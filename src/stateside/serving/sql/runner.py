@@ -139,7 +139,8 @@ class Running:
             while not self._waiting and not self._done:
                 await self._advance()
         except Exception as error:
-            log.warning("A result was cut after %s rows: %s", f"{self._rows:,}", error)
+            level = logging.INFO if isinstance(error, ClientLeft) else logging.WARNING
+            log.log(level, "A result was cut after %s rows: %s", f"{self._rows:,}", error)
             self._done = True
             return self.cut(f"{error.code}: {error}" if isinstance(error, StatesideError) else "internal")
         if not self._waiting:

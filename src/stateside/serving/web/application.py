@@ -176,13 +176,19 @@ class Application:
         route.check(holder, taken)
         if route.method == method:
             return route, taken, holder
-        there = " or ".join(sorted({route.method for route, _ in fitting}))
-        raise MethodInvalid(f"{call.method} is not possible at {call.path[:200]!r}", next_step=f"Use {there}")
+        there = sorted({route.method for route, _ in fitting})
+        error = MethodInvalid(
+            f"{call.method} is not possible at {call.path[:200]!r}", next_step=f"Use {' or '.join(there)}"
+        )
+        error.allowed = sorted({*there, *(("HEAD",) if "GET" in there else ())})
+        raise error
 
 
 def _headers(error: StatesideError) -> list[tuple[str, str]]:
     """What an error says in headers too."""
     again = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
+    if isinstance(error, MethodInvalid):
+        return [*again, ("allow", ", ".join(error.allowed))]
     return [*again, ("www-authenticate", "Bearer")] if error.status == TokenInvalid.status else again
 
 

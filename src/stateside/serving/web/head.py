@@ -1,16 +1,34 @@
-"""The head of a plain request: what most clients send, line by line the same at every request of a connection.
+"""The head of a request: what no head may say, and the plain ones, which are read without the parser.
 
-Whatever is not plain is left to the parser that knows all of HTTP: a header that is not among those below, or twice, or
-folded, a connection that is to be closed, a transfer coding, a condition, a cookie; and whatever says from which site's
-page it comes, as that may be refused (`access.session`).
+The parser (llhttp) refuses most of what two programs may read differently. `check` refuses the rest, so that a proxy
+in front of the server and the server agree where a request ends and for which host it is:
+
+    Host                    none, or several (RFC 9112, 3.2); none is possible in HTTP/1.0; no host and port
+    the target              an absolute address of another host than `Host` names
+    Transfer-Encoding       another one than `chunked`; any in HTTP/1.0
+    Upgrade, with a body    the parser takes what follows for the other protocol, so the body would be lost
+
+A plain head is what most clients send, line by line the same at every request of a connection. Whatever is not plain
+is left to the parser: a header that is not among those below, or twice, or folded, a connection that is to be closed, a
+transfer coding, a condition, a cookie; and whatever says from which site's page it comes, as that may be refused
+(`access.session`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from stateside.errors import RequestInvalid
+
+Headers = Sequence[tuple[bytes, bytes]]  # their names in small letters
+
+_VERSIONS: Final = ("1.0", "1.1")
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~-]+)(?::[0-9]{0,5})?")
+_ABSOLUTE: Final = re.compile(rb"(https?)://([^/?#]*)([^#]*).*", re.IGNORECASE)
+_PORTS: Final = {b"http": b":80", b"https": b":443"}
 _LINE: Final = re.compile(rb"([A-Za-z-]+):[ \t]*([!-~](?:[ -~]*[!-~])?|)[ \t]*")
 _WITHOUT_EFFECT: Final = frozenset(
     {
@@ -54,4 +72,49 @@ class Head:
         plain = length.isdigit() and len(length) <= _DIGITS_MAX
         if host is None or not plain or found.get(b"connection", "keep-alive").lower() != "keep-alive":
             return None
+        if not _HOST.fullmatch(host.encode("ascii")):
+            return None
         return cls(host, found.get(b"authorization"), found.get(b"traceparent"), int(length))
+
+
+def check(version: str, target: bytes, headers: Headers, *, upgrade: bool) -> bytes:
+    """The target's path and query, of a head that says for which host it is and where its request ends.
+
+    RequestInvalid for any other. `upgrade`: the parser takes what follows the head for another protocol.
+    """
+    if version not in _VERSIONS:
+        raise RequestInvalid(f"HTTP/{version} is not spoken here", next_step="Ask with HTTP/1.1")
+    host = _host(version, headers)
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version != "1.1"):
+        raise RequestInvalid("This Transfer-Encoding is not known here", next_step="Send `chunked`, or the length")
+    if upgrade and (codings or any(name == b"content-length" and int(value) for name, value in headers)):
+        raise RequestInvalid(
+            "A request with a body asks for another protocol", next_step="Send it without the header Upgrade"
+        )
+    return target if target.startswith((b"/", b"*")) else _own(target, host)
+
+
+def _host(version: str, headers: Headers) -> bytes:
+    """The one that the request is for; empty in HTTP/1.0 without one."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if not hosts and version == "1.0":
+        return b""
+    if len(hosts) != 1:
+        raise RequestInvalid(
+            f"The request has {len(hosts) or 'no'} Host header{'s' * bool(hosts)}", next_step="Send exactly one"
+        )
+    if not _HOST.fullmatch(hosts[0]):
+        raise RequestInvalid("The header Host is no host and port", next_step="Send one like 127.0.0.1:8471")
+    return hosts[0]
+
+
+def _own(target: bytes, host: bytes) -> bytes:
+    """The path and query of an absolute address, which must be this host's."""
+    found = _ABSOLUTE.fullmatch(target)
+    port = b"" if found is None else _PORTS[found[1].lower()]
+    if found is None or found[2].lower().removesuffix(port) != host.lower().removesuffix(port):
+        raise RequestInvalid(
+            "The address is of another host than the header Host", next_step="Ask for a path, like /v1/views"
+        )
+    return found[3] if found[3].startswith(b"/") else b"/" + found[3]

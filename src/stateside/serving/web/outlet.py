@@ -25,7 +25,7 @@ async def send(call: Call, response: Response, stream: Stream, is_over: Callable
     """Send a response's stream, each part at once, until it ends, the client goes away, or may not have it any more.
 
     The stream is closed then. One that fails is left without its end: the connection is closed, and the client knows
-    that it has not got all of it.
+    that it has not got all of it. Who asks by HEAD is sent the headers alone.
     """
     sent = asyncio.ensure_future(_sent(call, response, stream, is_over))
     left = asyncio.ensure_future(call.left())
@@ -43,16 +43,21 @@ async def _sent(call: Call, response: Response, stream: Stream, is_over: Callabl
     headers = [("content-type", stream.kind), *stamped, *response.headers]
     try:
         await call.begin(response.status, [*headers, *security_headers(stream.kind, response.headers)])
-        async for part in stream.parts:
-            if is_over():
-                await call.give(stream.cut(_OVER))
-                break
-            await call.give(part)
+        if call.method != "HEAD":
+            await _give_parts(call, stream, is_over)
         await call.give(b"", more=False)
     except Exception:
         log.exception("A stream of %s broke off", stream.kind)
     finally:
         await _close(stream)
+
+
+async def _give_parts(call: Call, stream: Stream, is_over: Callable[[], bool]) -> None:
+    async for part in stream.parts:
+        if is_over():
+            await call.give(stream.cut(_OVER))
+            break
+        await call.give(part)
 
 
 async def _close(stream: Stream) -> None:
