@@ -77,7 +77,8 @@ class PlayedSpark:
         return [numbers[numbers % self.partitions == partition] for partition in range(self.partitions)]
 
     def _commit(self, batch: int) -> None:
-        plan = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {f"{_STORE}.providerClass": PROVIDER}}
+        conf = {f"{_STORE}.providerClass": PROVIDER, "spark.sql.shuffle.partitions": str(self.partitions)}
+        plan = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": conf}
         self._put(f"offsets/{batch}", f'v1\n{json.dumps(plan)}\n{{"0":{batch}}}'.encode())
         self._put(f"commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
         self.batch = batch

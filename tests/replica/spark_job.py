@@ -72,7 +72,10 @@ class Job:
     def plan(self) -> None:
         """Write `offsets/N`."""
         provider = "RocksDBStateStoreProvider" if self.ids else "HDFSBackedStateStoreProvider"
-        conf = {"spark.sql.streaming.stateStore.providerClass": f"{STATE}.{provider}"}
+        conf = {
+            "spark.sql.streaming.stateStore.providerClass": f"{STATE}.{provider}",
+            "spark.sql.shuffle.partitions": str(PARTITIONS),
+        }
         plan = {"batchWatermarkMs": 0, "batchTimestampMs": next(_TIMES_MS), "conf": conf}
         self._put(
             f"offsets/{self.batch}", f"v1\n{json.dumps(plan)}\n{json.dumps({'a': 10 * (self.batch + 1)})}".encode()
