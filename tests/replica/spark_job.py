@@ -119,6 +119,14 @@ class Job:
             self._snapshot(self.batch, partition, self.rows, self._ids)
         self.commit()
 
+    def skip(self) -> None:
+        """Commit a batch that failed, without a state: Spark does so if told to before it repartitions the state."""
+        self.plan()
+        self.states.append(self.rows)
+        self.state_ids.append([])
+        self._put(f"commits/{self.batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+        self.batch += 1
+
     def snapshot(self, batch: int | None = None) -> list[Path]:
         """Write snapshots of the state after a batch, as Spark's maintenance does; their files."""
         batch = self.batch - 1 if batch is None else batch

@@ -113,6 +113,24 @@ def test_a_replica_that_comes_late_has_every_row_of_the_batch_that_it_finds(job:
         commits[batch].unlink()
 
 
+def test_a_failed_batch_that_spark_skips_before_it_repartitions_the_state_is_passed_over(job: Job) -> None:
+    """`repartition(…, enforceExactlyOnceSink=False)`: that batch has a commit, and no state."""
+    job.run(some(0))
+    job.run(some(1))
+    with following(job.view) as tail:
+        tail.step()
+        job.skip()
+        with pytest.raises(CheckpointGap):
+            tail.step()
+        assert has(tail) == (1, job.rows)
+        job.repartition(5)
+        tail.step()
+        assert has(tail) == (3, job.rows)
+        job.run(some(2))
+        tail.step()
+        assert has(tail) == (4, job.rows)
+
+
 @pytest.mark.parametrize("missing", ["4_*.zip", "SSTs/*.sst"])
 def test_a_partition_that_is_not_there_is_told_and_nothing_is_answered_without_it(job: Job, missing: str) -> None:
     for number in range(3):
