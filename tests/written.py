@@ -16,6 +16,7 @@ CONF = {
     "spark.sql.streaming.stateStore.providerClass": f"{PACKAGE}.HDFSBackedStateStoreProvider",
     "spark.sql.streaming.stateStore.compression.codec": "lz4",
     "spark.sql.streaming.aggregation.stateFormatVersion": "2",
+    "spark.sql.shuffle.partitions": "2",
 }
 PARTITIONS = 2
 Columns = Sequence[tuple[str, Any]]

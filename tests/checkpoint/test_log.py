@@ -2,13 +2,15 @@
 
 import json
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import CheckpointInvalid
+from stateside.errors import CheckpointGap, CheckpointInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
 
@@ -99,16 +101,62 @@ def test_the_query_has_an_id_once_it_has_started(put: Put) -> None:
     assert checkpoint.query_id() == "6f7e"
 
 
-def test_the_number_of_partitions_is_the_operators(put: Put) -> None:
-    assert Checkpoint(put("state/2/_metadata/metadata", OPERATOR)).partitions(2) == 4
+def partitions(storage: Storage, operator: int, batch: int = 3) -> int:
+    checkpoint = Checkpoint(storage)
+    return checkpoint.partitions(operator, checkpoint.plan(batch), checkpoint.commit(batch))
 
 
-def test_an_aggregation_without_a_key_has_one_partition_whatever_is_noted(put: Put, encode_schema: Encode) -> None:
+def planned(count: int) -> str:
+    return OFFSETS.replace('"spark.sql.shuffle.partitions": "2"', f'"spark.sql.shuffle.partitions": "{count}"')
+
+
+def test_the_partitions_of_format_v2_are_those_that_the_commit_names_whatever_else_is_noted(put: Put) -> None:
+    put("state/0/_metadata/metadata", OPERATOR)
+    put("offsets/3", planned(7))
+    storage = put("commits/3", COMMIT_V2)
+    assert (partitions(storage, 0), partitions(storage, 1)) == (2, 1)
+
+
+def test_the_partitions_of_format_v1_are_those_that_the_batch_was_planned_with(put: Put) -> None:
+    put("state/2/_metadata/metadata", OPERATOR)
+    for batch, count in (3, 2), (4, 7), (5, 3):
+        put(f"commits/{batch}", COMMIT_V1)
+        storage = put(f"offsets/{batch}", planned(count))
+    assert [partitions(storage, 2, batch) for batch in (3, 4, 5)] == [2, 7, 3]
+
+
+def test_an_aggregation_without_a_key_has_one_partition_whatever_is_planned(put: Put, encode_schema: Encode) -> None:
     metadata = OPERATOR.replace('"operatorId":0', '"operatorId":0,"operatorName":"stateStoreSave"')
     put("state/2/_metadata/metadata", metadata)
-    for key, partitions in ([], 1), ([("word", "string")], 4):
-        storage = put("state/2/0/_metadata/schema", encode_schema(key, [("count", "long")]))
-        assert Checkpoint(storage).partitions(2) == partitions
+    put("offsets/3", planned(4))
+    put("commits/3", COMMIT_V1)
+    for key, count in ([], 1), ([("word", "string")], 4):
+        assert partitions(put("state/2/0/_metadata/schema", encode_schema(key, [("count", "long")])), 2) == count
+
+
+def test_only_the_batch_that_repartitions_an_aggregation_without_a_key_writes_all_partitions(
+    put: Put, encode_schema: Encode
+) -> None:
+    """As Spark does it: the batches after it have one partition again."""
+    put("state/2/_metadata/metadata", OPERATOR.replace('"operatorId":0', '"operatorName":"stateStoreSave"'))
+    put("state/2/0/_metadata/schema", encode_schema([], [("count", "long")]))
+    for batch, count in (2, 2), (3, 5), (4, 5):
+        put(f"offsets/{batch}", planned(count))
+        put(f"commits/{batch}", COMMIT_V1)
+    for partition in range(5):
+        storage = put(f"state/2/{partition}/4.zip", b"")
+    assert [partitions(storage, 2, batch) for batch in (2, 3, 4)] == [1, 5, 1]
+    put("state/2/1/5.zip", b"")  # left from before a rollback
+    assert partitions(storage, 2, 4) == 1
+
+
+def test_whether_an_aggregation_without_a_key_was_repartitioned_is_not_guessed(put: Put, encode_schema: Encode) -> None:
+    put("state/2/_metadata/metadata", OPERATOR.replace('"operatorId":0', '"operatorName":"stateStoreSave"'))
+    put("state/2/0/_metadata/schema", encode_schema([], [("count", "long")]))
+    put("offsets/3", planned(5))
+    put("commits/3", COMMIT_V1)
+    with pytest.raises(CheckpointGap, match="the batch before is gone"):
+        partitions(put("state/2/1/4.zip", b""), 2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +198,38 @@ def test_a_metadata_file_without_an_id_is_told(put: Put, content: bytes | str) -
     assert str(damaged.value.where).endswith("metadata")
 
 
-@pytest.mark.parametrize("content", ["v1\n{}", 'v1\n{"stateStoreInfo":[]}', 'v1\n{"stateStoreInfo":[{}]}'])
-def test_an_operator_without_partitions_is_told(put: Put, content: str) -> None:
-    with pytest.raises(CheckpointInvalid):
-        Checkpoint(put("state/2/_metadata/metadata", content)).partitions(2)
+@pytest.mark.parametrize(
+    ("offsets", "commit", "file"),
+    [
+        (planned(2), COMMIT_V2, "commits/3"),
+        (planned(2), COMMIT_V2.replace('"1"', '"2"').replace('[["c","d"]]', "[]"), "commits/3"),
+        (planned(0), COMMIT_V1, "offsets/3"),
+        (OFFSETS.replace("shuffle", "other"), COMMIT_V1, "offsets/3"),
+        (OFFSETS.replace('"2"', '"few"'), COMMIT_V1, "offsets/3"),
+    ],
+    ids=["not named", "none named", "planned with none", "not planned", "no number"],
+)
+def test_an_operator_without_partitions_is_told(put: Put, offsets: str, commit: str, file: str) -> None:
+    put("state/2/_metadata/metadata", OPERATOR)
+    put("offsets/3", offsets)
+    with pytest.raises(CheckpointInvalid) as damaged:
+        partitions(put("commits/3", commit), 2)
+    assert str(damaged.value.where).endswith(file)
+
+
+@pytest.mark.parametrize("name", ["offsets/3", "commits/3", "metadata"])
+def test_a_file_that_is_not_the_one_its_checksums_are_of_is_told(put: Put, name: str) -> None:
+    contents = {"offsets/3": OFFSETS, "commits/3": COMMIT_V2, "metadata": '{"id":"6f7e"}'}
+    for each, content in contents.items():
+        folder, slash, base = each.rpartition("/")
+        sums = struct.pack(">4siI", b"crc\0", 512, zlib.crc32(content.encode()))
+        put(f"{folder}{slash}.{base}.crc", sums)
+        storage = put(each, content)
+    checkpoint = Checkpoint(storage)
+    read = {"offsets/3": lambda: checkpoint.plan(3), "commits/3": lambda: checkpoint.commit(3)}
+    ask = read.get(name, checkpoint.query_id)
+    ask()
+    put(name, contents[name].replace("0", "1").replace("6", "7"))
+    with pytest.raises(CheckpointInvalid, match="not as Spark wrote it") as damaged:
+        ask()
+    assert str(damaged.value.where).endswith(f"{name}, byte 0")

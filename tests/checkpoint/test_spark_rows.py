@@ -110,7 +110,7 @@ def _arrow_state(folder: Path) -> dict[Any, dict[str, Any]]:
     """The same through Arrow, all rows of a partition at once."""
     checkpoint = Checkpoint(Storage.at(folder))
     schema, found = read_schema(checkpoint.storage, 0), {}
-    for partition in range(checkpoint.partitions(0)):
+    for partition in range(checkpoint.partitions(0, checkpoint.plan(0), checkpoint.commit(0))):
         changes = read_changelog(checkpoint.storage, checkpoint.commit(0), 0, partition).changes
         assert isinstance(changes, Block)
         keys, values = RowsToArrow(schema.key).batch(changes.keys), RowsToArrow(schema.value).batch(changes.values)
@@ -132,7 +132,7 @@ def _state(folder: Path) -> list[tuple[Any, dict[str, Any]]]:
     keys, values = RowDecoder(schema.key), RowDecoder(schema.value)
     changes = [
         change
-        for partition in range(checkpoint.partitions(0))
+        for partition in range(checkpoint.partitions(0, checkpoint.plan(0), checkpoint.commit(0)))
         for change in read_changes(checkpoint.storage, checkpoint.commit(0), 0, partition)
     ]
     return [

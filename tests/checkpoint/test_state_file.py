@@ -92,9 +92,15 @@ def test_a_checksum_that_is_none_is_told(
         read(put(NAME, compress_unchecked(CONTENT)))
 
 
-def test_lz4_has_checksums_inside_so_that_those_beside_are_not_looked_at(put: Put, compress: Compress) -> None:
-    put(f"{NAME}.crc", "no JSON")
-    assert read(put(NAME, compress(CONTENT))) == CONTENT
+@pytest.mark.parametrize("beside", ["spark", "hadoop"])
+def test_another_file_that_is_whole_in_itself_is_found_by_the_checksum_beside(
+    put: Put, compress_any: Compress, beside: str
+) -> None:
+    """Two changelogs that were swapped, say: the checksums inside lz4 do not tell."""
+    packed = compress_any(CONTENT)
+    put(*((f"{NAME}.crc", sparks(packed)) if beside == "spark" else ("state/0/0/.5.delta.crc", hadoops(packed))))
+    with pytest.raises(CheckpointInvalid, match=r"not as Spark wrote it.*5\.delta, byte"):
+        read(put(NAME, compress_any(CONTENT[::-1])))
 
 
 def test_a_file_that_is_not_there_is_not_found(put: Put) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import Column
 from stateside.checkpoint.state_variables import KeyDecoder, StateVariable, ValueDecoder, read_variables
 from stateside.errors import CheckpointInvalid
@@ -91,7 +90,6 @@ def test_the_newest_start_of_the_query_counts(put: Put) -> None:
     put("state/0/_metadata/v2/9", metadata(("total", "ValueState", False)))
     storage = put("state/0/_metadata/v2/10", metadata(("kinds", "MapState", False)))
     assert list(read_variables(storage, operator=0)) == ["kinds"]
-    assert Checkpoint(storage).partitions(0) == 3
 
 
 def test_a_list_has_the_place_of_an_entry_in_its_key(put: Put) -> None:

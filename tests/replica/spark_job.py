@@ -47,11 +47,15 @@ Changes = dict[Key, Row | None]
 class Job:
     """A query on the checkpoint of a view. `run` is a whole batch; `plan`, `store` and `commit` are its steps.
 
-    With `ids` it is RocksDB in checkpoint format v2, without Spark's default store in format v1.
+    With `ids` it is RocksDB in checkpoint format v2, without Spark's default store in format v1. With `checksums`
+    Hadoop's lie beside all files, and Spark's beside those of a state in format v2.
     """
 
-    def __init__(self, view: ViewLayout, *, ids: bool = True, rollups: Iterable[Iterable[str]] = ()) -> None:
-        self.view, self.ids = view, ids
+    def __init__(
+        self, view: ViewLayout, *, ids: bool = True, rollups: Iterable[Iterable[str]] = (), checksums: bool = False
+    ) -> None:
+        self.view, self.ids, self.checksums = view, ids, checksums
+        self.partitions, self._repartitioned = PARTITIONS, 0
         self.batch, self.states = 0, list[Rows]()
         self.state_ids: list[list[str]] = []
         view.root.mkdir(parents=True, exist_ok=True)
@@ -72,7 +76,10 @@ class Job:
     def plan(self) -> None:
         """Write `offsets/N`."""
         provider = "RocksDBStateStoreProvider" if self.ids else "HDFSBackedStateStoreProvider"
-        conf = {"spark.sql.streaming.stateStore.providerClass": f"{STATE}.{provider}"}
+        conf = {
+            "spark.sql.streaming.stateStore.providerClass": f"{STATE}.{provider}",
+            "spark.sql.shuffle.partitions": str(self.partitions),
+        }
         plan = {"batchWatermarkMs": 0, "batchTimestampMs": next(_TIMES_MS), "conf": conf}
         self._put(
             f"offsets/{self.batch}", f"v1\n{json.dumps(plan)}\n{json.dumps({'a': 10 * (self.batch + 1)})}".encode()
@@ -86,9 +93,10 @@ class Job:
             self._put("state/0/_metadata/metadata", f"v1\n{json.dumps(metadata)}".encode())
             self._put("state/0/0/_metadata/schema", _schema(KEY, VALUE))
         self._written = {key: row for key, row in changes.items() if row is None or self.rows.get(key) != row}
-        self._ids = [uuid4().hex for _ in range(PARTITIONS)]
-        for partition in range(PARTITIONS):
-            records = [(_row(key), row and _row(row)) for key, row in self._written.items() if _home(key) == partition]
+        self._ids = [uuid4().hex for _ in range(self.partitions)]
+        for partition in range(self.partitions):
+            mine = {key: row for key, row in self._written.items() if self._home(key) == partition}
+            records = [(_row(key), row and _row(row)) for key, row in mine.items()]
             self._put(self.changes_name(self.batch, partition, self._ids), self._content(partition, records))
 
     def commit(self) -> None:
@@ -102,10 +110,30 @@ class Job:
         self._put(f"commits/{self.batch}", f"v{2 if self.ids else 1}\n{json.dumps(commit)}".encode())
         self.batch += 1
 
+    def repartition(self, partitions: int) -> None:
+        """A batch of its own that brings the state into so many partitions, and is all snapshots; in RocksDB alone."""
+        self.partitions, self._repartitioned = partitions, self.batch
+        self.plan()
+        self._written, self._ids = {}, [uuid4().hex for _ in range(partitions)]
+        for partition in range(partitions):
+            self._snapshot(self.batch, partition, self.rows, self._ids)
+        self.commit()
+
+    def skip(self) -> None:
+        """Commit a batch that failed, without a state: Spark does so if told to before it repartitions the state."""
+        self.plan()
+        self.states.append(self.rows)
+        self.state_ids.append([])
+        self._put(f"commits/{self.batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+        self.batch += 1
+
     def snapshot(self, batch: int | None = None) -> list[Path]:
         """Write snapshots of the state after a batch, as Spark's maintenance does; their files."""
         batch = self.batch - 1 if batch is None else batch
-        return [self._snapshot(batch, partition) for partition in range(PARTITIONS)]
+        return [
+            self._snapshot(batch, partition, self.states[batch], self.state_ids[batch])
+            for partition in range(self.partitions)
+        ]
 
     def purge(self, before: int) -> None:
         """Delete batches that are older, and their state, as Spark's retention does."""
@@ -137,19 +165,23 @@ class Job:
         if not self.ids:
             return _envelope(_pairs(records, b""))
         lineage = [
-            {"version": batch + 1, "checkpointUniqueId": ids[partition]} for batch, ids in enumerate(self.state_ids)
+            {"version": batch + 1, "checkpointUniqueId": self.state_ids[batch][partition]}
+            for batch in range(self._repartitioned, self.batch)
         ]
         return _envelope(_utf("v3") + _utf(json.dumps(lineage)) + _pairs(records, b"\x00"))
 
-    def _snapshot(self, batch: int, partition: int) -> Path:
-        rows = [(_row(k), _row(row)) for k, row in self.states[batch].items() if _home(k) == partition]
+    def _snapshot(self, batch: int, partition: int, state: Rows, ids: list[str]) -> Path:
+        rows = [(_row(k), _row(row)) for k, row in state.items() if self._home(k) == partition]
         folder = f"state/0/{partition}"
         if not self.ids:
             return self._put(f"{folder}/{batch + 1}.snapshot", _envelope(_pairs(rows, b"")))
         content, tables = _rocksdb(rows, self.view.root / "rocksdb")
         for name, table in tables.items():
             self._put(f"{folder}/SSTs/{name}", table)
-        return self._put(f"{folder}/{batch + 1}_{self.state_ids[batch][partition]}.zip", content)
+        return self._put(f"{folder}/{batch + 1}_{ids[partition]}.zip", content)
+
+    def _home(self, key: Key) -> int:
+        return zlib.crc32(repr(key).encode()) % self.partitions
 
     def _put(self, name: str, content: bytes) -> Path:
         """Write a file under another name, and rename it."""
@@ -158,6 +190,10 @@ class Job:
         temporary = path.with_name(f".{path.name}.{uuid4()}.tmp")
         temporary.write_bytes(content)
         temporary.rename(path)
+        if self.checksums:
+            path.with_name(f".{path.name}.crc").write_bytes(_hadoops_checksums(content))
+            if self.ids and path.suffix in (".changelog", ".zip"):
+                path.with_name(f"{path.name}.crc").write_text(_sparks_checksum(content))
         return path
 
 
@@ -206,8 +242,19 @@ def _decoded(row: bytes) -> Row:
     return count, total
 
 
-def _home(key: Key) -> int:
-    return zlib.crc32(repr(key).encode()) % PARTITIONS
+def _hadoops_checksums(content: bytes) -> bytes:
+    parts = (content[at : at + 512] for at in range(0, len(content), 512))
+    return b"crc\x00" + struct.pack(">i", 512) + b"".join(struct.pack(">I", zlib.crc32(part)) for part in parts)
+
+
+def _sparks_checksum(content: bytes) -> str:
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    (signed,) = struct.unpack(">i", struct.pack(">I", value ^ 0xFFFFFFFF))
+    return json.dumps({"algorithm": "CRC32C", "value": signed, "mainFileSize": len(content)})
 
 
 def _row(values: Iterable[str | int]) -> bytes:

@@ -1,7 +1,8 @@
 """Column families: the parts that `transformWithState` divides a state store into, one or more a state variable.
 
 A changelog tells families by ids. Their names stand in the snapshots: Spark writes one whenever the families change,
-before the changelog of that batch (see `snapshot`). Ids count up from 1 within a partition and are never given twice.
+before the changelog of that batch (see `snapshot`). Ids count up from 1 within a partition and are never given twice,
+unless Spark repartitions the state: that batch is a snapshot, of which they are learnt anew.
 
 Besides the family of its own name a variable may have others, whose names begin with `$`: counts, times to expire.
 """
@@ -18,7 +19,7 @@ from stateside.storage import Storage
 
 
 class ColumnFamilies:
-    """The names of one operator's families, looked up as ids are met, and kept: an id's name never changes."""
+    """The names of one operator's families, looked up as ids are met, and kept until a snapshot has others."""
 
     def __init__(self, storage: Storage, operator: int) -> None:
         self._storage, self._operator = storage, operator
@@ -42,8 +43,8 @@ class ColumnFamilies:
         return names
 
     def learn(self, partition: int, names: Mapping[int, str]) -> None:
-        """Keep the names that a snapshot of this partition has, so that they need not be looked up."""
-        self._names.setdefault(partition, {}).update(names)
+        """Keep the names that a snapshot of this partition has, all that count from its version on."""
+        self._names[partition] = dict(names)
 
     def _snapshots(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[str]:
         """The snapshots up to this batch that there may be, newest first, without looking further than is needed."""

@@ -10,7 +10,7 @@
 
 The token's high half tells the method of an LZ4 block: 0x10 stored, 0x20 LZ4. Its checksum is xxHash32 of the
 uncompressed bytes with Java's seed, cut to 28 bits. As Spark writes them, zstd and snappy have no checksums, and damage
-may be found here or not; `state_file` has other means.
+may be found here or not; `checksum` has other means.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ Expand = Callable[[bytes, str], Iterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """An envelope: the bytes it begins with, how it is opened, and whether it would notice a changed byte."""
+    """An envelope: the bytes it begins with, and how it is opened."""
 
     name: str
     magic: bytes
     expand: Expand
-    has_checksums: bool
 
 
 def decompress(content: bytes, path: str) -> bytes:
@@ -171,7 +170,7 @@ def _leading_varint(body: bytes) -> int | None:
 
 
 CODECS = (
-    Codec("lz4", _LZ4_MAGIC, _lz4_blocks, has_checksums=True),
-    Codec("zstd", _ZSTD_MAGIC, _zstd_pieces, has_checksums=False),
-    Codec("snappy", _SNAPPY_MAGIC, _snappy_blocks, has_checksums=False),
+    Codec("lz4", _LZ4_MAGIC, _lz4_blocks),
+    Codec("zstd", _ZSTD_MAGIC, _zstd_pieces),
+    Codec("snappy", _SNAPPY_MAGIC, _snappy_blocks),
 )

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stateside.checkpoint.checksum import read_checked
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.schema import read_chunks, read_utf
 from stateside.errors import CheckpointInvalid
@@ -63,7 +64,7 @@ def schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[
 
 def _read_schema(storage: Storage, operator: int, name: str) -> dict[str, Family]:
     path = f"state/{operator}/_stateSchema/default/{name}"
-    content = storage.read(path)
+    content = read_checked(storage, path)
     try:
         version, at_byte = read_utf(content, 0)
         if version != "v3":

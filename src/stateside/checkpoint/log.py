@@ -13,19 +13,23 @@ that file also names the state files that count, whatever other attempts left be
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from stateside.checkpoint.checksum import read_checked
 from stateside.checkpoint.offsets import read_journals, read_named_position, read_position
 from stateside.checkpoint.schema import read_schema
-from stateside.errors import CheckpointInvalid, PositionInvalid
+from stateside.errors import CheckpointGap, CheckpointInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.storage import Storage
 
 AGGREGATION = "stateStoreSave"  # Spark's name of the operator
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+SETTLING_S = 0.02  # a file that was written again may for a moment have the checksums of the one before it
 SUPPORTED = "Stateside reads the checkpoints that Spark 4.0 to 4.2 writes"
 
 
@@ -62,7 +66,7 @@ class Checkpoint:
     def query_id(self) -> str | None:
         """The id of the query that owns this checkpoint; None where no query has started yet."""
         try:
-            content = self.storage.read("metadata")
+            content = self._read("metadata")
         except FileNotFoundError:
             return None
         with self._reading("metadata"):
@@ -117,18 +121,44 @@ class Checkpoint:
         """The numbers of the query's stateful operators, ascending; none before its first batch is planned."""
         return sorted(int(name) for name in self.storage.names("state") if name.isdigit())
 
-    def partitions(self, operator: int) -> int:
-        """How many partitions a stateful operator's state has.
+    def partitions(self, operator: int, plan: Plan, commit: Commit) -> int:
+        """How many partitions a stateful operator's state has after a batch. All of them count, and no others.
 
-        Of an aggregation without a key it is one, whatever Spark notes: there is no more than one row to keep.
+        Spark can repartition a query's state, by a batch of its own, and leaves the operator's metadata as it was. In
+        format v2 the commit names each partition's files. In format v1 there are as many partitions as the batch was
+        planned with; one of an aggregation without a key, which has no more than one row to keep.
         """
-        metadata, name = self.operator_metadata(operator)
-        with self._reading(name):
-            count = int(metadata["stateStoreInfo"][0]["numPartitions"])
-            kind = metadata.get("operatorInfo", {}).get("operatorName")
-        if kind == AGGREGATION and count > 1 and not read_schema(self.storage, operator).key:
+        named = f"commits/{commit.batch}" if commit.state_ids else f"offsets/{plan.batch}"
+        with self._reading(named):
+            ids = commit.state_ids
+            count = len(ids[str(operator)]) if ids else int(plan.conf[SHUFFLE_PARTITIONS])
+        if count < 1:
+            raise self._invalid(named, f"operator {operator} has no partition")
+        if ids:
+            return count
+        if count > 1 and self._without_key(operator) and not self._repartitions(operator, plan):
             return 1
         return count
+
+    def _without_key(self, operator: int) -> bool:
+        metadata, name = self.operator_metadata(operator)
+        with self._reading(name):
+            kind = metadata.get("operatorInfo", {}).get("operatorName")
+        return kind == AGGREGATION and not read_schema(self.storage, operator).key
+
+    def _repartitions(self, operator: int, plan: Plan) -> bool:
+        """Whether this batch of format v1 did nothing but to repartition the state: then it wrote every partition."""
+        if not plan.batch or not self.storage.exists(f"state/{operator}/1/{plan.batch + 1}.zip"):
+            return False
+        try:
+            before = self.plan(plan.batch - 1)
+        except FileNotFoundError:
+            raise CheckpointGap(
+                f"Into how many partitions batch {plan.batch} wrote its state cannot be told: the batch before is gone",
+                where=self.storage.path(f"offsets/{plan.batch - 1}"),
+                next_step="Let the view run on: a newer batch is then loaded",
+            ) from None
+        return before.conf.get(SHUFFLE_PARTITIONS) != plan.conf[SHUFFLE_PARTITIONS]
 
     def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
         """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
@@ -151,9 +181,16 @@ class Checkpoint:
         except (ValueError, LookupError, TypeError, PositionInvalid) as error:
             raise self._invalid(name, f"its content is not as expected, {error!r}") from error
 
+    def _read(self, name: str) -> bytes:
+        """A whole file, which may just have been renamed: Hadoop renames its checksums a moment later."""
+        with suppress(CheckpointInvalid):
+            return read_checked(self.storage, name)
+        time.sleep(SETTLING_S)
+        return read_checked(self.storage, name)
+
     def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str], str]:
         """The JSON object in a file's second line, the lines after it, and the version in the first one."""
-        version, _, rest = self.storage.read(name).decode().partition("\n")
+        version, _, rest = self._read(name).decode().partition("\n")
         if version not in versions:
             raise self._invalid(name, f"format {version!r} is not known")
         first, *others = rest.removesuffix("\n").split("\n")  # the last line may be ended or not

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from stateside.checkpoint.changelog import state_stem
+from stateside.checkpoint.checksum import checksum_names
 from stateside.checkpoint.delta import newest_delta_chain
 from stateside.checkpoint.log import Checkpoint
 from stateside.checkpoint.one_store import JOIN_STORES, StoreCheckpoint, one_store
 from stateside.checkpoint.provider import Provider, provider_of
 from stateside.checkpoint.snapshot import file_names, newest_chain
-from stateside.checkpoint.state_file import checksum_names
 from stateside.errors import CheckpointGap
 from stateside.storage import Storage
 
@@ -34,7 +34,8 @@ def needed_files(checkpoint: Checkpoint, batch: int) -> Iterator[str]:
         if name not in (*_LOGS, "state"):
             yield from _all_within(storage, name)
     for log in _LOGS:
-        yield from (f"{log}/{number}" for number in (batch - 1, batch) if number >= 0)
+        for number in range(max(batch - 1, 0), batch + 1):
+            yield from (f"{log}/{number}", *checksum_names(f"{log}/{number}"))
     for operator in checkpoint.operators():
         yield from _of_operator(checkpoint, batch, operator)
 
@@ -44,7 +45,7 @@ def _of_operator(checkpoint: Checkpoint, batch: int, operator: int) -> Iterator[
     for name in storage.names(folder):
         if not name.isdigit():
             yield from _all_within(storage, f"{folder}/{name}")
-    for partition in range(checkpoint.partitions(operator)):
+    for partition in range(checkpoint.partitions(operator, checkpoint.plan(batch), checkpoint.commit(batch))):
         inside = storage.names(f"{folder}/{partition}")
         for name in inside:
             if name.startswith("_"):

@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from stateside.checkpoint.checksum import read_checked
 from stateside.errors import CheckpointInvalid
 from stateside.storage import Storage
 
@@ -38,7 +39,7 @@ class StateSchema:
 def read_schema(storage: Storage, operator: int) -> StateSchema:
     """The schema of an operator's state; FileNotFoundError before its first batch."""
     name = f"state/{operator}/0/_metadata/schema"
-    content = storage.read(name)
+    content = read_checked(storage, name)
     try:
         version, at_byte = read_utf(content, 0)
         if version not in _READERS:

@@ -30,6 +30,7 @@ from rocksdict import AccessType, Options, Rdict, RdictIter
 
 from stateside.checkpoint.blocks import BLOCK_BYTES, Block, Change
 from stateside.checkpoint.changelog import read_lineage, row_block, state_stem
+from stateside.checkpoint.checksum import check_copy, read_checked
 from stateside.checkpoint.log import Commit
 from stateside.checkpoint.slices import Slices
 from stateside.errors import CheckpointInvalid
@@ -131,7 +132,7 @@ def _earlier_ids(
 
 def read_contents(storage: Storage, name: str) -> Contents:
     """What a snapshot's zip says of it; FileNotFoundError where there is none."""
-    content = storage.read(name)
+    content = read_checked(storage, name)
     with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(content)) as archive:
         version, _, text = archive.read("metadata").decode().partition("\n")
         if version != "v1":
@@ -234,7 +235,7 @@ class StateSnapshot:
 def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path) -> None:
     folder = str(PurePosixPath(name).parent)
     scratch.mkdir(parents=True)
-    with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(storage.read(name))) as archive:
+    with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(read_checked(storage, name))) as archive:
         archive.extractall(scratch)
     for table in contents.tables:
         stored, target = f"{folder}/{table.stored_name}", scratch / table.local_name
@@ -242,6 +243,7 @@ def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path
         size_bytes = target.stat().st_size
         if size_bytes != table.size_bytes:
             raise _unreadable(storage.path(stored), f"it has {size_bytes} bytes and should have {table.size_bytes}")
+        check_copy(storage, stored, target)
     for setting, content in _RAW_KEYS.items():
         (scratch / setting).write_text(content)
     for options in scratch.glob("OPTIONS-*"):

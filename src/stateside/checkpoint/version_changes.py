@@ -23,6 +23,7 @@ from pathlib import Path
 
 from stateside.checkpoint.blocks import Block, Change
 from stateside.checkpoint.changelog import Changelog, row_block, state_stem
+from stateside.checkpoint.checksum import read_checked
 from stateside.checkpoint.compression import damaged
 from stateside.checkpoint.log import Commit
 from stateside.checkpoint.slices import Slices
@@ -80,7 +81,7 @@ def _contents(storage: Storage, name: str, commit: Commit) -> Contents:
 def _changed_keys(storage: Storage, folder: str, contents: Contents, older: Contents | None) -> Iterator[bytes]:
     """The keys of the tables that only one of the two versions has."""
     for name in _tables(contents) ^ (_tables(older) if older else set()):
-        yield from read_keys(storage.read(f"{folder}/{name}"))
+        yield from read_keys(read_checked(storage, f"{folder}/{name}"))
 
 
 def _tables(contents: Contents) -> set[str]:

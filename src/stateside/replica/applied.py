@@ -20,6 +20,7 @@ class AppliedBatch:
     watermark_us: int
     committed_us: int
     fingerprint: str = ""  # of the batch's own files: another run of the same batch has another one
+    partitions: int = 0  # of the state, all of which the rows come from; 0 in replicas that did not note it yet
 
     def as_json(self) -> bytes:
         """As stored in `meta`."""

@@ -1,5 +1,8 @@
 """Loads a replica anew from snapshots of the state, when the batches between it and now are gone.
 
+A batch that Spark wrote as snapshots alone, since it repartitioned the state, is loaded in the same way, but then
+compared with the replica, which goes on from there with the difference.
+
 1. Choose the newest committed batch whose state can be had in every partition: a snapshot, and all changelogs after it.
 2. Secure the files needed, by links or copies in the replica's folder: Spark may delete its own at any moment.
 3. Fill a new environment beside the present one, with all rows in the order of their keys and with the rollups, in
@@ -18,15 +21,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from stateside.checkpoint.changelog import check_encoding, read_changelog
+from stateside.checkpoint.checksum import checksum_names
 from stateside.checkpoint.delta import DeltaChain, newest_delta_chain, read_delta
-from stateside.checkpoint.log import Checkpoint, Commit
+from stateside.checkpoint.log import Checkpoint, Commit, Plan
 from stateside.checkpoint.provider import Provider, provider_of
 from stateside.checkpoint.snapshot import Chain, StateSnapshot, file_names, newest_chain
-from stateside.checkpoint.state_file import checksum_names
 from stateside.errors import CheckpointInvalid
-from stateside.replica import generations
+from stateside.replica import generations, lists
 from stateside.replica.new_replica import NewReplica
 from stateside.replica.progress import Progress, Watch, nobody
 from stateside.replica.rollups import Rollups
@@ -65,6 +69,7 @@ class Load:
         self._prefixed, self._view = prefixed, view
         self._scratch = generations.loading(writer.directory)
         self._choice: Choice | None = None
+        self._only: int | None = None
         self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots that are passed over, by name
 
     def __enter__(self) -> Load:
@@ -73,11 +78,12 @@ class Load:
     def __exit__(self, *error: object) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def secure(self) -> int | None:
-        """Choose the newest batch that can be had, and secure its files; None if there is none.
+    def secure(self, only: int | None = None) -> int | None:
+        """Choose the newest batch that can be had, or `only` this one, and secure its files; None if there is none.
 
         CheckpointInvalid, of the newest one, if there would be one but for snapshots that are damaged.
         """
+        self._only = only
         for _ in range(CHOICES_MAX):
             shutil.rmtree(self._scratch, ignore_errors=True)
             try:
@@ -103,6 +109,18 @@ class Load:
         A snapshot that turns out to be damaged is passed over for an older one. `watch` is told how far it is, several
         times a second.
         """
+        self._writer.switch(self._filled(translator, rollups, stop, watch))
+
+    def differences(self, translator: Translator, stop: threading.Event, watch: Watch = nobody) -> list[lists.Plain]:
+        """The changes that make the replica's rows those of that batch. Otherwise as `run`; the replica stays."""
+        folder = self._filled(translator, Rollups(), stop, watch)
+        try:
+            return self._writer.differences(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _filled(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch) -> Path:
+        """The folder of a new environment with that batch."""
         while True:
             assert self._choice is not None, "its files are secured first"
             folder, name = self._writer.next_folder(), self._writer.name()
@@ -116,13 +134,12 @@ class Load:
                     Progress(self._view, self._choice.state.batch, size_bytes, watch),
                     stop,
                 )
-                break
+                return new.folder
             except _SnapshotDamaged as damaged:
                 self._pass_over(damaged)
-                self.secure()  # raises if there is no other
+                self.secure(self._only)  # raises if there is no other
             except CheckpointInvalid as error:
                 raise self._in_checkpoint(error) from error
-        self._writer.switch(new.folder)
 
     def _pass_over(self, damaged: _SnapshotDamaged) -> None:
         self._damaged[damaged.name] = self._in_checkpoint(damaged.error)
@@ -145,32 +162,33 @@ class Load:
                         storage.bring(checksum, self._scratch / checksum)
 
     def _choose(self) -> Choice | None:
-        partitions = range(self._checkpoint.partitions(self._operator))
-        for batch in self._checkpoint.commits()[: -1 - BATCHES_TRIED_MAX : -1]:
-            commit = self._checkpoint.commit(batch)
+        newest = self._checkpoint.commits()[: -1 - BATCHES_TRIED_MAX : -1]
+        for batch in newest if self._only is None else [self._only]:
+            plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
             chains = []
-            for partition in partitions:
-                chain = self._newest_chain(commit, partition)
+            for partition in range(self._checkpoint.partitions(self._operator, plan, commit)):
+                chain = self._newest_chain(plan, commit, partition)
                 if chain is None:
                     break
                 chains.append(chain)
             else:
-                return Choice(self._state(commit), tuple(chains))
+                return Choice(self._state(plan, commit, len(chains)), tuple(chains))
         return None
 
-    def _newest_chain(self, commit: Commit, partition: int) -> AnyChain | None:
+    def _newest_chain(self, plan: Plan, commit: Commit, partition: int) -> AnyChain | None:
         storage = self._checkpoint.storage
-        provider = provider_of(self._checkpoint.plan(commit.batch), storage.path(f"offsets/{commit.batch}"))
+        provider = provider_of(plan, storage.path(f"offsets/{commit.batch}"))
         newest = newest_delta_chain if provider is Provider.HDFS else newest_chain
         return newest(storage, commit, self._operator, partition, self._damaged)
 
-    def _state(self, commit: Commit) -> AppliedBatch:
-        plan, query = self._checkpoint.plan(commit.batch), self._checkpoint.query_id()
+    def _state(self, plan: Plan, commit: Commit, partitions: int) -> AppliedBatch:
         check_encoding(plan, self._checkpoint.storage.path(f"offsets/{commit.batch}"))
-        fingerprint = self._checkpoint.fingerprint(commit.batch)
+        query, fingerprint = self._checkpoint.query_id(), self._checkpoint.fingerprint(commit.batch)
         if query is None or fingerprint is None:
             raise FileNotFoundError(self._checkpoint.storage.path(f"commits/{commit.batch}"))
-        return AppliedBatch(query, commit.batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
+        return AppliedBatch(
+            query, commit.batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint, partitions
+        )
 
     def _fill(
         self, new: NewReplica, choice: Choice, translator: Translator, progress: Progress, stop: threading.Event

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -29,7 +29,7 @@ from stateside.errors import ReplicaInvalid
 from stateside.replica import generations, lists
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.beat import WritersBeat
-from stateside.replica.environment import Databases, open_environment, write
+from stateside.replica.environment import Databases, open_environment, open_to_read, write
 from stateside.replica.history import History, Keep
 from stateside.replica.ordered import Changes, Ordered, in_order
 from stateside.replica.reader import ReplicaReader
@@ -41,6 +41,7 @@ from stateside.storage import try_lock
 __all__ = ["AppliedBatch", "ReplicaReader", "ReplicaWriter", "Snapshot"]
 
 _LOCK = "writer.lock"
+Row = tuple[bytes, bytes]
 READER_CHECK_S = 2.0  # so often a writer sees to it that readers that were killed hold no old pages back
 
 
@@ -134,6 +135,16 @@ class ReplicaWriter:
         self._environment.close()
         self._open()
         generations.clean(self.directory)
+
+    def differences(self, folder: Path) -> list[lists.Plain]:
+        """The changes that would make this replica's rows those of the environment in this folder, by their keys."""
+        environment, databases = open_to_read(folder)
+        try:
+            with self._environment.begin() as present, environment.begin() as other:
+                rows = Ordered(present, self._databases.rows).range(b"")
+                return list(_differences(rows, Ordered(other, databases.rows).range(b"")))
+        finally:
+            environment.close()
 
     def next_folder(self) -> Path:
         """Where an environment goes that is to take this one's place."""
@@ -229,6 +240,23 @@ class ReplicaWriter:
             self._checked_s = time.monotonic()
         with self._beat.moving():
             write(self._environment, action)
+
+
+def _differences(rows: Iterator[Row], others: Iterator[Row]) -> Iterator[lists.Plain]:
+    """The changes that turn rows into others, both in order of their keys."""
+    row, other = next(rows, None), next(others, None)
+    while row is not None or other is not None:
+        if other is None or (row is not None and row[0] < other[0]):
+            assert row is not None, "one of them is there"
+            yield row[0], None
+            row = next(rows, None)
+        elif row is None or other[0] < row[0]:
+            yield other
+            other = next(others, None)
+        else:
+            if row[1] != other[1]:
+                yield other
+            row, other = next(rows, None), next(others, None)
 
 
 def _kept(snapshot: Snapshot) -> tuple[Kept, tuple[Computed, ...]]:

@@ -45,6 +45,10 @@ class _Replaced(CheckpointGap):
     """The checkpoint is not the one that the replica's batch came from, and its state could not be loaded yet."""
 
 
+class _Unaccounted(CheckpointGap):
+    """The replica does not say of how many partitions its rows are, and its state could not be loaded yet."""
+
+
 class _Deleted(ReplicaInvalid):
     """The replica's folder was deleted under the tail, and the state could not be loaded into a new one yet."""
 
@@ -100,6 +104,9 @@ class Tail:
             self._freshness.forget()
             self._read_catalogue()
             self._load(replaced, "The checkpoint was replaced or rolled back")
+        except _Unaccounted as unaccounted:
+            log.warning("view %s: the replica is of an older Stateside, rebuilding", self._layout.name)
+            self._load(unaccounted, "It may lack rows of a state that Spark repartitioned")
         except CheckpointGap as gap:
             self._load(gap, "It stands behind batches that are gone")
         except _Deleted as deleted:
@@ -128,8 +135,8 @@ class Tail:
 
     def _load(self, gap: StatesideError, why: str) -> None:
         """Begin anew beside the old replica, which readers have until then; the gap if no state can be had."""
-        view, operator, trouble = self._layout.name, self._catalogue.operator, self._trouble
-        with Load(self._checkpoint, operator, self._writer, prefixed=self._prefixed(), view=view) as load:
+        trouble = self._trouble
+        with self._loading() as load:
             batch = load.secure()
             if batch is None:
                 raise gap
@@ -184,9 +191,20 @@ class Tail:
             )
 
     def _check_belongs(self) -> None:
-        """_Replaced if the checkpoint is another one, or was rolled back behind the replica's batch."""
+        """_Replaced if the checkpoint is another one, or was rolled back behind the replica's batch.
+
+        _Unaccounted for a replica that an older version made, which may have left partitions out.
+        """
         applied = self._writer.batch()
-        if applied is None or self._checkpoint.fingerprint(applied.batch) == applied.fingerprint:
+        if applied is None:
+            return
+        if self._checkpoint.fingerprint(applied.batch) == applied.fingerprint:
+            if not applied.partitions:
+                raise _Unaccounted(
+                    "The replica does not say of how many partitions its rows are, and there is no state to load yet",
+                    where=str(self._layout.replica),
+                    next_step="Let the view run on: the replica is then loaded from the checkpoint",
+                )
             return
         query, commits = self._checkpoint.query_id(), self._checkpoint.commits()
         if query is None:
@@ -233,24 +251,54 @@ class Tail:
         fingerprint = self._checkpoint.fingerprint(batch)
         plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
         query = self._checkpoint.query_id()
-        changes = self._changes(plan, commit)
+        partitions = self._checkpoint.partitions(self._catalogue.operator, plan, commit)
+        changes = self._changes(plan, commit, partitions)
         if query is None or fingerprint is None or fingerprint != self._checkpoint.fingerprint(batch):
             raise CheckpointInvalid(
                 "The checkpoint was replaced while it was read", where=self._checkpoint.storage.root
             )
-        state = AppliedBatch(query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint)
+        state = AppliedBatch(
+            query, batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint, partitions
+        )
         self._writer.apply(state, changes)
 
-    def _changes(self, plan: Plan, commit: Commit) -> list[lists.Change]:
+    def _changes(self, plan: Plan, commit: Commit, partitions: int) -> list[lists.Change]:
+        applied = self._writer.batch()
+        if applied is not None and applied.partitions != partitions:
+            return [*self._repartitioned(commit.batch, applied.partitions, partitions)]
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
         scratch = generations.loading(self._writer.directory) / "version"
         changes: list[lists.Change] = []
-        for partition in range(self._checkpoint.partitions(operator)):
+        for partition in range(partitions):
             changelog = read_batch_changes(
                 self._checkpoint, plan, commit, operator, partition, prefixed=prefixed, scratch=scratch
             )
             changes += translator.changes(commit, partition, changelog)
         return changes
+
+    def _repartitioned(self, batch: int, before: int, after: int) -> list[lists.Plain]:
+        """What a batch changed that wrote the whole state into other partitions; as a rule, nothing."""
+        log.info(
+            "view %s: batch %d has its state in %d partitions, not in %d: all of it is compared",
+            self._layout.name, batch, after, before,
+        )  # fmt: skip
+        with self._loading() as load:
+            if load.secure(batch) is None:
+                raise CheckpointGap(
+                    f"The state of batch {batch}, in {after} partitions, cannot be had in all of them",
+                    where=self._checkpoint.storage.path(f"state/{self._catalogue.operator}"),
+                    next_step="Restore the missing files, or let the view run on: a newer batch is then loaded",
+                )
+            return load.differences(self._made_translator(), self._stop, self._watch)
+
+    def _loading(self) -> Load:
+        return Load(
+            self._checkpoint,
+            self._catalogue.operator,
+            self._writer,
+            prefixed=self._prefixed(),
+            view=self._layout.name,
+        )
 
     def _made_translator(self) -> Translator:
         if self._translator is None:
