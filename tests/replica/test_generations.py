@@ -140,7 +140,7 @@ def test_a_load_that_was_not_finished_is_removed_and_the_first_replica_stays(tmp
     again = ReplicaWriter(tmp_path)
     assert again.batch() == batch(0)
     again.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["beat", "data.mdb", "lock.mdb", "writer.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checksums", "data.mdb", "lock.mdb", "writer.lock"]
 
 
 def test_a_damaged_pointer_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stateside.replica.beat import Beat, WritersBeat
+from stateside.errors import ReplicaInvalid
+from stateside.replica.integrity import Integrity
 from stateside.replica.moment import Moment
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.rollups import Rollups
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from tests.replica.test_generations import batch, rows
 
@@ -75,46 +79,45 @@ def test_after_a_while_it_is_another_one(tmp_path: Path, writer: Writer, monkeyp
     reader.close()
 
 
-def test_nothing_is_kept_of_an_environment_whose_writer_was_killed_while_it_wrote(tmp_path: Path) -> None:
+def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_next_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateside.replica.reader.PUBLISHED_S_MAX", 0.01)
     first = ReplicaWriter(tmp_path)
     first.apply(batch(0), rows(0))
-    first.close()
-    with WritersBeat(tmp_path).moving():
-        reader = ReplicaReader(tmp_path)
-        moment = Moment(reader)
-        assert moment.snapshot() is not moment.snapshot()
-        assert moment.snapshot().batch() == batch(0)
-        moment.release()
-        reader.close()
-
-
-def test_the_next_writer_counts_on_from_an_odd_number(tmp_path: Path) -> None:
-    killed = WritersBeat(tmp_path)
-    moving = killed.moving()
-    moving.__enter__()
-    seen = Beat(tmp_path)
-    assert seen.now() % 2 == 1
-    again = WritersBeat(tmp_path)
-    assert seen.now() % 2 == 0
-    before = seen.now()
-    with again.moving():
-        assert seen.now() % 2 == 1
-    assert seen.now() == before + 2
-    again.end()
-    assert seen.now() % 2 == 1
-    again.end()
-    assert seen.now() % 2 == 1
-
-
-def test_an_environment_without_a_beat_is_read_without_keeping_anything(tmp_path: Path) -> None:
-    first = ReplicaWriter(tmp_path)
-    first.apply(batch(0), rows(0))
-    first.close()
-    (tmp_path / "beat").unlink()
     reader = ReplicaReader(tmp_path)
     moment = Moment(reader)
-    assert moment.snapshot() is not moment.snapshot()
+    kept = moment.snapshot()
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(Integrity, "publish", _killed)
+        first.apply(batch(1), rows(1))
+    assert moment.snapshot() is kept
     moment.release()
-    (tmp_path / "beat").write_bytes(b"")
-    assert Beat(tmp_path).now() % 2 == 1
+    with pytest.raises(ReplicaInvalid, match="its checksums were not"):
+        moment.snapshot()
+    first._environment.close()
+    os.close(first._lock or -1)
+    ReplicaWriter(tmp_path).close()
+    assert moment.snapshot().batch() == batch(1)
+    moment.release()
     reader.close()
+
+
+def _killed(integrity: Integrity) -> None:
+    raise KeyboardInterrupt
+
+
+def test_of_an_environment_whose_place_another_one_took_nothing_is_kept(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    writer.apply(batch(0), rows(0))
+    reader = ReplicaReader(tmp_path)
+    moment = Moment(reader)
+    before = moment.snapshot()
+    new = NewReplica(writer.next_folder(), "loaded", Rollups())
+    new.finish(batch(5))
+    writer.switch(new.folder)
+    assert moment.snapshot() is not before
+    assert moment.snapshot().batch() == batch(5)
+    moment.release()
+    reader.close()
+    writer.close()
