@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import ReplicaInvalid
-from stateside.replica.integrity import Integrity
 from stateside.replica.moment import Moment
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from tests.replica.test_generations import batch, rows
 
@@ -79,45 +75,63 @@ def test_after_a_while_it_is_another_one(tmp_path: Path, writer: Writer, monkeyp
     reader.close()
 
 
-def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_next_one_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stateside.replica.reader.PUBLISHED_S_MAX", 0.01)
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from stateside.replica.integrity import Integrity
+from stateside.replica.store import ReplicaWriter
+from tests.replica.test_generations import batch, rows
+writer = ReplicaWriter(Path(sys.argv[1]))
+Integrity.publish = lambda integrity: os.kill(os.getpid(), signal.SIGKILL)
+writer.apply(batch(1), rows(1))
+"""
+
+
+@pytest.mark.e2e
+def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_next_one_has(tmp_path: Path) -> None:
     first = ReplicaWriter(tmp_path)
     first.apply(batch(0), rows(0))
+    first.close()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert killed.returncode == -signal.SIGKILL
     reader = ReplicaReader(tmp_path)
     moment = Moment(reader)
-    kept = moment.snapshot()
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(Integrity, "publish", _killed)
-        first.apply(batch(1), rows(1))
-    assert moment.snapshot() is kept
-    moment.release()
-    with pytest.raises(ReplicaInvalid, match="its checksums were not"):
-        moment.snapshot()
-    first._environment.close()
-    os.close(first._lock or -1)
-    ReplicaWriter(tmp_path).close()
-    assert moment.snapshot().batch() == batch(1)
+    assert moment.snapshot().batch() == batch(0)
+    with reader.snapshot() as snapshot:
+        assert snapshot.batch() == batch(0)
+    next_one = Writer(tmp_path)
+    next_one.write(2)
+    assert moment.snapshot().batch() == batch(2)
+    assert reader.snapshot(as_of=1).__enter__().batch() == batch(1)
     moment.release()
     reader.close()
+    next_one.process.kill()
+    next_one.process.communicate()
 
 
-def _killed(integrity: Integrity) -> None:
-    raise KeyboardInterrupt
+LOADS = """
+import sys
+from pathlib import Path
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.rollups import Rollups
+from stateside.replica.store import ReplicaWriter
+from tests.replica.test_generations import batch
+writer = ReplicaWriter(Path(sys.argv[1]))
+new = NewReplica(writer.next_folder(), "loaded", Rollups())
+new.finish(batch(5))
+writer.switch(new.folder)
+"""
 
 
+@pytest.mark.e2e
 def test_of_an_environment_whose_place_another_one_took_nothing_is_kept(tmp_path: Path) -> None:
     writer = ReplicaWriter(tmp_path)
     writer.apply(batch(0), rows(0))
+    writer.close()
     reader = ReplicaReader(tmp_path)
     moment = Moment(reader)
-    before = moment.snapshot()
-    new = NewReplica(writer.next_folder(), "loaded", Rollups())
-    new.finish(batch(5))
-    writer.switch(new.folder)
-    assert moment.snapshot() is not before
+    assert moment.snapshot().batch() == batch(0)
+    subprocess.run([sys.executable, "-c", LOADS, str(tmp_path)], check=True)
     assert moment.snapshot().batch() == batch(5)
     moment.release()
     reader.close()
-    writer.close()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 
@@ -25,13 +26,20 @@ FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
 
 
+class Notes(Protocol):
+    """What is noted about a replica, by name."""
+
+    def get(self, name: bytes, /) -> bytes | None:
+        """The note of this name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """What a transaction sees of an environment. `place` is another object for each environment."""
 
     rows: Stored
     rollups: Stored
-    meta: Stored
+    meta: Notes
     past: Stored
     undo: Stored
     place: object

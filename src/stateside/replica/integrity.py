@@ -96,17 +96,17 @@ class Integrity:
 
     def scrub(self) -> None:
         """Read some more of the file, at a bounded rate; Damaged if a page is not what was written."""
-        now_s = time.monotonic()
+        now_s, last = time.monotonic(), self._checksums.state().data_bytes // self._page_bytes
         pages = int(min(now_s - self._scrubbed_s, 1.0) * SCRUB_BYTES_S) // self._page_bytes
         if pages < PAGES_AT_ONCE:
             return
         self._scrubbed_s = now_s
-        end, last = now_s + SCRUB_S_MAX, self._checksums.state().data_bytes // self._page_bytes
-        while pages > 0 and time.monotonic() < end:
+        for _ in range(min(pages, last + PAGES_AT_ONCE) // PAGES_AT_ONCE):  # once through it at most
             first = self._scrubbed_page
             self._scrub(first, min(first + PAGES_AT_ONCE, last))
             self._scrubbed_page = first + PAGES_AT_ONCE if first + PAGES_AT_ONCE < last else 0
-            pages -= PAGES_AT_ONCE
+            if time.monotonic() > now_s + SCRUB_S_MAX:
+                return
 
     def stand(self, standing: Standing) -> None:
         """Tell readers, and the next writer, what may be done with the environment."""

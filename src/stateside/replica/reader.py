@@ -17,8 +17,8 @@ from stateside.replica.environment import Tables, open_environment
 from stateside.replica.snapshot import Snapshot, snapshot_as_of
 from stateside.replica.verified import VerifiedPages, verified_tables
 
-PUBLISHED_S_MAX = 5.0  # for so long a transaction may have been committed before it is published
-PUBLISHED_LOOK_S = 0.0005
+PATIENCE_S = 0.05  # for so long a snapshot waits for a transaction that is committed and not published yet
+_PUBLISHED_LOOK_S = 0.0005
 BEGINNINGS_MAX = 1_000  # so often a writer may come in between before a transaction begins
 
 
@@ -113,25 +113,29 @@ class ReplicaReader:
                 _close_unused(before)
         self._sign = sign
 
-    def begin(self, opened: Opened) -> Begun:
-        """A transaction in an environment that was taken.
+    def begin(self, opened: Opened, patience_s: float = 0.0) -> Begun:
+        """A transaction in an environment that was taken: the newest one that is published.
 
-        ReplicaInvalid if it is damaged, or being rebuilt; or if its map has become too small just now.
+        If LMDB has a newer one, which is published any moment, that is waited for: pages of the one before it are not
+        kept any more, and a reader that is overtaken must ask again. If its writer was killed, none overtakes it.
+        ReplicaInvalid if the environment is damaged, or being rebuilt; or if its map has become too small just now.
         """
         deadline_s = None
         for _ in range(BEGINNINGS_MAX):
             opened.pages.check_sizes()
             transaction = self._begin(opened)
-            number, published = transaction.id(), opened.pages.checksums.published()
-            if number == published:
-                return self._begun(opened, transaction, number)
+            newest, published = transaction.id(), opened.pages.checksums.published()
+            if newest == published:
+                return self._begun(opened, transaction, published)
+            now_s = time.monotonic()
+            deadline_s = deadline_s or now_s + patience_s
+            if newest == published + 1 and now_s >= deadline_s:
+                opened.pages.not_kept = published
+                return self._begun(opened, transaction, published)
             transaction.abort()
-            if number > published:  # it is committed, and is published in a moment
-                deadline_s = deadline_s or time.monotonic() + PUBLISHED_S_MAX
-                if time.monotonic() > deadline_s:
-                    raise _not_published(opened.folder, number)
-                time.sleep(PUBLISHED_LOOK_S)
-        raise opened.pages.found(f"LMDB is at transaction {number}, and {published} is published")
+            if newest > published:
+                time.sleep(_PUBLISHED_LOOK_S)
+        raise opened.pages.found(f"LMDB stands at transaction {newest}, and {published} is published")
 
     def _begun(self, opened: Opened, transaction: lmdb.Transaction, number: int) -> Begun:
         try:
@@ -174,7 +178,7 @@ class Look:
     def __enter__(self) -> Snapshot:
         opened = self._opened = self._reader.take()
         try:
-            begun = self._reader.begin(opened)
+            begun = self._reader.begin(opened, PATIENCE_S)
             self._transaction = begun.transaction
             if self._as_of is None:
                 return Snapshot(begun.tables)
@@ -205,14 +209,6 @@ def _opened(folder: Path) -> Opened:
     except BaseException:
         pages.close()
         raise
-
-
-def _not_published(folder: Path, number: int) -> ReplicaInvalid:
-    return ReplicaInvalid(
-        f"Transaction {number} of the replica was written, and its checksums were not",
-        where=str(folder),
-        next_step="See whether its server runs and has room on this disk: the next one that starts goes on",
-    )
 
 
 def _close_unused(opened: Opened) -> None:

@@ -241,7 +241,7 @@ class ReplicaWriter:
             try:
                 self._pages = VerifiedPages(self._folder)
                 try:
-                    self._pages.roots(self._pages.checksums.published())
+                    self._pages.known(self._pages.checksums.published())
                     self._databases = Databases(self._environment)
                 except BaseException:
                     self._pages.close()

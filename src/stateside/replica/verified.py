@@ -9,22 +9,35 @@ they were checked, for as long as their page has the same checksum.
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from stateside.errors import ReplicaInvalid
 from stateside.replica import btree
 from stateside.replica.btree import NO_ROOT, Root
 from stateside.replica.checksums import CELLS_BEFORE, DAMAGE, NAME, Checksums, Damaged, Standing, State, damaged
-from stateside.replica.environment import NAMES, Tables
+from stateside.replica.environment import Tables
 
 BRANCHES_MAX: Final = 4_096  # that a process keeps of each replica: some 20 KB each, and good for 10 million rows
+SIZES_S: Final = 0.001  # so long ago at most the files were as long as they must be
 
 Branch = tuple[int, list[bytes], list[int]]  # its checksum, its keys, the pages below it
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is kept of a transaction: its trees by name, and its notes, which every answer asks for."""
+
+    state: State
+    roots: dict[bytes, Root]
+    meta: dict[bytes, bytes]
 
 
 class VerifiedPages:
@@ -42,8 +55,10 @@ class VerifiedPages:
             raise
         self._lock_path = str(folder / "lock.mdb")
         self._lock_bytes = 0
-        self._known: tuple[State, dict[bytes, Root]] = State(0, 0, b"", b""), {}  # of the last transaction
+        self._known = Known(State(0, 0, b"", b""), {}, {})
+        self._sized_s = -SIZES_S
         self.branches: dict[int, Branch] = {}
+        self.not_kept = 0  # the last transaction that was read although LMDB keeps its pages no more
 
     def close(self) -> None:
         """Let the files go."""
@@ -51,11 +66,14 @@ class VerifiedPages:
         os.close(self._handle)
 
     def check_sizes(self) -> None:
-        """Damaged if a file was cut, or is not to be read: LMDB must not touch what it has mapped of it then."""
+        """Damaged if a file was cut, or is not to be read: what is mapped of it must not be touched then."""
+        now_s = time.monotonic()
+        if now_s < self._sized_s + SIZES_S:
+            return
         self.checksums.check_size()
         if self.checksums.standing() == Standing.INVALID:
             raise damaged(self.folder, "it is being replaced")
-        least = max(self._known[0].data_bytes, 2 * self.page_bytes)
+        least = max(self._known.state.data_bytes, 2 * self.page_bytes)
         if os.fstat(self._handle).st_size < least:
             raise self.found("data.mdb was cut short")
         try:
@@ -64,26 +82,29 @@ class VerifiedPages:
             return  # it was replaced, and removed: what is open stays
         if lock_bytes < self._lock_bytes or not lock_bytes:
             raise self.found("lock.mdb was cut short")
-        self._lock_bytes = lock_bytes
+        self._lock_bytes, self._sized_s = lock_bytes, now_s
 
-    def roots(self, transaction: int) -> dict[bytes, Root]:
-        """The trees of a published transaction, by name."""
-        known, roots = self._known
-        if known.transaction == transaction:
-            return roots
+    def known(self, transaction: int) -> Known:
+        """The trees of a published transaction."""
+        known = self._known
+        if known.state.transaction == transaction:
+            return known
         state = self.checksums.state(transaction)
         if state is None:
             raise self.found(f"{NAME} does not say where transaction {transaction} begins")
-        found: dict[bytes, Root] = {}
+        roots: dict[bytes, Root] = {}
         for leaf in _leaves(self, Root.parse(state.main), transaction):
-            found |= btree.subtrees(leaf)
-        self._known = state, found
-        return found
+            roots |= btree.subtrees(leaf)
+        meta = VerifiedTable(self, roots.get(b"meta", NO_ROOT), transaction)
+        known = self._known = Known(state, roots, dict(meta.pairs(b"")))
+        return known
 
     def page(self, number: int, transaction: int) -> bytes:
         """A page as the transaction has it; Damaged if it is not what was written."""
-        content = os.pread(self._handle, self.page_bytes, number * self.page_bytes)
-        self._check(content, number, transaction)
+        page_bytes, cells, at = self.page_bytes, self.checksums.cells, CELLS_BEFORE + 2 * number
+        content = os.pread(self._handle, page_bytes, number * page_bytes)
+        if at >= len(cells) or xxh3_64_intdigest(content, number) != cells[at] or cells[at + 1] > transaction:
+            self._check(content, number, transaction)
         return content
 
     def overflow(self, number: int, size: int, transaction: int) -> bytes:
@@ -114,6 +135,10 @@ class VerifiedPages:
             raise self.found(f"data.mdb was cut short before page {number}")
         expected, written_by = self.checksums.cell(number)
         if xxh3_64_intdigest(page, number) != expected or written_by > transaction:
+            if transaction == self.not_kept and self.checksums.published() > transaction:
+                raise ReplicaInvalid(
+                    "The replica moved on while it was read", where=str(self.folder), next_step="Ask again"
+                )
             raise self.found(f"page {number} of data.mdb is not what was written there")
 
 
@@ -222,9 +247,12 @@ class VerifiedTable:
 
 def verified_tables(pages: VerifiedPages, transaction: int) -> Tables:
     """What a published transaction has."""
-    roots = pages.roots(transaction)
-    rows, rollups, meta, past, undo = (VerifiedTable(pages, roots.get(name, NO_ROOT), transaction) for name in NAMES)
-    return Tables(rows, rollups, meta, past, undo, pages)
+    known = pages.known(transaction)
+    rows, rollups, past, undo = (
+        VerifiedTable(pages, known.roots.get(name, NO_ROOT), transaction)
+        for name in (b"rows", b"rollups", b"past", b"undo")
+    )
+    return Tables(rows, rollups, known.meta, past, undo, pages)
 
 
 def _leaves(pages: VerifiedPages, root: Root, transaction: int) -> Iterator[bytes]:
