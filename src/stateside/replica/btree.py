@@ -71,6 +71,11 @@ class Meta:
     main: bytes
 
 
+def meta_page(transaction: int) -> int:
+    """The number of the page that a transaction's meta is in."""
+    return transaction % 2
+
+
 def parse_meta(page: bytes) -> Meta | None:
     """The meta page; None if it is none."""
     magic, _, _, _, free, main, _, transaction = _META.unpack_from(page, PAGE_HEAD_BYTES)

@@ -23,6 +23,7 @@ READERS_MAX = 512
 DATABASES_MAX = 8
 NAMES = (b"rows", b"rollups", b"meta", b"past", b"undo")
 FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room
+_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
 
 
@@ -64,7 +65,8 @@ class Databases:
 def open_environment(directory: Path, *, readonly: bool = False, sync: bool = True) -> lmdb.Environment:
     """The environment in a folder, made if it is to be written and is not there.
 
-    Damaged if it cannot be opened, SetupError if there is no room for it.
+    Damaged if it is no environment, ReplicaInvalid if it cannot be opened for another reason, SetupError if there is no
+    room for it.
     """
     there = (directory / "data.mdb").exists()
     try:
@@ -85,7 +87,13 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
     except lmdb.Error as error:
         if not readonly and disk_is_full(directory):
             raise full_disk(directory, str(error)) from error
-        raise damaged(directory, f"it cannot be opened, {error}") from error
+        if isinstance(error, _DAMAGE):
+            raise damaged(directory, f"it cannot be opened, {error}") from error
+        raise ReplicaInvalid(
+            f"The replica cannot be opened: {error}",
+            where=str(directory),
+            next_step="See to this folder: it is tried again. If it is deleted, it is rebuilt from the checkpoint",
+        ) from error
 
 
 def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:

@@ -40,7 +40,7 @@ def current(directory: Path) -> Path:
         raise ReplicaInvalid(
             f"The replica's pointer names no folder: {name[:80]!r}",
             where=str(pointer),
-            next_step="Delete the replica's folder: it is rebuilt from the checkpoint",
+            next_step="Nothing: the server that moves it rebuilds it from the checkpoint",
         )
     return directory / name
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +66,7 @@ class Integrity:
         self.check()
         self._catch_up()
         state = self._checksums.state()
+        self._check_pages([btree.meta_page(state.transaction)])
         for root in (Root.parse(state.free), Root.parse(state.main)):  # whatever is written, LMDB reads these
             self._check_pages(list(self._under([root.page] if root.depth else [], root.depth, root, self._checked)))
         self._checksums.reserve(1 + int(self._environment.info()["last_pgno"]))
@@ -90,6 +91,7 @@ class Integrity:
     def check_all(self) -> None:
         """Read all pages of the published trees; Damaged if one is not what was written."""
         state = self._checksums.state()
+        self._check_pages([btree.meta_page(state.transaction)])
         pages = self._all(state.free, state.main, self._checked)
         while some := list(islice(pages, PAGES_AT_ONCE)):
             self._check_pages(some)
@@ -150,14 +152,14 @@ class Integrity:
             raise damaged(self._folder, f"it stands at transaction {found}, and {published} was published last")
 
     def _meta(self, transaction: int) -> Meta:
-        for page in self._read((0, 1)):
-            meta = btree.parse_meta(page)
-            if meta is not None and meta.transaction == transaction:
-                return meta
-        raise damaged(self._folder, f"there is no transaction {transaction}")
+        (page,) = self._read([btree.meta_page(transaction)])
+        meta = btree.parse_meta(page)
+        if meta is None or meta.transaction != transaction:
+            raise damaged(self._folder, f"there is no transaction {transaction}")
+        return meta
 
     def _publish(self, meta: Meta, numbers: Iterable[int]) -> None:
-        written, rest = dict[int, tuple[int, int]](), iter(numbers)
+        written, rest = dict[int, tuple[int, int]](), chain([btree.meta_page(meta.transaction)], numbers)
         while some := list(islice(rest, PAGES_AT_ONCE)):
             for number, page in zip(some, self._read(some), strict=True):
                 written[number] = checksum(page, number), meta.transaction

@@ -154,17 +154,17 @@ class ReplicaReader:
 
     def _begin(self, opened: Opened) -> lmdb.Transaction:
         try:
-            return opened.environment.begin(buffers=False)
-        except lmdb.MapResizedError:  # the writer made the map larger than ours
-            with self._lock:
-                if opened.snapshots > 1:  # under an open snapshot the map must not move
-                    raise ReplicaInvalid(
-                        "The replica has outgrown this reader's map",
-                        where=str(opened.folder),
-                        next_step="Ask again: the map grows as soon as no other snapshot of this process is open",
-                    ) from None
-                opened.environment.set_mapsize(0)
-            return opened.environment.begin(buffers=False)
+            try:
+                return opened.environment.begin(buffers=False)
+            except lmdb.MapResizedError:  # the writer made the map larger than ours, or LMDB's own page is damaged
+                opened.pages.check_meta()
+                with self._lock:
+                    if opened.snapshots > 1:  # under an open snapshot the map must not move
+                        raise _unreadable(opened.folder, "it has outgrown this reader's map") from None
+                    opened.environment.set_mapsize(0)
+                return opened.environment.begin(buffers=False)
+        except lmdb.Error as error:
+            raise _unreadable(opened.folder, str(error)) from error
 
 
 class Look:
@@ -209,6 +209,10 @@ def _opened(folder: Path) -> Opened:
     except BaseException:
         pages.close()
         raise
+
+
+def _unreadable(folder: Path, why: str) -> ReplicaInvalid:
+    return ReplicaInvalid(f"The replica cannot be read just now: {why}", where=str(folder), next_step="Ask again")
 
 
 def _close_unused(opened: Opened) -> None:

@@ -65,9 +65,10 @@ class ReplicaWriter:
         """ReplicaInvalid if another process moves the replica, or if it holds another share of the keys."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.share = directory, share
-        self._keep, self._clock = keep or Keep(), clock or SystemClock()
+        self._keep, self._clock, self._folder = keep or Keep(), clock or SystemClock(), directory
         self._lock: int | None = _lock(directory)
         try:
+            self._mend_pointer()
             generations.clean(directory)
             self._open()
         except BaseException:
@@ -82,9 +83,14 @@ class ReplicaWriter:
         """Why the replica has to be loaded before anybody may read it; None if it has not."""
         return self._read(Snapshot.invalid)
 
-    def check(self) -> None:
-        """Damaged if a file of the replica was cut, or somebody found that it is not what was written."""
+    def check(self, *, whole: bool = False) -> None:
+        """Damaged if a file of the replica was cut, or somebody found that it is not what was written.
+
+        If the `whole` of it is to be checked, all of it is read.
+        """
         self._integrity.check()
+        if whole:
+            self._integrity.check_all()
 
     def scrub(self) -> None:
         """Look at some more of the replica; Damaged if it is not what was written."""
@@ -206,6 +212,14 @@ class ReplicaWriter:
         self._integrity.close()
         self._environment.close()
 
+    def _mend_pointer(self) -> None:
+        """If nobody knows which environment counts, an empty one does, which has to be loaded."""
+        try:
+            self._folder = generations.current(self.directory)
+        except ReplicaInvalid as error:
+            log.error("%s It is rebuilt from the checkpoint", error)
+            self._begin_invalid(error.what, None)
+
     def _open(self) -> None:
         """Open the environment that counts; one that is damaged, or has no checksums, makes place for an empty one."""
         self._folder = generations.current(self.directory)
@@ -255,7 +269,7 @@ class ReplicaWriter:
 
     def _begin_invalid(self, why: str, name: str | None) -> None:
         """Make an empty environment, which counts from now on, and says why nobody may read it."""
-        folder = generations.next_folder(self.directory, self._folder)
+        folder = self.next_folder()
         environment = open_environment(folder)
         try:
             databases = Databases(environment)

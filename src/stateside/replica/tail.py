@@ -69,7 +69,7 @@ class Tail:
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)
         self._freshness = Freshness(layout.heartbeat)
-        self._stop = threading.Event()
+        self._stop, self._suspected = threading.Event(), threading.Event()
         self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
         self._logged: str | None = None
         self._gap_checked_s = 0.0
@@ -118,6 +118,10 @@ class Tail:
             self._load(deleted, "The replica's folder was deleted")
         self._follow()
         return True
+
+    def suspect(self) -> None:
+        """Have the next step read all of the replica first: a process that read it was ended by a signal."""
+        self._suspected.set()
 
     def close(self) -> None:
         """Let the replica go."""
@@ -198,7 +202,8 @@ class Tail:
 
     def _check_valid(self) -> None:
         """Damaged, or _Invalid, if readers may not have the replica before it is loaded from the checkpoint."""
-        self._writer.check()
+        self._writer.check(whole=self._suspected.is_set())
+        self._suspected.clear()
         why = self._writer.invalid()
         if why is not None:
             raise _Invalid(

@@ -53,7 +53,7 @@ class VerifiedPages:
         except BaseException:
             self.checksums.close()
             raise
-        self._lock_path = str(folder / "lock.mdb")
+        self._lock_path, self._damage_path = str(folder / "lock.mdb"), str(folder / DAMAGE)
         self._lock_bytes = 0
         self._known = Known(State(0, 0, b"", b""), {}, {})
         self._sized_s = -SIZES_S
@@ -71,8 +71,8 @@ class VerifiedPages:
         if now_s < self._sized_s + SIZES_S:
             return
         self.checksums.check_size()
-        if self.checksums.standing() == Standing.INVALID:
-            raise damaged(self.folder, "it is being replaced")
+        if self.checksums.standing() == Standing.INVALID or os.path.exists(self._damage_path):  # noqa: PTH110
+            raise damaged(self.folder, "that was found already")
         least = max(self._known.state.data_bytes, 2 * self.page_bytes)
         if os.fstat(self._handle).st_size < least:
             raise self.found("data.mdb was cut short")
@@ -107,6 +107,11 @@ class VerifiedPages:
             self._check(content, number, transaction)
         return content
 
+    def check_meta(self) -> None:
+        """Damaged if the page is in which LMDB says what its newest transaction is."""
+        published = self.checksums.published()
+        self.page(btree.meta_page(published), published)
+
     def overflow(self, number: int, size: int, transaction: int) -> bytes:
         """A value in overflow pages."""
         page_bytes, count = self.page_bytes, btree.overflow_pages(size, self.page_bytes)
@@ -125,7 +130,7 @@ class VerifiedPages:
 
     def found(self, what: str) -> Damaged:
         """The error for what is wrong, of which the writer is told too."""
-        error = damaged(self.folder, what)
+        error, self._sized_s = damaged(self.folder, what), -SIZES_S
         with suppress(OSError):  # who may not write here has still the error; the scrub comes by too
             (self.folder / DAMAGE).write_text(what)
         return error

@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A view that is followed: of which query, by which file of a catalogue, and the thread, with what stops it."""
+    """A view that is followed: of which query, by which file of a catalogue, by which tail in which thread."""
 
     query: str | None
     catalogue_file: tuple[int, int]
+    tail: Tail
     thread: threading.Thread
     stop: threading.Event
 
@@ -57,6 +58,11 @@ class Follower:
             followed.stop.set()
         for followed in self._followed.values():
             followed.thread.join()
+
+    def suspect_replicas(self) -> None:
+        """Have all replicas read: a process that read them was ended by a signal."""
+        for followed in list(self._followed.values()):
+            followed.tail.suspect()
 
     def _discover(self) -> None:
         while not self._stop.wait(DISCOVERY_S):
@@ -91,7 +97,7 @@ class Follower:
             self._tell(f"view {view.name}", error)
             return
         thread = threading.Thread(target=tail.run, args=(stop,), name=f"tail {view.name}", daemon=True)
-        self._followed[view.name] = Followed(query, catalogue_file, thread, stop)
+        self._followed[view.name] = Followed(query, catalogue_file, tail, thread, stop)
         thread.start()
 
     def _let_go(self, name: str) -> None:
