@@ -185,7 +185,10 @@ class Integrity:
             end = at + 1
             while end < len(numbers) and numbers[end] == numbers[end - 1] + 1 and end - at < PAGES_AT_ONCE:
                 end += 1
-            content = os.pread(self._handle, (end - at) * size, numbers[at] * size)
+            try:
+                content = os.pread(self._handle, (end - at) * size, numbers[at] * size)
+            except OSError as error:  # the disk cannot read it any more
+                raise damaged(self._folder, f"page {numbers[at]} of data.mdb: {error.strerror}") from error
             if len(content) < (end - at) * size:
                 raise damaged(self._folder, f"data.mdb was cut short before page {numbers[end - 1]}")
             yield from (content[place * size : (place + 1) * size] for place in range(end - at))

@@ -18,6 +18,7 @@ Every page of it has a checksum (`checksums`), which `integrity` keeps and `veri
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -110,7 +111,7 @@ class ReplicaWriter:
         before = self._folder
         self._begin_invalid(why, name)
         aside = generations.set_aside(self.directory, before)
-        self._open()
+        self._open(empty=True)
         return aside
 
     def apply(self, batch: AppliedBatch, changes: Iterable[lists.Change]) -> None:
@@ -220,8 +221,8 @@ class ReplicaWriter:
             log.error("%s It is rebuilt from the checkpoint", error)
             self._begin_invalid(error.what, None)
 
-    def _open(self) -> None:
-        """Open the environment that counts; one that is damaged, or has no checksums, makes place for an empty one."""
+    def _open(self, *, empty: bool = False) -> None:
+        """Open the environment that counts; if it is damaged, or has no checksums, an `empty` one takes its place."""
         self._folder = generations.current(self.directory)
         self._checked_s = 0.0
         self._rollups = Rollups()
@@ -233,11 +234,13 @@ class ReplicaWriter:
                 self._close_environment()
                 raise
         except (Damaged, Unchecked) as error:
+            if empty:
+                raise  # the disk is not to be trusted: it is tried again later
             before = self._folder
             self._begin_invalid(error.what, None)
             aside = generations.set_aside(self.directory, before)
-            log.error("%s It is moved to %s, and rebuilt from the checkpoint", error, aside)
-            self._open()
+            log.error("%s. It is moved to %s, and rebuilt from the checkpoint", error.what, aside)
+            self._open(empty=True)
 
     def _open_environment(self) -> None:
         if is_begun(self._folder):
@@ -348,6 +351,8 @@ class ReplicaWriter:
             write(self._environment, action)
             self._integrity.publish()
         except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise full_disk(self._folder, str(error.strerror)) from error
 
 

@@ -102,7 +102,10 @@ class VerifiedPages:
     def page(self, number: int, transaction: int) -> bytes:
         """A page as the transaction has it; Damaged if it is not what was written."""
         page_bytes, cells, at = self.page_bytes, self.checksums.cells, CELLS_BEFORE + 2 * number
-        content = os.pread(self._handle, page_bytes, number * page_bytes)
+        try:
+            content = os.pread(self._handle, page_bytes, number * page_bytes)
+        except OSError as error:  # the disk cannot read it any more
+            raise self.found(f"page {number} of data.mdb: {error.strerror}") from error
         if at >= len(cells) or xxh3_64_intdigest(content, number) != cells[at] or cells[at + 1] > transaction:
             self._check(content, number, transaction)
         return content
@@ -114,17 +117,16 @@ class VerifiedPages:
 
     def overflow(self, number: int, size: int, transaction: int) -> bytes:
         """A value in overflow pages."""
-        page_bytes, count = self.page_bytes, btree.overflow_pages(size, self.page_bytes)
-        content = os.pread(self._handle, count * page_bytes, number * page_bytes)
-        for place in range(count):
-            self._check(content[place * page_bytes : (place + 1) * page_bytes], number + place, transaction)
+        count = btree.overflow_pages(size, self.page_bytes)
+        content = b"".join([self.page(number + place, transaction) for place in range(count)])
         return content[btree.PAGE_HEAD_BYTES : btree.PAGE_HEAD_BYTES + size]
 
     def branch(self, number: int, transaction: int) -> Branch:
         """A branch, which is kept from now on."""
         page = self.page(number, transaction)
-        if len(self.branches) >= BRANCHES_MAX:
-            self.branches.clear()
+        while len(self.branches) >= BRANCHES_MAX:
+            with suppress(RuntimeError, StopIteration):  # another thread did the same just now
+                self.branches.pop(next(iter(self.branches)), None)
         found = self.branches[number] = (self.checksums.cell(number)[0], *btree.parse_branch(page))
         return found
 
