@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stateside.errors import ReplicaInvalid
 from stateside.layout import Layout
 from stateside.replica import integrity
 from stateside.replica.reader import ReplicaReader
@@ -162,6 +163,22 @@ def test_what_a_reader_found_the_tail_rebuilds(job: Job, caplog: pytest.LogCaptu
     assert answered(job.view)[:2] == (4, job.rows)
     assert f"It is moved to {job.view.replica / 'damaged'}" in caplog.text
     assert (job.view.replica / "damaged" / "data.mdb").exists()
+
+
+def test_checksums_that_were_cut_where_no_page_needs_them_yet_are_told_to_the_tail_too(job: Job) -> None:
+    """The reader has mapped them, and the writer would not miss them."""
+    reader = ReplicaReader(job.view.replica)
+    path = job.view.replica / "checksums"
+    os.truncate(path, path.stat().st_size - 8_192)
+    reader._opened.pages._sized_s = 0.0
+    with pytest.raises(ReplicaInvalid, match="checksums was cut short"), reader.snapshot():
+        pass
+    reader.close()
+    tail = Tail(job.view)
+    tail.step()
+    tail.close()
+    assert answered(job.view)[:2] == (4, job.rows)
+    assert (job.view.replica / "damaged").exists()
 
 
 def test_the_scrub_finds_what_nobody_asked_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,8 @@ def test_a_damaged_replica_answers_right_or_not_at_all_and_is_rebuilt(
         shop.job.rows
     )
     for number in range(DAMAGES):
+        if number % 100 == 99:
+            print(f"{number + 1} damages, no wrong answer")
         shop.restore()
         with Asking(shop) as asking:
             if number % 2:  # it is open, and was asked already

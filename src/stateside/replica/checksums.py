@@ -104,10 +104,9 @@ class Checksums:
         """Let the file go."""
         os.close(self._handle)
 
-    def check_size(self) -> None:
-        """Damaged if the file is shorter than what is mapped of it."""
-        if os.fstat(self._handle).st_size < self._mapped_bytes:
-            raise damaged(self._folder, f"{NAME} was cut short")
+    def is_whole(self) -> bool:
+        """Whether the file is still as long as what is mapped of it."""
+        return os.fstat(self._handle).st_size >= self._mapped_bytes
 
     def published(self) -> int:
         """The newest transaction that may be read."""

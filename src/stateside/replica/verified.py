@@ -70,7 +70,8 @@ class VerifiedPages:
         now_s = time.monotonic()
         if now_s < self._sized_s + SIZES_S:
             return
-        self.checksums.check_size()
+        if not self.checksums.is_whole():
+            raise self.found(f"{NAME} was cut short")
         if self.checksums.standing() == Standing.INVALID or os.path.exists(self._damage_path):  # noqa: PTH110
             raise damaged(self.folder, "that was found already")
         least = max(self._known.state.data_bytes, 2 * self.page_bytes)
