@@ -39,7 +39,7 @@
     │   ├── ViewsBusy               views-busy              409    another process follows the stream with these views
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
     │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
-    │   ├── ReplicaInvalid          replica-invalid         500    the replica's own file is not usable
+    │   ├── ReplicaInvalid          replica-invalid         503    the replica is damaged, and is being rebuilt
     │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
     │   ├── LeaseInvalid            lease-invalid           500    a lease that cannot be read, or not be kept there
     │   ├── PastChanged             past-changed            500    a journal that is not what the last audit read
@@ -408,9 +408,10 @@ class CheckpointGap(StateError):
 
 
 class ReplicaInvalid(StateError):
-    """The replica's own file cannot be used; it can be deleted and rebuilt from the checkpoint."""
+    """The replica's own files cannot be used: they are moved aside, and it is rebuilt from the checkpoint."""
 
     code = "replica-invalid"
+    status = 503
 
 
 class ArchiveInvalid(StateError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -137,6 +138,24 @@ def make_durable(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def allocate(path: Path, size: int) -> None:
+    """Give a new file all of its blocks, before it is mapped: to touch one that is not there would be SIGBUS.
+
+    OSError if there is no room. A file that has content, or a file system that cannot, stays as it is.
+    """
+    if path.exists() and path.stat().st_size:
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            path.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(handle)
 
 
 def try_lock(path: Path, *, shared: bool = False) -> int | None:

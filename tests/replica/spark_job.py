@@ -214,10 +214,9 @@ def replica_rows(snapshot: Snapshot) -> Rows:
 
 def has(tail: Tail) -> tuple[int, Rows]:
     """What readers in other processes have now of a replica that this process writes."""
-    with tail._writer._environment.begin() as transaction:
-        snapshot = Snapshot(transaction, tail._writer._databases)
-        batch = snapshot.batch()
-        return -1 if batch is None else batch.batch, replica_rows(snapshot)
+    snapshot = Snapshot(tail._writer._published())
+    batch = snapshot.batch()
+    return -1 if batch is None else batch.batch, replica_rows(snapshot)
 
 
 def answered(view: ViewLayout, as_of: int | None = None) -> tuple[int, Rows, str | None]:

@@ -195,13 +195,31 @@ def job_with_its_replica_on(disk: Path, tmp_path: Path) -> Job:
     return job
 
 
-def test_a_beat_for_which_there_is_no_room_is_an_error_and_kills_nobody(small_disk: Path) -> None:
-    fill(small_disk)
-    begin = "import sys; from pathlib import Path; from stateside.replica.beat import WritersBeat; "
-    command = [sys.executable, "-c", f"{begin} WritersBeat(Path(sys.argv[1]))", str(small_disk)]
+NEW = """
+import sys
+from pathlib import Path
+from stateside.errors import SetupError
+from stateside.replica.store import ReplicaWriter
+try:
+    ReplicaWriter(Path(sys.argv[1]))
+except SetupError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("free_pages", [0, 1, 2, 9, 18, 26])
+def test_a_new_replica_for_which_there_is_no_room_is_an_error_and_kills_nobody(
+    small_disk: Path, free_pages: int
+) -> None:
+    ballast = fill(small_disk)
+    os.truncate(ballast, ballast.stat().st_size - 4_096 * free_pages)
+    command = [sys.executable, "-c", NEW, str(small_disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, "touching a page that has no room is a signal, SIGBUS"
-    assert "No space left on device" in done.stderr
+    assert done.returncode == 0, f"touching a page that has no room is a signal, SIGBUS: {done.stderr}"
+    assert "its disk is full" in done.stdout
+    ballast.unlink()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), "and with room it begins"
 
 
 def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_it_goes_on(

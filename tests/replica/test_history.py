@@ -72,7 +72,7 @@ def undo_pages(folder: Path) -> int:
     reader = ReplicaReader(folder)
     opened = reader._opened
     with opened.environment.begin() as transaction:
-        stat = transaction.stat(opened.databases.undo)
+        stat = transaction.stat(opened.environment.open_db(b"undo", transaction, create=False))
     reader.close()
     return int(stat["overflow_pages"] + stat["leaf_pages"])
 

@@ -110,7 +110,7 @@ def left_over(layout: Layout, view: str = "spending") -> list[str]:
     """What lies in the replica's folder and does not belong there after a load."""
     replica = layout.view(view).replica
     current = (replica / "current").read_text() if (replica / "current").exists() else None
-    belongs = {"writer.lock", *(["current", current] if current else ["beat", "data.mdb", "lock.mdb"])}
+    belongs = {"writer.lock", *(["current", current] if current else ["checksums", "data.mdb", "lock.mdb"])}
     return sorted({path.name for path in replica.iterdir()} - belongs)
 
 

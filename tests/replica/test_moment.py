@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from stateside.replica.beat import Beat, WritersBeat
 from stateside.replica.moment import Moment
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from tests.replica.test_generations import batch, rows
@@ -75,46 +75,63 @@ def test_after_a_while_it_is_another_one(tmp_path: Path, writer: Writer, monkeyp
     reader.close()
 
 
-def test_nothing_is_kept_of_an_environment_whose_writer_was_killed_while_it_wrote(tmp_path: Path) -> None:
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from stateside.replica.integrity import Integrity
+from stateside.replica.store import ReplicaWriter
+from tests.replica.test_generations import batch, rows
+writer = ReplicaWriter(Path(sys.argv[1]))
+Integrity.publish = lambda integrity: os.kill(os.getpid(), signal.SIGKILL)
+writer.apply(batch(1), rows(1))
+"""
+
+
+@pytest.mark.e2e
+def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_next_one_has(tmp_path: Path) -> None:
     first = ReplicaWriter(tmp_path)
     first.apply(batch(0), rows(0))
     first.close()
-    with WritersBeat(tmp_path).moving():
-        reader = ReplicaReader(tmp_path)
-        moment = Moment(reader)
-        assert moment.snapshot() is not moment.snapshot()
-        assert moment.snapshot().batch() == batch(0)
-        moment.release()
-        reader.close()
-
-
-def test_the_next_writer_counts_on_from_an_odd_number(tmp_path: Path) -> None:
-    killed = WritersBeat(tmp_path)
-    moving = killed.moving()
-    moving.__enter__()
-    seen = Beat(tmp_path)
-    assert seen.now() % 2 == 1
-    again = WritersBeat(tmp_path)
-    assert seen.now() % 2 == 0
-    before = seen.now()
-    with again.moving():
-        assert seen.now() % 2 == 1
-    assert seen.now() == before + 2
-    again.end()
-    assert seen.now() % 2 == 1
-    again.end()
-    assert seen.now() % 2 == 1
-
-
-def test_an_environment_without_a_beat_is_read_without_keeping_anything(tmp_path: Path) -> None:
-    first = ReplicaWriter(tmp_path)
-    first.apply(batch(0), rows(0))
-    first.close()
-    (tmp_path / "beat").unlink()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert killed.returncode == -signal.SIGKILL
     reader = ReplicaReader(tmp_path)
     moment = Moment(reader)
-    assert moment.snapshot() is not moment.snapshot()
+    assert moment.snapshot().batch() == batch(0)
+    with reader.snapshot() as snapshot:
+        assert snapshot.batch() == batch(0)
+    next_one = Writer(tmp_path)
+    next_one.write(2)
+    assert moment.snapshot().batch() == batch(2)
+    assert reader.snapshot(as_of=1).__enter__().batch() == batch(1)
     moment.release()
-    (tmp_path / "beat").write_bytes(b"")
-    assert Beat(tmp_path).now() % 2 == 1
+    reader.close()
+    next_one.process.kill()
+    next_one.process.communicate()
+
+
+LOADS = """
+import sys
+from pathlib import Path
+from stateside.replica.new_replica import NewReplica
+from stateside.replica.rollups import Rollups
+from stateside.replica.store import ReplicaWriter
+from tests.replica.test_generations import batch
+writer = ReplicaWriter(Path(sys.argv[1]))
+new = NewReplica(writer.next_folder(), "loaded", Rollups())
+new.finish(batch(5))
+writer.switch(new.folder)
+"""
+
+
+@pytest.mark.e2e
+def test_of_an_environment_whose_place_another_one_took_nothing_is_kept(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    writer.apply(batch(0), rows(0))
+    writer.close()
+    reader = ReplicaReader(tmp_path)
+    moment = Moment(reader)
+    assert moment.snapshot().batch() == batch(0)
+    subprocess.run([sys.executable, "-c", LOADS, str(tmp_path)], check=True)
+    assert moment.snapshot().batch() == batch(5)
+    moment.release()
     reader.close()

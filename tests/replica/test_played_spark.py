@@ -76,4 +76,4 @@ def test_a_replica_that_comes_late_is_loaded_and_tells_how_far_it_is(layout: Vie
     assert list(accounts(layout)) == list(range(ACCOUNTS))
     assert (seen[-1].view, seen[-1].batch, seen[-1].done) == ("bench", 11, 1.0)
     assert (layout.replica / "current").read_text() == "1"
-    assert sorted(path.name for path in (layout.replica / "1").iterdir()) == ["beat", "data.mdb", "lock.mdb"]
+    assert sorted(path.name for path in (layout.replica / "1").iterdir()) == ["checksums", "data.mdb", "lock.mdb"]

@@ -116,10 +116,9 @@ def test_another_query_with_another_catalogue_is_read_by_that_one(job: Job) -> N
         job.view.catalogue.write_bytes(replace(declared, key=declared.key[::-1]).as_json())
         other.run(some(7))
         tail.step()
-        with tail._writer._environment.begin() as transaction:
-            snapshot = Snapshot(transaction, tail._writer._databases)
-            found = {CODEC.decode(key)[::-1]: DECODER.decode(row) for key, row in snapshot.range(b"")}
-            assert snapshot.rollups() == (("country",),)
+        snapshot = Snapshot(tail._writer._published())
+        found = {CODEC.decode(key)[::-1]: DECODER.decode(row) for key, row in snapshot.range(b"")}
+        assert snapshot.rollups() == (("country",),)
     assert found == other.rows
 
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
-import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -351,18 +350,23 @@ def test_where_there_is_no_replica_yet_there_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_its_writer_is_only_just_making_is_not_there_yet(tmp_path: Path) -> None:
-    lmdb.open(str(tmp_path), max_dbs=4).close()
+    environment.open_environment(tmp_path).close()
     with pytest.raises(FileNotFoundError):
         ReplicaReader(tmp_path)
     ReplicaWriter(tmp_path).close()
     assert read(tmp_path) == []
 
 
-def test_a_file_that_is_no_replica_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_is_no_replica_is_moved_aside_for_one_that_is_to_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"no replica" * 2_000)
-    for use in (ReplicaReader, ReplicaWriter):
-        with pytest.raises(ReplicaInvalid, match="Delete this folder: it is rebuilt from the checkpoint"):
-            use(tmp_path)
+    with pytest.raises(ReplicaInvalid, match="it is rebuilt from the checkpoint"):
+        ReplicaReader(tmp_path)
+    writer = ReplicaWriter(tmp_path)
+    assert writer.invalid() is not None
+    writer.close()
+    assert (tmp_path / "damaged" / "data.mdb").read_bytes() == b"no replica" * 2_000
+    with pytest.raises(ReplicaInvalid, match="being rebuilt"):
+        read(tmp_path)
 
 
 def _lines(process: "subprocess.Popen[str]") -> IO[str]:

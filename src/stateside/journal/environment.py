@@ -6,12 +6,12 @@ SIGBUS, and no error.
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
+
+from stateside.storage import allocate
 
 READERS_MAX: Final = 126  # LMDB's own default
 _LOCK_BYTES: Final = 64  # of each reader, in the file `lock.mdb`
@@ -23,7 +23,7 @@ def open_environment(directory: Path, *, readers_max: int = READERS_MAX, **optio
     OSError if there is no room for it; an error of LMDB's if it cannot be opened, CorruptedError if it was cut short.
     """
     if options.get("create", True):
-        _allocate(directory / "lock.mdb", _LOCK_BYTES * (readers_max + 8))
+        allocate(directory / "lock.mdb", _LOCK_BYTES * (readers_max + 8))
     environment = lmdb.open(str(directory), max_readers=readers_max, **options)
     if not is_whole(directory, environment, environment.stat()["psize"]):
         environment.close()
@@ -44,18 +44,3 @@ def is_whole(directory: Path, environment: lmdb.Environment, page_bytes: int) ->
         return bool(path.stat().st_size >= pages * page_bytes)  # looked at last: it grows while others write
     except FileNotFoundError:
         return False
-
-
-def _allocate(path: Path, size: int) -> None:
-    """Give a new file all of its blocks, before it is mapped. A file system that cannot leaves it as it was."""
-    if path.exists() and path.stat().st_size:
-        return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.posix_fallocate(handle, 0, size)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            path.unlink(missing_ok=True)
-            raise
-    finally:
-        os.close(handle)

@@ -2,71 +2,98 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 
 from stateside.errors import ReplicaInvalid, SetupError
+from stateside.replica import checksums
+from stateside.replica.checksums import damaged
+from stateside.replica.ordered import Stored, WrittenTable
+from stateside.storage import allocate
 
 MAP_BYTES_START = 1 << 30
 READER_MAP_BYTES = 1 << 38  # of addresses, not of memory: a reader's map need not grow while it has snapshots open
 READERS_MAX = 512
 DATABASES_MAX = 8
+NAMES = (b"rows", b"rollups", b"meta", b"past", b"undo")
 FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room
+_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
 
 
-class Databases:
-    """The environment's named databases. With `create` errors are as for `write`, else NotFoundError of LMDB's."""
+class Notes(Protocol):
+    """What is noted about a replica, by name."""
 
-    def __init__(self, environment: lmdb.Environment, *, create: bool) -> None:
+    def get(self, name: bytes, /) -> bytes | None:
+        """The note of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a transaction sees of an environment. `place` is another object for each environment."""
+
+    rows: Stored
+    rollups: Stored
+    meta: Notes
+    past: Stored
+    undo: Stored
+    place: object
+
+
+class Databases:
+    """The environment's named databases, for who writes them; made if they are not there. Errors as for `write`."""
+
+    def __init__(self, environment: lmdb.Environment) -> None:
         try:
-            self.rows, self.rollups, self.meta, self.past, self.undo = (
-                environment.open_db(name, create=create) for name in (b"rows", b"rollups", b"meta", b"past", b"undo")
-            )
+            self.rows, self.rollups, self.meta, self.past, self.undo = map(environment.open_db, NAMES)
         except lmdb.Error as error:
-            if not create:
-                raise
             raise _unwritable(Path(environment.path()), error) from error
+
+    def tables(self, transaction: lmdb.Transaction) -> Tables:
+        """What a transaction that writes sees of them."""
+        databases = (self.rows, self.rollups, self.meta, self.past, self.undo)
+        rows, rollups, meta, past, undo = (WrittenTable(transaction, database) for database in databases)
+        return Tables(rows, rollups, meta, past, undo, self)
 
 
 def open_environment(directory: Path, *, readonly: bool = False, sync: bool = True) -> lmdb.Environment:
     """The environment in a folder, made if it is to be written and is not there.
 
-    ReplicaInvalid if it is damaged, SetupError if there is no room for it.
+    Damaged if it is no environment, ReplicaInvalid if it cannot be opened for another reason, SetupError if there is no
+    room for it.
     """
     there = (directory / "data.mdb").exists()
     try:
         if not readonly:
-            _allocate_lock_file(directory)
+            directory.mkdir(parents=True, exist_ok=True)
+            if not there:
+                checksums.begin(directory)
+            allocate(directory / "lock.mdb", _LOCK_FILE_BYTES)  # a reader enters itself there
         map_bytes = READER_MAP_BYTES if readonly else 0 if there else MAP_BYTES_START
         try:
             return _open(directory, readonly=readonly, sync=sync, map_bytes=map_bytes)
         except lmdb.MemoryError:  # so many addresses are not allowed here
             return _open(directory, readonly=readonly, sync=sync, map_bytes=0 if there else MAP_BYTES_START)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise full_disk(directory, str(error.strerror)) from error
     except lmdb.Error as error:
         if not readonly and disk_is_full(directory):
             raise full_disk(directory, str(error)) from error
+        if isinstance(error, _DAMAGE):
+            raise damaged(directory, f"it cannot be opened, {error}") from error
         raise ReplicaInvalid(
             f"The replica cannot be opened: {error}",
             where=str(directory),
-            next_step="Delete this folder: it is rebuilt from the checkpoint",
+            next_step="See to this folder: it is tried again. If it is deleted, it is rebuilt from the checkpoint",
         ) from error
-
-
-def open_to_read(directory: Path) -> tuple[lmdb.Environment, Databases]:
-    """The environment in a folder, with its databases; FileNotFoundError if it is not there, or only just made."""
-    if not (directory / "data.mdb").exists():
-        raise FileNotFoundError(directory)
-    environment = open_environment(directory, readonly=True)
-    try:
-        return environment, Databases(environment, create=False)
-    except lmdb.NotFoundError:  # its writer is only just making it
-        environment.close()
-        raise FileNotFoundError(directory) from None
 
 
 def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:
@@ -105,20 +132,6 @@ def _open(directory: Path, *, readonly: bool, sync: bool, map_bytes: int) -> lmd
         sync=sync,
         metasync=False,  # a loss of power may cost the last batch, which the checkpoint still has; never the order
     )
-
-
-def _allocate_lock_file(directory: Path) -> None:
-    """Give the file that readers enter themselves in all of its blocks, before LMDB maps it.
-
-    On a full disk a reader that touches a block that is not there yet would be killed by a signal.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        with suppress(OSError):  # a file system that cannot: then it is as it was
-            os.posix_fallocate(handle, 0, _LOCK_FILE_BYTES)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(directory: Path, error: lmdb.Error) -> ReplicaInvalid | SetupError:

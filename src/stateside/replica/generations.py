@@ -1,10 +1,11 @@
 """Generations: the environments that a replica's folder has had, each loaded anew beside the one before it.
 
     replica/writer.lock     held by the one process that writes here
-    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb and beat
+    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb and checksums
     replica/current         once one was loaded: the name of its folder
     replica/7/data.mdb      that environment
     replica/loading/        files of the checkpoint, while they are loaded
+    replica/damaged/        the last environment that turned out to be damaged, for whoever wants to know why
 
 `current` is replaced in one step, and only when what it names is whole and durable. Whatever else is there was left
 behind by a crash, and the next writer removes it. A reader that still has a removed environment open reads on in it.
@@ -17,11 +18,13 @@ import shutil
 from pathlib import Path
 
 from stateside.errors import ReplicaInvalid
-from stateside.replica import beat
+from stateside.replica import checksums
 from stateside.storage import sync_directory, write_atomically
 
 _POINTER = "current"
 _LOADING = "loading"
+_DAMAGED = "damaged"
+_BEAT = "beat"  # what an older Stateside had beside data.mdb
 
 Sign = tuple[int, int] | None
 
@@ -37,7 +40,7 @@ def current(directory: Path) -> Path:
         raise ReplicaInvalid(
             f"The replica's pointer names no folder: {name[:80]!r}",
             where=str(pointer),
-            next_step="Delete the replica's folder: it is rebuilt from the checkpoint",
+            next_step="Nothing: the server that moves it rebuilds it from the checkpoint",
         )
     return directory / name
 
@@ -74,6 +77,16 @@ def make_current(directory: Path, folder: Path) -> None:
     write_atomically(directory / _POINTER, folder.name.encode())
 
 
+def set_aside(directory: Path, folder: Path) -> Path:
+    """Move an environment that does not count any more to where damaged ones are kept: the last one of them."""
+    aside = directory / _DAMAGED
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for path in [path for path in folder.iterdir() if _belongs(path)]:
+        path.rename(aside / path.name)
+    return aside
+
+
 def clean(directory: Path) -> None:
     """Remove what does not count any more, and what crashes left. For the process alone that holds the lock."""
     folder = current(directory)
@@ -86,4 +99,4 @@ def clean(directory: Path) -> None:
 
 def _belongs(path: Path) -> bool:
     """Whether a file is one of an environment's."""
-    return path.suffix == ".mdb" or path.name == beat.NAME
+    return path.suffix == ".mdb" or path.name in (checksums.NAME, checksums.DAMAGE, _BEAT)

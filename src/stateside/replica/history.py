@@ -28,7 +28,7 @@ from typing import Any
 import lmdb
 
 from stateside.replica.applied import AppliedBatch
-from stateside.replica.environment import Databases
+from stateside.replica.environment import Databases, Tables
 from stateside.replica.ordered import Changes
 
 HISTORY_S = 600  # an older batch can be read for so long after the next one was applied
@@ -90,25 +90,23 @@ class Record:
 class History:
     """The undo records of one replica, in one transaction. Valid as long as that is."""
 
-    def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
-        self._transaction, self._databases = transaction, databases
+    def __init__(self, tables: Tables) -> None:
+        self._past, self._undo = tables.past, tables.undo
 
     def oldest(self) -> int | None:
         """The oldest batch that is recorded: the one before it can still be read. None if there is no history."""
-        with self._transaction.cursor(db=self._databases.past) as cursor:
-            return int(_BATCH.unpack(cursor.key())[0]) if cursor.first() else None
+        first = next(self._past.pairs(b"\0"), None)
+        return None if first is None else int(_BATCH.unpack(first[0])[0])
 
     def records(self, first: int) -> Iterator[Record]:
         """What is recorded, from this batch on."""
-        with self._transaction.cursor(db=self._databases.past) as cursor:
-            if cursor.set_range(_BATCH.pack(first)):
-                yield from (Record.parse(key, content) for key, content in cursor)
+        return (Record.parse(key, content) for key, content in self._past.pairs(_BATCH.pack(first)))
 
     def chunk(self, batch: int, table: int, number: int) -> bytes:
         """One of a recorded batch's chunks."""
-        found = self._transaction.get(_CHUNK.pack(batch, table, number), db=self._databases.undo)
+        found = self._undo.get(_CHUNK.pack(batch, table, number))
         assert found is not None, "a recorded batch has all of its chunks"
-        return bytes(found)
+        return found
 
     def entries(self, record: Record, table: int, first: bytes) -> Iterator[Entry]:
         """What a batch replaced in a table, from this key on, in order; no more of it is read than is asked for."""
@@ -125,6 +123,14 @@ class History:
             else:
                 high = middle
         return low
+
+
+class HistoryWriter(History):
+    """The same in the transaction that applies a batch."""
+
+    def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
+        super().__init__(databases.tables(transaction))
+        self._transaction, self._databases = transaction, databases
 
     def write(
         self,

@@ -14,7 +14,7 @@ from typing import cast
 
 from stateside.checkpoint.state_variables import INDEX
 from stateside.replica.keys import KeyCodec
-from stateside.replica.ordered import Ordered
+from stateside.replica.ordered import OrderedRows
 
 _INDEX_CODEC = KeyCodec([INDEX.type])
 
@@ -37,7 +37,7 @@ def plain(changes: list[Change]) -> list[Plain] | None:
     return None if of_lists else cast(list[Plain], changes)
 
 
-def settled(changes: Iterable[Change], rows: Ordered) -> list[Plain]:
+def settled(changes: Iterable[Change], rows: OrderedRows) -> list[Plain]:
     """The changes as plain keys and rows, given the rows as they are: lists entry by entry, the rest as it is."""
     given = list(changes)
     as_they_are = plain(given)
@@ -78,7 +78,7 @@ def _placed(key: bytes, first: int, rows: Sequence[bytes | None]) -> Iterator[Pl
     return ((key + _INDEX_CODEC.encode([place]), row) for place, row in enumerate(rows, first))
 
 
-def _length(rows: Ordered, key: bytes) -> int:
+def _length(rows: OrderedRows, key: bytes) -> int:
     last = rows.last(key)
     if last is None:
         return 0

@@ -1,8 +1,9 @@
 """A moment: a snapshot that is kept for a few milliseconds, and answers one short question after the other.
 
 Each of them would cost as much for the snapshot as for the row. It is always of the newest batch: the environment's
-beat tells when it is not, and then another one is taken. It is let go after `MOMENT_S` at the latest, so that it holds
-back hardly any old pages, and sees that another environment took this one's place by hand.
+checksums say which transaction was published last, and if it is another one, another snapshot is taken. It is let go
+after `MOMENT_S` at the latest, so that it holds back hardly any old pages, and sees that another environment took this
+one's place by hand.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-import lmdb
-
-from stateside.replica.reader import Opened, ReplicaReader
+from stateside.replica.reader import Begun, Opened, ReplicaReader
 from stateside.replica.snapshot import Snapshot
 
 MOMENT_S: Final = 0.005
@@ -23,14 +22,14 @@ class Moment:
 
     def __init__(self, replica: ReplicaReader) -> None:
         self._replica = replica
-        self._kept: tuple[Opened, lmdb.Transaction, Snapshot] | None = None
-        self._beat, self._until_s = 0, 0.0
+        self._kept: tuple[Opened, Begun, Snapshot] | None = None
+        self._until_s = 0.0
 
     def snapshot(self) -> Snapshot:
         """The one that is kept, if nothing newer is there, or another one; errors as for `ReplicaReader.snapshot`."""
         if self._kept is not None:
-            opened, _, snapshot = self._kept
-            if opened.beat.now() == self._beat and time.monotonic() < self._until_s:
+            opened, begun, snapshot = self._kept
+            if opened.newest() == begun.number and time.monotonic() < self._until_s:
                 return snapshot
             self.release()
         return self._take()
@@ -38,21 +37,19 @@ class Moment:
     def release(self) -> None:
         """Let go what is kept, if anything."""
         if self._kept is not None:
-            opened, transaction, _ = self._kept
+            opened, begun, _ = self._kept
             self._kept = None
-            transaction.abort()
+            begun.transaction.abort()
             self._replica.give_back(opened)
 
     def _take(self) -> Snapshot:
         opened = self._replica.take()
-        beat = opened.beat.now()  # before: what is written meanwhile is seen by the next question
         try:
-            transaction = self._replica.begin(opened)
+            begun = self._replica.begin(opened)
         except BaseException:
             self._replica.give_back(opened)
             raise
-        snapshot = Snapshot(transaction, opened.databases)
-        self._kept = opened, transaction, snapshot
-        self._beat = -1 if beat % 2 else beat
+        snapshot = Snapshot(begun.tables)
+        self._kept = opened, begun, snapshot
         self._until_s = time.monotonic() + MOMENT_S
         return snapshot

@@ -16,6 +16,7 @@ import lmdb
 
 from stateside.replica import lists
 from stateside.replica.environment import Databases, open_environment, sync, write
+from stateside.replica.integrity import Integrity
 from stateside.replica.ordered import Ordered
 from stateside.replica.rollups import Rollups
 from stateside.replica.runs import SortedRuns
@@ -39,7 +40,7 @@ class NewReplica:
             self._opened.callback(self._environment.close)
             self._runs = SortedRuns(folder)
             self._opened.callback(self._runs.close)
-            self._databases = Databases(self._environment, create=True)
+            self._databases = Databases(self._environment)
             self._note(b"replica", name.encode())
             self._note(b"rollups", rollups.as_json())
             if share is not None:
@@ -68,6 +69,7 @@ class NewReplica:
             stored(len(rows))
         self._note(b"batch", batch.as_json())
         sync(self._environment)
+        Integrity(self.folder, self._environment, new=True).close()
         self.close()
 
     def close(self) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import lmdb
 import numpy as np
@@ -47,25 +46,158 @@ class Changes:
         return max(map(len, self.keys), default=0) <= SHORT_KEY_BYTES_MAX and None not in self.rows
 
 
-class Ordered:
-    """The keys and rows of one database in one transaction. Valid as long as that is."""
+class Stored(Protocol):
+    """Keys and values of one database as of one transaction, as LMDB has them."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of this very key."""
+
+    def pairs(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from this one on, in order, each with its value."""
+
+    def before(self, end: bytes | None) -> tuple[bytes, bytes] | None:
+        """The last key before this one, or of all, with its value."""
+
+    def count(self) -> int:
+        """How many keys there are."""
+
+    def check(self, keys: Sequence[bytes]) -> None:
+        """Read the pages in which these keys lie, or would lie, which are in order; Damaged if one is damaged."""
+
+
+class WrittenTable:
+    """A database inside of a transaction that writes it, by LMDB: what was written before is seen."""
 
     def __init__(self, transaction: lmdb.Transaction, database: Any) -> None:
         self._transaction, self._database = transaction, database
-        self._get: Callable[[bytes], bytes | None] = partial(transaction.get, db=database)  # type: ignore[assignment]
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of this very key."""
+        found = self._transaction.get(key, db=self._database)
+        return None if found is None else bytes(found)
+
+    def pairs(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from this one on, in order, each with its value."""
+        with self._transaction.cursor(db=self._database) as cursor:
+            if cursor.set_range(start):
+                yield from ((bytes(key), bytes(value)) for key, value in cursor)
+
+    def before(self, end: bytes | None) -> tuple[bytes, bytes] | None:
+        """The last key before this one, or of all, with its value."""
+        with self._transaction.cursor(db=self._database) as cursor:
+            found = cursor.prev() if end and cursor.set_range(end) else cursor.last()
+            return (bytes(cursor.key()), bytes(cursor.value())) if found else None
+
+    def count(self) -> int:
+        """How many keys there are."""
+        return int(self._transaction.stat(self._database)["entries"])
+
+    def check(self, keys: Sequence[bytes]) -> None:
+        """Not here: who writes checks what was published."""
+
+
+class OrderedRows:
+    """The keys and rows of one database, to be read. Valid as long as its transaction is."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this very key."""
         if len(key) <= SHORT_KEY_BYTES_MAX:
-            return self._get(key)
-        stored = self._transaction.get(_short(key), db=self._database)
-        return None if stored is None else _whole(_short(key), bytes(stored))[1]
+            return self._stored.get(key)
+        stored = self._stored.get(_short(key))
+        return None if stored is None else _whole(_short(key), stored)[1]
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The rows of these very keys, in their order."""
         if max(map(len, keys), default=0) > SHORT_KEY_BYTES_MAX:
             return [self.get(key) for key in keys]
-        return list(map(self._get, keys))
+        return list(map(self._stored.get, keys))
+
+    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with these bytes, in order, each with its row."""
+        start = prefix[:_KEPT_BYTES]
+        return self._ordered(start, lambda key: key.startswith(prefix), lambda key: not key.startswith(start))
+
+    def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """The same rows as `range` has, so many at once: their keys, and in the same places their rows.
+
+        Four times as fast. Keys that are too long for LMDB are not in order among those that begin alike.
+        """
+        start = prefix[:_KEPT_BYTES]
+        stored = self._stored.pairs(start)
+        while some := list(islice(stored, rows_max)):
+            last = not some[-1][0].startswith(start)
+            if last:
+                some = [pair for pair in some if pair[0].startswith(start)]
+            if max(map(len, map(itemgetter(0), some)), default=0) > SHORT_KEY_BYTES_MAX or start != prefix:
+                some = [pair for pair in (_whole(*each) for each in some) if pair[0].startswith(prefix)]
+            if some:
+                yield list(map(itemgetter(0), some)), list(map(itemgetter(1), some))
+            if last:
+                return
+
+    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `end`, in order, each with its row."""
+        stop = end[:_KEPT_BYTES]
+        return self._ordered(first[:_KEPT_BYTES], lambda key: first <= key < end, lambda key: key[:_KEPT_BYTES] > stop)
+
+    def last(self, prefix: bytes) -> bytes | None:
+        """The last of the keys that begin with these bytes."""
+        key = self._nearest(prefix) if len(prefix) < _KEPT_BYTES else prefix
+        if key is not None and len(key) >= _KEPT_BYTES:  # LMDB has long keys by their hash
+            return max((key for key, _ in self.range(prefix)), default=None)
+        return key
+
+    def _nearest(self, prefix: bytes) -> bytes | None:
+        """The last key that begins with these bytes, or a long one if there is one."""
+        found = self._stored.before(behind(prefix) or None)
+        key = None if found is None else _whole(*found)[0]
+        return key if key is not None and key.startswith(prefix) else None
+
+    def _ordered(
+        self, start: bytes, wanted: Callable[[bytes], bool], beyond: Callable[[bytes], bool]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The wanted keys from `start` on until one is `beyond`, in order, each with its row."""
+        alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
+        for short, stored in self._stored.pairs(start):
+            key, row = _whole(short, stored)
+            if beyond(key):
+                break
+            if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
+                yield from sorted(alike)
+                alike = []
+            if not wanted(key):
+                continue
+            if len(key) < _KEPT_BYTES:
+                yield key, row
+            else:
+                alike.append((key, row))
+        yield from sorted(alike)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return self._stored.count()
+
+
+class Ordered(OrderedRows):
+    """The same inside of a transaction that writes them.
+
+    `check` reads the pages in which keys lie, as they were before the transaction: LMDB would believe damaged ones, and
+    end the process.
+    """
+
+    def __init__(
+        self, transaction: lmdb.Transaction, database: Any, check: Callable[[Sequence[bytes]], None] = lambda keys: None
+    ) -> None:
+        super().__init__(WrittenTable(transaction, database))
+        self._transaction, self._database, self._check = transaction, database, check
+
+    def get_sorted(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of keys that are in order, and are written next."""
+        self._check(sorted(map(_short, keys)))
+        return self.get_all(keys)
 
     def put(self, key: bytes, row: bytes | None) -> None:
         """Store the key's row; None takes it away."""
@@ -88,6 +220,7 @@ class Ordered:
 
     def put_sorted(self, changes: Changes) -> None:
         """The same for changes that are in order already."""
+        self._check_all(changes)
         keys, rows = changes.keys, changes.rows
         if not changes.plain():
             for key in [key for key, row in changes if row is None]:
@@ -103,11 +236,15 @@ class Ordered:
         One pass, in which each key is looked for once: LMDB takes half as long for it as for reading all and then
         writing all.
         """
+        self._check_all(changes)
         if not changes.plain():
             return [self._swap(key, row) for key, row in changes]
         with self._transaction.cursor(db=self._database) as cursor:
             replace: Any = cursor.replace
             return list(map(replace, changes.keys, changes.rows))
+
+    def _check_all(self, changes: Changes) -> None:
+        self._check(changes.keys if changes.plain() else sorted(map(_short, changes.keys)))
 
     def _swap(self, key: bytes, row: bytes | None) -> bytes | None:
         short = _short(key)
@@ -116,79 +253,6 @@ class Ordered:
         else:
             before = self._transaction.replace(short, _stored(key, row), db=self._database)
         return None if before is None else _whole(short, bytes(before))[1]
-
-    def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with these bytes, in order, each with its row."""
-        start = prefix[:_KEPT_BYTES]
-        return self._ordered(start, lambda key: key.startswith(prefix), lambda key: not key.startswith(start))
-
-    def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """The same rows as `range` has, so many at once: their keys, and in the same places their rows.
-
-        Four times as fast. Keys that are too long for LMDB are not in order among those that begin alike.
-        """
-        start = prefix[:_KEPT_BYTES]
-        with self._transaction.cursor(db=self._database) as cursor:
-            if not cursor.set_range(start):
-                return
-            stored: Iterator[tuple[bytes, bytes]] = cursor.iternext()  # type: ignore[assignment]  # no buffers here
-            while some := list(islice(stored, rows_max)):
-                last = not some[-1][0].startswith(start)
-                if last:
-                    some = [pair for pair in some if pair[0].startswith(start)]
-                if max(map(len, map(itemgetter(0), some)), default=0) > SHORT_KEY_BYTES_MAX or start != prefix:
-                    some = [pair for pair in (_whole(*each) for each in some) if pair[0].startswith(prefix)]
-                if some:
-                    yield list(map(itemgetter(0), some)), list(map(itemgetter(1), some))
-                if last:
-                    return
-
-    def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from `first` on and before `end`, in order, each with its row."""
-        stop = end[:_KEPT_BYTES]
-        return self._ordered(first[:_KEPT_BYTES], lambda key: first <= key < end, lambda key: key[:_KEPT_BYTES] > stop)
-
-    def last(self, prefix: bytes) -> bytes | None:
-        """The last of the keys that begin with these bytes."""
-        key = self._nearest(prefix) if len(prefix) < _KEPT_BYTES else prefix
-        if key is not None and len(key) >= _KEPT_BYTES:  # LMDB has long keys by their hash
-            return max((key for key, _ in self.range(prefix)), default=None)
-        return key
-
-    def _nearest(self, prefix: bytes) -> bytes | None:
-        """The last key that begins with these bytes, or a long one if there is one."""
-        with self._transaction.cursor(db=self._database) as cursor:
-            end = behind(prefix)
-            found = cursor.prev() if end and cursor.set_range(end) else cursor.last()
-            key = _whole(bytes(cursor.key()), bytes(cursor.value()))[0] if found else None
-        return key if key is not None and key.startswith(prefix) else None
-
-    def _ordered(
-        self, start: bytes, wanted: Callable[[bytes], bool], beyond: Callable[[bytes], bool]
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The wanted keys from `start` on until one is `beyond`, in order, each with its row."""
-        with self._transaction.cursor(db=self._database) as cursor:
-            if not cursor.set_range(start):
-                return
-            alike: list[tuple[bytes, bytes]] = []  # with the same first bytes, behind which LMDB has them by their hash
-            for short, stored in cursor:
-                key, row = _whole(bytes(short), bytes(stored))
-                if beyond(key):
-                    break
-                if alike and not key.startswith(alike[0][0][:_KEPT_BYTES]):
-                    yield from sorted(alike)
-                    alike = []
-                if not wanted(key):
-                    continue
-                if len(key) < _KEPT_BYTES:
-                    yield key, row
-                else:
-                    alike.append((key, row))
-            yield from sorted(alike)
-
-    def count(self) -> int:
-        """How many rows there are."""
-        return int(self._transaction.stat(self._database)["entries"])
 
 
 def in_order(changes: Iterable[Change]) -> Changes:

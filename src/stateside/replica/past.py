@@ -11,13 +11,13 @@ from heapq import merge
 from itertools import takewhile
 
 from stateside.replica.history import Entry, History, Record
-from stateside.replica.ordered import Ordered
+from stateside.replica.ordered import OrderedRows
 
 
 class PastTable:
-    """What `Ordered` offers to readers, as of the batch before these records."""
+    """What `OrderedRows` offers to readers, as of the batch before these records."""
 
-    def __init__(self, now: Ordered, table: int, history: History, later: Sequence[Record]) -> None:
+    def __init__(self, now: OrderedRows, table: int, history: History, later: Sequence[Record]) -> None:
         self._now, self._table, self._history = now, table, history
         self._later = [record for record in later if record.chunks[table]]
 

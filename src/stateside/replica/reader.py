@@ -1,8 +1,9 @@
-"""Reading a replica from any process, while another one moves it on."""
+"""Reading a replica from any process, while another one moves it on. Nothing is answered that was not checked."""
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,14 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.replica import generations
-from stateside.replica.beat import Beat
-from stateside.replica.environment import Databases, open_to_read
+from stateside.replica.checksums import Standing
+from stateside.replica.environment import Tables, open_environment
 from stateside.replica.snapshot import Snapshot, snapshot_as_of
+from stateside.replica.verified import VerifiedPages, verified_tables
+
+PATIENCE_S = 0.05  # for so long a snapshot waits for a transaction that is committed and not published yet
+_PUBLISHED_LOOK_S = 0.0005
+BEGINNINGS_MAX = 1_000  # so often a writer may come in between before a transaction begins
 
 
 @dataclass(slots=True)
@@ -22,9 +28,27 @@ class Opened:
 
     folder: Path
     environment: lmdb.Environment
-    databases: Databases
-    beat: Beat
+    pages: VerifiedPages
     snapshots: int = 0
+
+    def close(self) -> None:
+        """Let it go."""
+        self.environment.close()
+        self.pages.close()
+
+    def newest(self) -> int | None:
+        """The transaction that a snapshot taken now would be of; None if another environment took this one's place."""
+        checksums = self.pages.checksums
+        return checksums.published() if checksums.standing() <= Standing.CLOSED else None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction of LMDB's, which keeps its pages from being reused, and what it sees."""
+
+    transaction: lmdb.Transaction
+    number: int
+    tables: Tables
 
 
 class ReplicaReader:
@@ -49,7 +73,7 @@ class ReplicaReader:
         return Look(self, as_of, fingerprint)
 
     def take(self) -> Opened:
-        """The environment that counts now; it stays open until it is given back."""
+        """The environment that counts now; it stays open until it is given back. ReplicaInvalid if it is not usable."""
         with self._lock:
             if generations.sign(self._directory) != self._sign:
                 self._follow()
@@ -66,13 +90,13 @@ class ReplicaReader:
 
     def close(self) -> None:
         """Let the environment go."""
-        self._opened.environment.close()
+        self._opened.close()
 
     def _open(self, folder: Path) -> Opened:
         """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
         while True:
             try:
-                return Opened(folder, *open_to_read(folder), Beat(folder))
+                return _opened(folder)
             except (FileNotFoundError, ReplicaInvalid):
                 sign = generations.sign(self._directory)
                 if sign == self._sign:
@@ -81,28 +105,66 @@ class ReplicaReader:
 
     def _follow(self) -> None:
         """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
-        before, self._sign = self._opened, generations.sign(self._directory)
+        before, sign = self._opened, generations.sign(self._directory)
         folder = generations.current(self._directory)
-        if folder == before.folder:
-            return
-        with suppress(FileNotFoundError):
-            self._opened = self._open(folder)
-            _close_unused(before)
+        if folder != before.folder:
+            with suppress(FileNotFoundError):
+                self._opened = self._open(folder)
+                _close_unused(before)
+        self._sign = sign
 
-    def begin(self, opened: Opened) -> lmdb.Transaction:
-        """A transaction in an environment that was taken; ReplicaInvalid if its map has become too small just now."""
+    def begin(self, opened: Opened, patience_s: float = 0.0) -> Begun:
+        """A transaction in an environment that was taken: the newest one that is published.
+
+        If LMDB has a newer one, which is published any moment, that is waited for: pages of the one before it are not
+        kept any more, and a reader that is overtaken must ask again. If its writer was killed, none overtakes it.
+        ReplicaInvalid if the environment is damaged, or being rebuilt; or if its map has become too small just now.
+        """
+        deadline_s = None
+        for _ in range(BEGINNINGS_MAX):
+            opened.pages.check_sizes()
+            transaction = self._begin(opened)
+            newest, published = transaction.id(), opened.pages.checksums.published()
+            if newest == published:
+                return self._begun(opened, transaction, published)
+            now_s = time.monotonic()
+            deadline_s = deadline_s or now_s + patience_s
+            if newest == published + 1 and now_s >= deadline_s:
+                opened.pages.not_kept = published
+                return self._begun(opened, transaction, published)
+            transaction.abort()
+            if newest > published:
+                time.sleep(_PUBLISHED_LOOK_S)
+        raise opened.pages.found(f"LMDB stands at transaction {newest}, and {published} is published")
+
+    def _begun(self, opened: Opened, transaction: lmdb.Transaction, number: int) -> Begun:
         try:
-            return opened.environment.begin(buffers=False)
-        except lmdb.MapResizedError:  # the writer made the map larger than ours
-            with self._lock:
-                if opened.snapshots > 1:  # under an open snapshot the map must not move
-                    raise ReplicaInvalid(
-                        "The replica has outgrown this reader's map",
-                        where=str(opened.folder),
-                        next_step="Ask again: the map grows as soon as no other snapshot of this process is open",
-                    ) from None
-                opened.environment.set_mapsize(0)
-            return opened.environment.begin(buffers=False)
+            begun = Begun(transaction, number, verified_tables(opened.pages, number))
+            invalid = Snapshot(begun.tables).invalid()
+            if invalid is not None:
+                raise ReplicaInvalid(
+                    f"The replica is being rebuilt: {invalid}",
+                    where=str(opened.folder),
+                    next_step="Ask again in a while, or another server",
+                )
+        except BaseException:
+            transaction.abort()
+            raise
+        return begun
+
+    def _begin(self, opened: Opened) -> lmdb.Transaction:
+        try:
+            try:
+                return opened.environment.begin(buffers=False)
+            except lmdb.MapResizedError:  # the writer made the map larger than ours, or LMDB's own page is damaged
+                opened.pages.check_meta()
+                with self._lock:
+                    if opened.snapshots > 1:  # under an open snapshot the map must not move
+                        raise _unreadable(opened.folder, "it has outgrown this reader's map") from None
+                    opened.environment.set_mapsize(0)
+                return opened.environment.begin(buffers=False)
+        except lmdb.Error as error:
+            raise _unreadable(opened.folder, str(error)) from error
 
 
 class Look:
@@ -116,13 +178,14 @@ class Look:
     def __enter__(self) -> Snapshot:
         opened = self._opened = self._reader.take()
         try:
-            transaction = self._transaction = self._reader.begin(opened)
+            begun = self._reader.begin(opened, PATIENCE_S)
+            self._transaction = begun.transaction
             if self._as_of is None:
-                return Snapshot(transaction, opened.databases)
+                return Snapshot(begun.tables)
             try:
-                return snapshot_as_of(transaction, opened.databases, self._as_of, self._fingerprint)
+                return snapshot_as_of(begun.tables, self._as_of, self._fingerprint)
             except BaseException:
-                transaction.abort()
+                begun.transaction.abort()
                 raise
         except BaseException:
             self._reader.give_back(opened)
@@ -133,6 +196,25 @@ class Look:
         self._reader.give_back(self._opened)
 
 
+def _opened(folder: Path) -> Opened:
+    """The environment in a folder; FileNotFoundError if it is not there, or only just made."""
+    if not (folder / "data.mdb").exists():
+        raise FileNotFoundError(folder)
+    pages = VerifiedPages(folder)
+    try:
+        if not pages.checksums.published():  # its writer is only just making it
+            raise FileNotFoundError(folder)
+        pages.check_sizes()
+        return Opened(folder, open_environment(folder, readonly=True), pages)
+    except BaseException:
+        pages.close()
+        raise
+
+
+def _unreadable(folder: Path, why: str) -> ReplicaInvalid:
+    return ReplicaInvalid(f"The replica cannot be read just now: {why}", where=str(folder), next_step="Ask again")
+
+
 def _close_unused(opened: Opened) -> None:
     if opened.snapshots == 0:
-        opened.environment.close()
+        opened.close()

@@ -175,7 +175,7 @@ class _Sums:
     def store(self, rollups: Ordered) -> Changes:
         """Add it to what the rollups have; gives back the rows that they had before."""
         keys = sorted(self._sums)
-        before = [rollups.get(key) for key in keys]
+        before = rollups.get_sorted(keys)
         rollups.put_sorted(Changes(keys, list(map(self._after, keys, before))))
         return Changes(keys, before)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import lmdb
-
 from stateside.checkpoint.catalogue import Computed
 from stateside.errors import HistoryGone, NotFreshEnough
 from stateside.replica.applied import AppliedBatch
-from stateside.replica.environment import Databases
+from stateside.replica.environment import Tables
 from stateside.replica.history import ROLLUPS, ROWS, History, Record
-from stateside.replica.ordered import Ordered
+from stateside.replica.ordered import OrderedRows
 from stateside.replica.past import PastTable
 from stateside.replica.rollups import Kept, parse_computed, parse_kept
 from stateside.replica.share import Share
@@ -38,14 +36,14 @@ class Table(Protocol):
 
 
 class Snapshot:
-    """One read transaction: the rows and the batch as they stood at one moment. Valid as long as that is open.
+    """One transaction: the rows and the batch as they stood at one moment. Valid as long as that is open.
 
-    `databases` are those of its environment: others once that was loaded anew.
+    `place` stands for its environment: another one once that was loaded anew.
     """
 
-    def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
-        self._transaction, self.databases = transaction, databases
-        self._rows: Table = Ordered(transaction, databases.rows)
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self.place = tables, tables.place
+        self._rows: Table = OrderedRows(tables.rows)
 
     def batch(self) -> AppliedBatch | None:
         """The batch that the rows stand at; None before the first one."""
@@ -62,11 +60,20 @@ class Snapshot:
         content = self._meta(b"trouble")
         return content.decode() if content is not None else None
 
+    def invalid(self) -> str | None:
+        """Why the replica is not to be read until it is rebuilt; None if it is."""
+        content = self._meta(b"invalid")
+        return content.decode() if content is not None else None
+
     def replica(self) -> str:
         """The replica's own name."""
         content = self._meta(b"replica")
         assert content is not None, "every replica is given a name when it is made"
         return content.decode()
+
+    def is_named(self) -> bool:
+        """Whether the replica was given its name."""
+        return self._meta(b"replica") is not None
 
     def share(self) -> Share | None:
         """The share of the view's keys that the replica holds; None if it holds them all."""
@@ -94,11 +101,11 @@ class Snapshot:
 
     def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """All rows of the newest batch whose keys begin with these bytes, as `Ordered.chunks` has them."""
-        return Ordered(self._transaction, self.databases.rows).chunks(prefix, rows_max)
+        return OrderedRows(self._tables.rows).chunks(prefix, rows_max)
 
     def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """The same of a rollup, its coarser keys."""
-        found = Ordered(self._transaction, self.databases.rollups).chunks(bytes([number]), rows_max)
+        found = OrderedRows(self._tables.rollups).chunks(bytes([number]), rows_max)
         return (([key[1:] for key in keys], rows) for keys, rows in found)
 
     def get(self, key: bytes) -> bytes | None:
@@ -123,7 +130,7 @@ class Snapshot:
 
     def count(self) -> int:
         """How many rows there are."""
-        return int(self._transaction.stat(self.databases.rows)["entries"])
+        return self._tables.rows.count()
 
     def oldest(self) -> int | None:
         """The oldest batch that the replica can be read as of; None before the first one."""
@@ -137,28 +144,27 @@ class Snapshot:
 
     def rollup_rows(self) -> Table:
         """The rows of all rollups, by number and coarser key."""
-        return Ordered(self._transaction, self.databases.rollups)
+        return OrderedRows(self._tables.rollups)
 
     def history(self) -> History:
         """What the last batches up to now replaced."""
-        return History(self._transaction, self.databases)
+        return History(self._tables)
 
     def as_of(self, batch: int, fingerprint: str | None = None) -> Snapshot:
         """The same snapshot as of a batch; errors as for `snapshot_as_of`."""
-        return snapshot_as_of(self._transaction, self.databases, batch, fingerprint)
+        return snapshot_as_of(self._tables, batch, fingerprint)
 
     def _meta(self, name: bytes) -> bytes | None:
-        content = self._transaction.get(name, db=self.databases.meta)
-        return bytes(content) if content is not None else None
+        return self._tables.meta.get(name)
 
 
 class PastSnapshot(Snapshot):
     """The same as of an older batch. Its trouble is that of now: it tells why there is no newer batch."""
 
-    def __init__(self, transaction: lmdb.Transaction, databases: Databases, later: list[Record]) -> None:
-        super().__init__(transaction, databases)
-        self._history, self._later = History(transaction, databases), later
-        self._rows = PastTable(Ordered(transaction, databases.rows), ROWS, self._history, later)
+    def __init__(self, tables: Tables, later: list[Record]) -> None:
+        super().__init__(tables)
+        self._history, self._later = History(tables), later
+        self._rows = PastTable(OrderedRows(tables.rows), ROWS, self._history, later)
 
     def batch(self) -> AppliedBatch | None:
         """The batch that was asked for."""
@@ -174,18 +180,16 @@ class PastSnapshot(Snapshot):
 
     def rollup_rows(self) -> Table:
         """The rows of all rollups as of the batch."""
-        now = Ordered(self._transaction, self.databases.rollups)
+        now = OrderedRows(self._tables.rollups)
         return PastTable(now, ROLLUPS, self._history, self._later)
 
 
-def snapshot_as_of(
-    transaction: lmdb.Transaction, databases: Databases, batch: int, fingerprint: str | None = None
-) -> Snapshot:
+def snapshot_as_of(tables: Tables, batch: int, fingerprint: str | None = None) -> Snapshot:
     """The rows as of a batch, and of this very run of it where its fingerprint is given.
 
     HistoryGone if it is too old, or was of another run; NotFreshEnough if the replica does not have it yet.
     """
-    now = Snapshot(transaction, databases)
+    now = Snapshot(tables)
     applied, oldest = now.batch(), now.oldest()
     if applied is None or oldest is None or batch > applied.batch:
         stands = "has no batch yet" if applied is None else f"stands at batch {applied.batch}"
@@ -194,7 +198,7 @@ def snapshot_as_of(
         raise _gone(f"Batch {batch} is too old to be read: the oldest one kept is {oldest}")
     found = now
     if batch < applied.batch:
-        found = PastSnapshot(transaction, databases, list(History(transaction, databases).records(batch + 1)))
+        found = PastSnapshot(tables, list(History(tables).records(batch + 1)))
     state = found.batch()
     if fingerprint is not None and (state is None or state.fingerprint != fingerprint):
         raise _gone(f"Batch {batch} is not the one that it was: the checkpoint was replaced, or rolled back")

@@ -11,15 +11,22 @@ meta:     "batch"     -> AppliedBatch     as JSON
           "trouble"   -> text             why the replica does not move, while it does not
           "replica"   -> text             the replica's own name, given once
           "share"     -> text             the share of the keys that it holds; not there if it holds them all
+          "invalid"   -> text             why it is to be loaded before anybody may read it; then it has no batch
+
+Every page of it has a checksum (`checksums`), which `integrity` keeps and `verified` reads by.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import lmdb
 
@@ -28,21 +35,27 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import ReplicaInvalid
 from stateside.replica import generations, lists
 from stateside.replica.applied import AppliedBatch
-from stateside.replica.beat import WritersBeat
-from stateside.replica.environment import Databases, open_environment, open_to_read, write
-from stateside.replica.history import History, Keep
-from stateside.replica.ordered import Changes, Ordered, in_order
+from stateside.replica.checksums import Damaged, Standing, Unchecked, is_begun
+from stateside.replica.environment import Databases, Tables, full_disk, open_environment, write
+from stateside.replica.history import HistoryWriter, Keep
+from stateside.replica.integrity import Integrity
+from stateside.replica.ordered import Changes, Ordered, OrderedRows, in_order
 from stateside.replica.reader import ReplicaReader
 from stateside.replica.rollups import Kept, Rollups
 from stateside.replica.share import Share
 from stateside.replica.snapshot import Snapshot
+from stateside.replica.verified import VerifiedPages, verified_tables
 from stateside.storage import try_lock
 
 __all__ = ["AppliedBatch", "ReplicaReader", "ReplicaWriter", "Snapshot"]
 
+T = TypeVar("T")
+
 _LOCK = "writer.lock"
 Row = tuple[bytes, bytes]
 READER_CHECK_S = 2.0  # so often a writer sees to it that readers that were killed hold no old pages back
+
+log = logging.getLogger(__name__)
 
 
 class ReplicaWriter:
@@ -54,9 +67,10 @@ class ReplicaWriter:
         """ReplicaInvalid if another process moves the replica, or if it holds another share of the keys."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.share = directory, share
-        self._keep, self._clock = keep or Keep(), clock or SystemClock()
+        self._keep, self._clock, self._folder = keep or Keep(), clock or SystemClock(), directory
         self._lock: int | None = _lock(directory)
         try:
+            self._mend_pointer()
             generations.clean(directory)
             self._open()
         except BaseException:
@@ -65,8 +79,41 @@ class ReplicaWriter:
 
     def batch(self) -> AppliedBatch | None:
         """The batch that the replica stands at."""
-        with self._environment.begin() as transaction:
-            return Snapshot(transaction, self._databases).batch()
+        return self._read(Snapshot.batch)
+
+    def invalid(self) -> str | None:
+        """Why the replica has to be loaded before anybody may read it; None if it has not."""
+        return self._read(Snapshot.invalid)
+
+    def check(self, *, whole: bool = False) -> None:
+        """Damaged if a file of the replica was cut, or somebody found that it is not what was written.
+
+        If the `whole` of it is to be checked, all of it is read.
+        """
+        self._integrity.check()
+        if whole:
+            self._integrity.check_all()
+
+    def scrub(self) -> None:
+        """Look at some more of the replica; Damaged if it is not what was written."""
+        self._integrity.scrub()
+
+    def set_aside(self, why: str) -> Path:
+        """Move the environment, which is damaged, to a place of its own, which is given back; begin an empty one.
+
+        Until another one is loaded, readers are told why there is none.
+        """
+        try:
+            name: str | None = self.name()
+        except ReplicaInvalid:
+            name = None
+        self._integrity.stand(Standing.INVALID)
+        self._close_environment()
+        before = self._folder
+        self._begin_invalid(why, name)
+        aside = generations.set_aside(self.directory, before)
+        self._open(empty=True)
+        return aside
 
     def apply(self, batch: AppliedBatch, changes: Iterable[lists.Change]) -> None:
         """Move to the next batch in one transaction: readers see all of it or nothing.
@@ -88,13 +135,14 @@ class ReplicaWriter:
         """
 
         def make(transaction: lmdb.Transaction) -> None:
-            snapshot = Snapshot(transaction, self._databases)
+            snapshot = Snapshot(self._databases.tables(transaction))
             if _kept(snapshot) == (rollups.kept, rollups.computed):
                 return
+            self._integrity.check_all()  # of rows that are only read nothing is checked after the transaction
             transaction.drop(self._databases.rollups, delete=False)
             rollups.add_all(snapshot.range(b""), Ordered(transaction, self._databases.rollups))
             transaction.put(b"rollups", rollups.as_json(), db=self._databases.meta)
-            History(transaction, self._databases).forget()
+            HistoryWriter(transaction, self._databases).forget()
 
         self._write(make)
         self._rollups = rollups
@@ -116,35 +164,28 @@ class ReplicaWriter:
 
     def trouble(self) -> str | None:
         """What readers are told of why the replica does not move."""
-        with self._environment.begin() as transaction:
-            return Snapshot(transaction, self._databases).trouble()
+        return self._read(Snapshot.trouble)
 
     def name(self) -> str:
         """The replica's own name."""
-        with self._environment.begin() as transaction:
-            return Snapshot(transaction, self._databases).replica()
+        return self._read(Snapshot.replica)
 
     def switch(self, folder: Path) -> None:
         """Let the environment in this folder, which must be whole and closed, take the place of the present one.
 
         As with a new writer, `keep_rollups` comes before the next `apply`. It has no history.
         """
-        WritersBeat(folder)  # whoever opens it finds one
         generations.make_current(self.directory, folder)
-        self._beat.end()
-        self._environment.close()
+        self._integrity.stand(Standing.REPLACED)
+        self._close_environment()
         self._open()
         generations.clean(self.directory)
 
     def differences(self, folder: Path) -> list[lists.Plain]:
         """The changes that would make this replica's rows those of the environment in this folder, by their keys."""
-        environment, databases = open_to_read(folder)
-        try:
-            with self._environment.begin() as present, environment.begin() as other:
-                rows = Ordered(present, self._databases.rows).range(b"")
-                return list(_differences(rows, Ordered(other, databases.rows).range(b"")))
-        finally:
-            environment.close()
+        with closing(VerifiedPages(folder)) as pages:
+            others = OrderedRows(verified_tables(pages, pages.checksums.published()).rows)
+            return list(_differences(OrderedRows(self._published().rows).range(b""), others.range(b"")))
 
     def next_folder(self) -> Path:
         """Where an environment goes that is to take this one's place."""
@@ -169,32 +210,100 @@ class ReplicaWriter:
 
     def close(self) -> None:
         """Let the environment and its lock go; a second time it does nothing."""
-        self._environment.close()
         if self._lock is not None:
+            self._close_environment()
             os.close(self._lock)
             self._lock = None
 
-    def _open(self) -> None:
+    def _close_environment(self) -> None:
+        self._pages.close()
+        self._integrity.close()
+        self._environment.close()
+
+    def _mend_pointer(self) -> None:
+        """If nobody knows which environment counts, an empty one does, which has to be loaded."""
+        try:
+            self._folder = generations.current(self.directory)
+        except ReplicaInvalid as error:
+            log.error("%s It is rebuilt from the checkpoint", error)
+            self._begin_invalid(error.what, None)
+
+    def _open(self, *, empty: bool = False) -> None:
+        """Open the environment that counts; if it is damaged, or has no checksums, an `empty` one takes its place."""
         self._folder = generations.current(self.directory)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._beat = WritersBeat(self._folder)
-        self._environment = open_environment(self._folder)
-        self._file = _file(self._folder / "data.mdb")
         self._checked_s = 0.0
         self._rollups = Rollups()
         try:
-            self._databases = Databases(self._environment, create=True)
-            self._begin_replica()
+            self._open_environment()
+            try:
+                self._begin_replica()
+            except BaseException:
+                self._close_environment()
+                raise
+        except (Damaged, Unchecked) as error:
+            if empty:
+                raise  # the disk is not to be trusted: it is tried again later
+            before = self._folder
+            self._begin_invalid(error.what, None)
+            aside = generations.set_aside(self.directory, before)
+            log.error("%s. It is moved to %s, and rebuilt from the checkpoint", error.what, aside)
+            self._open(empty=True)
+
+    def _open_environment(self) -> None:
+        if is_begun(self._folder):
+            (self._folder / "data.mdb").unlink(missing_ok=True)
+        new = not (self._folder / "data.mdb").exists()
+        if not new:
+            with closing(VerifiedPages(self._folder)) as pages:  # LMDB believes what it finds: not before it is whole
+                pages.check_sizes()
+        self._environment = open_environment(self._folder)
+        try:
+            self._file = _file(self._folder / "data.mdb")
+            if new:
+                self._databases = Databases(self._environment)
+            self._integrity = Integrity(self._folder, self._environment, new=new)
+            try:
+                self._pages = VerifiedPages(self._folder)
+                try:
+                    self._pages.known(self._pages.checksums.published())
+                    self._databases = Databases(self._environment)
+                except BaseException:
+                    self._pages.close()
+                    raise
+            except BaseException:
+                self._integrity.close()
+                raise
         except BaseException:
             self._environment.close()
             raise
 
+    def _begin_invalid(self, why: str, name: str | None) -> None:
+        """Make an empty environment, which counts from now on, and says why nobody may read it."""
+        folder = self.next_folder()
+        environment = open_environment(folder)
+        try:
+            databases = Databases(environment)
+            notes = {b"invalid": why.encode(), b"replica": (name or secrets.token_hex(4)).encode()}
+            for note, content in notes.items():
+                write(environment, lambda transaction: transaction.put(note, content, db=databases.meta))  # noqa: B023
+            Integrity(folder, environment, new=True).close()
+        finally:
+            environment.close()
+        generations.make_current(self.directory, folder)
+
+    def _read(self, read: Callable[[Snapshot], T]) -> T:
+        """What is read of the batch that was published last."""
+        self._integrity.check()
+        return read(Snapshot(self._published()))
+
+    def _published(self) -> Tables:
+        """What was published last: who alone writes needs no transaction to read it."""
+        self._pages.check_sizes()
+        return verified_tables(self._pages, self._pages.checksums.published())
+
     def _begin_replica(self) -> None:
         """Give a new replica its name and note its share; refuse one with the rows of another share."""
-        with self._environment.begin() as transaction:
-            snapshot = Snapshot(transaction, self._databases)
-            named = transaction.get(b"replica", db=self._databases.meta) is not None
-            share, empty = snapshot.share(), snapshot.batch() is None
+        share, empty, named = self._read(lambda found: (found.share(), found.batch() is None, found.is_named()))
         if share != self.share and not empty:
             raise _another_share(self.directory, share, self.share)
         if not named or share != self.share:
@@ -209,37 +318,49 @@ class ReplicaWriter:
             transaction.put(b"share", str(self.share).encode(), db=meta)
 
     def _put(self, transaction: lmdb.Transaction, batch: AppliedBatch, given: list[lists.Change]) -> None:
-        snapshot = Snapshot(transaction, self._databases)
+        snapshot = Snapshot(self._databases.tables(transaction))
         before = snapshot.batch()
         if before is not None and (before.query, before.batch + 1) != (batch.query, batch.batch):
             raise ReplicaInvalid(
                 f"Batch {batch.batch} of query {batch.query} does not follow batch {before.batch} of {before.query}"
             )
         assert _kept(snapshot) == (self._rollups.kept, self._rollups.computed), "keep_rollups comes first"
-        changes = in_order(lists.settled(given, Ordered(transaction, self._databases.rows)))
+        changes = in_order(lists.settled(given, OrderedRows(self._published().rows)))
         if not self._rollups.idle or (before is not None and not self._keep.nothing):
             self._move(transaction, before, changes)
         else:
-            Ordered(transaction, self._databases.rows).put_sorted(changes)
-            History(transaction, self._databases).forget()
+            self._rows(transaction).put_sorted(changes)
+            HistoryWriter(transaction, self._databases).forget()
         transaction.put(b"batch", batch.as_json(), db=self._databases.meta)
 
     def _move(self, transaction: lmdb.Transaction, before: AppliedBatch | None, changes: Changes) -> None:
         """Change rows and rollups, and record what they were before."""
-        snapshot, history = Snapshot(transaction, self._databases), History(transaction, self._databases)
+        snapshot, history = Snapshot(self._databases.tables(transaction)), HistoryWriter(transaction, self._databases)
         count, fresh_us, now_us = snapshot.count(), snapshot.fresh_us(), self._clock.now_us()
-        rows, rollups = (Ordered(transaction, each) for each in (self._databases.rows, self._databases.rollups))
+        rows, rollups = self._rows(transaction), self._rollup_rows(transaction)
         replaced = Changes(changes.keys, rows.swap_sorted(changes))
         undone = replaced, self._rollups.follow(changes, replaced.rows, rollups)
         if before is not None:
             history.write(before, undone, rows=count, fresh_us=fresh_us, now_us=now_us, keep=self._keep)
 
+    def _rows(self, transaction: lmdb.Transaction) -> Ordered:
+        return Ordered(transaction, self._databases.rows, self._published().rows.check)
+
+    def _rollup_rows(self, transaction: lmdb.Transaction) -> Ordered:
+        return Ordered(transaction, self._databases.rollups, self._published().rollups.check)
+
     def _write(self, action: Callable[[lmdb.Transaction], object]) -> None:
         if time.monotonic() - self._checked_s >= READER_CHECK_S:
             self._environment.reader_check()
             self._checked_s = time.monotonic()
-        with self._beat.moving():
+        try:
+            self._integrity.check_before_write()
             write(self._environment, action)
+            self._integrity.publish()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise full_disk(self._folder, str(error.strerror)) from error
 
 
 def _differences(rows: Iterator[Row], others: Iterator[Row]) -> Iterator[lists.Plain]:

@@ -21,6 +21,7 @@ from stateside.checkpoint.variable_catalogue import completed
 from stateside.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid, StatesideError
 from stateside.layout import ViewLayout
 from stateside.replica import generations, lists
+from stateside.replica.checksums import Damaged
 from stateside.replica.freshness import Freshness
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
@@ -53,6 +54,10 @@ class _Deleted(ReplicaInvalid):
     """The replica's folder was deleted under the tail, and the state could not be loaded into a new one yet."""
 
 
+class _Invalid(ReplicaInvalid):
+    """The replica was damaged, or an older Stateside's, and the state could not be loaded yet."""
+
+
 class Tail:
     """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop.
 
@@ -68,7 +73,7 @@ class Tail:
         self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)
         self._freshness = Freshness(layout.heartbeat)
-        self._stop = threading.Event()
+        self._stop, self._suspected = threading.Event(), threading.Event()
         self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
         self._logged: str | None = None
         self._gap_checked_s = 0.0
@@ -94,11 +99,16 @@ class Tail:
     def step(self) -> bool:
         """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch.
 
-        If batches are gone before they were read, the checkpoint is another one, or the replica's folder was deleted,
-        the replica is loaded anew; CheckpointGap or ReplicaInvalid if it cannot be.
+        If batches are gone before they were read, the checkpoint is another one, or the replica's folder was deleted or
+        its files are damaged, the replica is loaded again; CheckpointGap or ReplicaInvalid if it cannot be.
         """
         try:
             return self._follow()
+        except (Damaged, _Invalid) as invalid:
+            if isinstance(invalid, Damaged):
+                aside = self._writer.set_aside(invalid.what)
+                log.error("view %s: %s. It is moved to %s, rebuilding", self._layout.name, invalid.what, aside)
+            self._load(invalid, "The replica was damaged")
         except _Replaced as replaced:
             log.warning("view %s: the checkpoint was replaced or rolled back, rebuilding", self._layout.name)
             self._freshness.forget()
@@ -115,6 +125,10 @@ class Tail:
             self._load(deleted, "The replica's folder was deleted")
         self._follow()
         return True
+
+    def suspect(self) -> None:
+        """Have the next step read all of the replica first: a process that read it was ended by a signal."""
+        self._suspected.set()
 
     def close(self) -> None:
         """Let the replica go."""
@@ -151,6 +165,7 @@ class Tail:
 
     def _follow(self) -> bool:
         self._check_in_place()
+        self._check_valid()
         self._check_belongs()
         if self._writer.batch() is not None:
             self._keep_rollups()
@@ -161,6 +176,8 @@ class Tail:
             moved = True
         if moved:
             self._freshen()
+        else:
+            self._writer.scrub()
         return moved
 
     def _tell(self, error: Exception | None) -> None:
@@ -186,6 +203,18 @@ class Tail:
         if not self._writer.in_place():
             raise _Deleted(
                 "The replica's folder was deleted, and there is no state to load yet",
+                where=str(self._layout.replica),
+                next_step="Let the view run on: it is then loaded from the checkpoint",
+            )
+
+    def _check_valid(self) -> None:
+        """Damaged, or _Invalid, if readers may not have the replica before it is loaded from the checkpoint."""
+        self._writer.check(whole=self._suspected.is_set())
+        self._suspected.clear()
+        why = self._writer.invalid()
+        if why is not None:
+            raise _Invalid(
+                f"{why}, and there is no state to load yet",
                 where=str(self._layout.replica),
                 next_step="Let the view run on: it is then loaded from the checkpoint",
             )

@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A view that is followed: of which query, by which file of a catalogue, and the thread, with what stops it."""
+    """A view that is followed: of which query, by which file of a catalogue, by which tail in which thread."""
 
     query: str | None
     catalogue_file: tuple[int, int]
+    tail: Tail
     thread: threading.Thread
     stop: threading.Event
 
@@ -58,6 +59,11 @@ class Follower:
             followed.stop.set()
         for followed in self._followed.values():
             followed.thread.join()
+
+    def suspect_replicas(self) -> None:
+        """Have all replicas read: a process that read them was ended by a signal."""
+        for followed in list(self._followed.values()):
+            followed.tail.suspect()
 
     def _discover(self) -> None:
         while not self._stop.wait(DISCOVERY_S):
@@ -92,7 +98,7 @@ class Follower:
             self._tell(f"view {view.name}", error)
             return
         thread = threading.Thread(target=tail.run, args=(stop,), name=f"tail {view.name}", daemon=True)
-        self._followed[view.name] = Followed(query, catalogue_file, thread, stop)
+        self._followed[view.name] = Followed(query, catalogue_file, tail, thread, stop)
         if view.name not in self._known:
             self._known.add(view.name)
             log.warning("view %s: it is new, and served from now on", view.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import ssl
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from stateside.serving.worker import Worker, allow_files
 
 WORKER_STOP_S = 5
 BACKLOG = 2_048  # connections that wait for a worker
+
+_FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # by which a process ends that meets a damaged file
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +92,9 @@ def serve(
     )
     allow_files()
     os.environ.update(SAFE_PATH)  # for the workers, and all that they start
-    with shared_metrics(), Follower(Layout(folder), foreign, **tailing), listening_socket:
-        supervisor = _Supervisor(_config(address, certificate, workers, worker), [listening_socket], listening)
+    with shared_metrics(), Follower(Layout(folder), foreign, **tailing) as follower, listening_socket:
+        config = _config(address, certificate, workers, worker)
+        supervisor = _Supervisor(config, [listening_socket], listening, follower.suspect_replicas)
         try:
             supervisor.run()
         finally:
@@ -174,14 +178,27 @@ def _tls_context(config: Config, default: Callable[[], ssl.SSLContext]) -> ssl.S
 
 
 class _Supervisor(Multiprocess):
-    """uvicorn's, which starts the workers anew that end; it tells once that one of them answers."""
+    """uvicorn's, which starts workers again that end; it tells once that one of them answers.
 
-    def __init__(self, config: Config, sockets: list[socket.socket], listening: Callable[[], None]) -> None:
+    `suspect` is called when a worker was ended by a signal, as when a file that it had mapped was cut.
+    """
+
+    def __init__(
+        self, config: Config, sockets: list[socket.socket], listening: Callable[[], None], suspect: Callable[[], None]
+    ) -> None:
         super().__init__(config, sockets)
         self._listening: Callable[[], None] | None = listening
+        self._suspect = suspect
 
     def keep_subprocess_alive(self) -> None:
         """Called twice a second."""
+        for worker in self.processes:
+            if worker.exitcode is not None and -worker.exitcode in _FAULTS:
+                ended_by = signal.Signals(-worker.exitcode).name
+                log.error(
+                    "worker %s was ended by %s. It is started again, and the replicas are read", worker.pid, ended_by
+                )
+                self._suspect()
         super().keep_subprocess_alive()
         if self._listening is not None and any(worker.is_ready() for worker in self.processes):
             self._listening()

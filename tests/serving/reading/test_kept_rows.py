@@ -25,7 +25,7 @@ def looked_at(folder: Path, kept: KeptRows) -> Iterator[Snapshot]:
     reader = ReplicaReader(folder)
     with reader.snapshot() as snapshot:
         if kept._place is not None:
-            kept._place = snapshot.databases
+            kept._place = snapshot.place
         yield snapshot
     reader.close()
 

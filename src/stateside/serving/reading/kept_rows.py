@@ -37,11 +37,11 @@ class KeptRows:
 
     def move(self, snapshot: Snapshot, batch: AppliedBatch) -> None:
         """Be of this snapshot from now on, which stands at this batch."""
-        if self._place is not snapshot.databases:
+        if self._place is not snapshot.place:
             self._let_go(None)
         elif self._batch is not None and batch != self._batch:
             self._let_go(touched(snapshot, self._batch, TOUCHED_BYTES_MAX))
-        self._place, self._batch = snapshot.databases, batch
+        self._place, self._batch = snapshot.place, batch
 
     def keep(self, rows: Iterable[tuple[str, bytes, bytes]]) -> None:
         """Keep these names' rows, whose keys are in the middle."""

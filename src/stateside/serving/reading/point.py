@@ -39,7 +39,7 @@ class Told:
     __slots__ = ("batch", "behind_age", "headers", "heard", "place", "stamp", "up_to_age")
 
     def __init__(self, snapshot: Snapshot, batch: AppliedBatch, stamp: Stamp) -> None:
-        self.place, self.batch, self.heard = snapshot.databases, batch, stamp.age_basis == "heartbeat"
+        self.place, self.batch, self.heard = snapshot.place, batch, stamp.age_basis == "heartbeat"
         self.stamp = replace(stamp, age_ms=0)
         *others, (age, _) = [("content-type", "application/json"), *self.stamp.headers()]
         lines = "".join(f"{name}: {value}\r\n" for name, value in others)
@@ -49,7 +49,7 @@ class Told:
 
     def is_of(self, snapshot: Snapshot, batch: AppliedBatch | None, heard: bool) -> bool:
         """Whether it is what this snapshot's stamp would be; of a replica that was rebuilt that has another name."""
-        return self.batch is batch and self.heard is heard and self.place is snapshot.databases
+        return self.batch is batch and self.heard is heard and self.place is snapshot.place
 
 
 Found = tuple[Told, int, bytes]  # what it is an answer of, its age in ms, and its JSON

@@ -1,0 +1,284 @@
+"""The checksums of an environment's pages, in a file beside it: by them a reader knows that a page is what was written.
+
+    checksums := head, cell of page 0, cell of page 1, …        all numbers are u64, little-endian
+    head      := "STSDSUM1"   bytes of a page   published transaction   standing   …then, 512 bytes from the start, two
+                 states that take turns, 256 bytes each;   4,096 bytes in all
+    state     := transaction   bytes of data.mdb   db free   db main (see `btree`)   checksum of these
+    cell      := checksum of the page, with its number as the seed   transaction that wrote the page
+    standing  := 0 a writer has it, or was killed   1 closed   2 another environment took its place   3 not to be read
+
+The writer commits a transaction to LMDB, then *publishes* it here: the cells of the pages that it wrote, then its
+state, then its number. A reader reads no transaction that is not published, so every page that it comes to has its
+cell. From the state on every page is checked before anything in it is believed: so no page is missing, and none is one
+of before, either. Pages are never written again while a transaction that somebody reads needs them; nor are cells.
+
+Readers map this file and look at its size first, with every snapshot. The writer does not map it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from stateside.errors import ReplicaInvalid
+
+NAME: Final = "checksums"
+DAMAGE: Final = "damage"  # beside it: what a reader found, for the writer
+HEAD_BYTES: Final = 4_096
+CELL_BYTES: Final = 16
+CELLS_BEFORE: Final = HEAD_BYTES // 8  # numbers in the head
+GROWTH_BYTES: Final = 1 << 16
+_MAGIC: Final = b"STSDSUM1"
+_HEAD = struct.Struct("<8sQQQ")
+_STATE = struct.Struct("<QQ48s48sQ")
+_STATES_AT, _STATE_BYTES = 512, 256
+_PUBLISHED, _STANDING = 2, 3  # places of numbers
+_CELL = struct.Struct("<QQ")
+_BLOCK_CELLS = 256
+
+
+class Standing(IntEnum):
+    """What may be done with an environment."""
+
+    OPEN = 0
+    CLOSED = 1
+    REPLACED = 2
+    INVALID = 3
+
+
+class Damaged(ReplicaInvalid):
+    """A file of the replica is not what was written: it is moved aside, and rebuilt from the checkpoint."""
+
+
+class Unchecked(ReplicaInvalid):
+    """The replica has no checksums: an older Stateside made it, or was killed while it began to. It is rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A published transaction: its number, how long `data.mdb` was, and its trees as `db`s."""
+
+    transaction: int
+    data_bytes: int
+    free: bytes
+    main: bytes
+
+
+def damaged(folder: Path, what: str) -> Damaged:
+    """The error for what is wrong in the environment in this folder."""
+    return Damaged(
+        f"The replica is damaged: {what}",
+        where=str(folder),
+        next_step="Nothing: it is moved aside and rebuilt from the checkpoint. Ask again, or another server",
+    )
+
+
+def checksum(page: bytes | memoryview, number: int) -> int:
+    """The checksum of the page of this number."""
+    return int(xxh3_64_intdigest(page, number))
+
+
+class Checksums:
+    """The checksums of the environment in a folder, for readers."""
+
+    def __init__(self, folder: Path) -> None:
+        """FileNotFoundError if there is no environment, ReplicaInvalid if its checksums cannot be read."""
+        self._folder = folder
+        self._handle = _opened(folder, os.O_RDONLY)
+        try:
+            self.page_bytes = read_head(self._handle, folder)
+            self._map()
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._handle)
+
+    def is_whole(self) -> bool:
+        """Whether the file is still as long as what is mapped of it."""
+        return os.fstat(self._handle).st_size >= self._mapped_bytes
+
+    def published(self) -> int:
+        """The newest transaction that may be read."""
+        return self.cells[_PUBLISHED]
+
+    def standing(self) -> int:
+        """A `Standing`."""
+        return self.cells[_STANDING]
+
+    def state(self, transaction: int) -> State | None:
+        """A transaction's state; None if it is not there, or not whole."""
+        at = _STATES_AT + transaction % 2 * _STATE_BYTES
+        return _parsed(bytes(self._bytes[at : at + _STATE.size]), transaction)
+
+    def cell(self, number: int) -> tuple[int, int]:
+        """A page's checksum, and the transaction that wrote it."""
+        at = CELLS_BEFORE + 2 * number
+        if at + 1 >= len(self.cells):
+            self._map()  # it has grown since
+            if at + 1 >= len(self.cells):
+                raise damaged(self._folder, f"page {number} has no checksum")
+        return self.cells[at], self.cells[at + 1]
+
+    def _map(self) -> None:
+        size = os.fstat(self._handle).st_size // 8 * 8
+        if size < HEAD_BYTES:
+            raise damaged(self._folder, f"{NAME} was cut short")
+        self._bytes = memoryview(mmap.mmap(self._handle, size, access=mmap.ACCESS_READ))
+        self.cells = self._bytes.cast("Q")
+        self._mapped_bytes = size
+
+
+class ChecksumWriter:
+    """The same for the one who writes. Every error is an OSError if there is no room."""
+
+    def __init__(self, folder: Path) -> None:
+        """Those that are there; errors as for `Checksums`."""
+        self._folder = folder
+        self._handle = _opened(folder, os.O_RDWR)
+        try:
+            self.page_bytes = read_head(self._handle, folder)
+            self._check_size()
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._handle)
+
+    def state(self, transaction: int | None = None) -> State:
+        """That of the published transaction, or of the one before it. Damaged if it is not there."""
+        self._check_size()
+        wanted = self._number(_PUBLISHED) if transaction is None else transaction
+        content = os.pread(self._handle, _STATE.size, _STATES_AT + wanted % 2 * _STATE_BYTES)
+        found = _parsed(content, wanted)
+        if found is None:
+            raise damaged(self._folder, f"{NAME} does not say where transaction {wanted} begins")
+        return found
+
+    def standing(self) -> int:
+        """A `Standing`."""
+        return self._number(_STANDING)
+
+    def stand(self, standing: Standing) -> None:
+        """Tell readers, and the next writer."""
+        os.pwrite(self._handle, struct.pack("<Q", standing), 8 * _STANDING)
+
+    def cells(self, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """The cells of these pages; zeros for those that have none."""
+        wanted, found = sorted(numbers), dict[int, tuple[int, int]]()
+        block, content = -1, b""
+        for number in wanted:
+            if number // _BLOCK_CELLS != block:
+                block = number // _BLOCK_CELLS
+                content = self._block(block)
+            found[number] = _CELL.unpack_from(content, number % _BLOCK_CELLS * CELL_BYTES)
+        return found
+
+    def publish(self, state: State, cells: Mapping[int, tuple[int, int]]) -> None:
+        """Let readers have a transaction, whose pages have these cells."""
+        self.reserve(1 + max(cells, default=0))
+        blocks: dict[int, bytearray] = {}
+        for number, cell in cells.items():
+            block = number // _BLOCK_CELLS
+            if block not in blocks:
+                blocks[block] = bytearray(self._block(block))
+            _CELL.pack_into(blocks[block], number % _BLOCK_CELLS * CELL_BYTES, *cell)
+        for block, content in blocks.items():
+            os.pwrite(self._handle, content, HEAD_BYTES + block * len(content))
+        os.pwrite(self._handle, _packed(state), _STATES_AT + state.transaction % 2 * _STATE_BYTES)
+        os.pwrite(self._handle, struct.pack("<Q", state.transaction), 8 * _PUBLISHED)
+
+    def reserve(self, pages: int) -> None:
+        """Have room for the cells of so many pages."""
+        size = HEAD_BYTES + -(-pages // _BLOCK_CELLS) * _BLOCK_CELLS * CELL_BYTES
+        present = os.fstat(self._handle).st_size
+        if present < size:
+            grown = size + max(GROWTH_BYTES, size // 4) // HEAD_BYTES * HEAD_BYTES
+            os.posix_fallocate(self._handle, present, grown - present)
+
+    def sync(self) -> None:
+        """Make it durable."""
+        os.fdatasync(self._handle)
+
+    def _block(self, block: int) -> bytes:
+        size = _BLOCK_CELLS * CELL_BYTES
+        return os.pread(self._handle, size, HEAD_BYTES + block * size).ljust(size, b"\0")
+
+    def _number(self, place: int) -> int:
+        (number,) = struct.unpack("<Q", os.pread(self._handle, 8, 8 * place))
+        return int(number)
+
+    def _check_size(self) -> None:
+        if os.fstat(self._handle).st_size < HEAD_BYTES:
+            raise damaged(self._folder, f"{NAME} was cut short")
+
+
+def begin(folder: Path) -> None:
+    """Make the checksums of an environment before it is made itself. Until something is published it is not there.
+
+    OSError if there is no room.
+    """
+    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        os.posix_fallocate(handle, 0, HEAD_BYTES + GROWTH_BYTES)
+        os.pwrite(handle, _HEAD.pack(_MAGIC, mmap.PAGESIZE, 0, Standing.OPEN), 0)
+    finally:
+        os.close(handle)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether an environment was only begun: its writer was killed before anything of it was published."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            head = file.read(_HEAD.size)
+    except FileNotFoundError:
+        return False
+    return len(head) == _HEAD.size and _HEAD.unpack(head)[::2] == (_MAGIC, 0)
+
+
+def read_head(handle: int, folder: Path) -> int:
+    """The bytes of a page; Damaged or Unchecked if these are no checksums."""
+    head = os.pread(handle, _HEAD.size, 0)
+    if len(head) < _HEAD.size:
+        raise damaged(folder, f"{NAME} was cut short")
+    magic, page_bytes, _, _ = _HEAD.unpack(head)
+    if magic != _MAGIC or page_bytes not in {1 << power for power in range(9, 17)}:
+        raise damaged(folder, f"{NAME} is no such file")
+    return int(page_bytes)
+
+
+def _opened(folder: Path, flags: int) -> int:
+    try:
+        return os.open(folder / NAME, flags)
+    except FileNotFoundError:
+        if not (folder / "data.mdb").exists():
+            raise
+        raise Unchecked(
+            "The replica has no checksums: an older Stateside wrote it",
+            where=str(folder),
+            next_step="Nothing: it is rebuilt from the checkpoint",
+        ) from None
+
+
+def _packed(state: State) -> bytes:
+    content = _STATE.pack(state.transaction, state.data_bytes, state.free, state.main, 0)[:-8]
+    return content + struct.pack("<Q", xxh3_64_intdigest(content))
+
+
+def _parsed(content: bytes, transaction: int) -> State | None:
+    if len(content) < _STATE.size or xxh3_64_intdigest(content[:-8]) != struct.unpack("<Q", content[-8:])[0]:
+        return None
+    found, data_bytes, free, main, _ = _STATE.unpack(content)
+    return State(found, data_bytes, free, main) if found == transaction else None
