@@ -50,7 +50,7 @@ def _allocate(path: Path, size: int) -> None:
     """Give a new file all of its blocks, before it is mapped. A file system that cannot leaves it as it was."""
     if path.exists() and path.stat().st_size:
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError as error:

@@ -38,7 +38,7 @@ class WritersBeat:
     """The same for the one who writes. OSError if there is no room for it."""
 
     def __init__(self, folder: Path) -> None:
-        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if os.fstat(handle).st_size < BYTES:
                 os.pwrite(handle, bytes(BYTES), 0)  # it has room from now on: a mapped page without would kill us

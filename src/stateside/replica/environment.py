@@ -113,7 +113,7 @@ def _allocate_lock_file(directory: Path) -> None:
     On a full disk a reader that touches a block that is not there yet would be killed by a signal.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with suppress(OSError):  # a file system that cannot: then it is as it was
             os.posix_fallocate(handle, 0, _LOCK_FILE_BYTES)

@@ -5,8 +5,8 @@
      "appends": {"entities": ["emma"], "types": ["usage"]}}
 
 `appends` is there only in a token whose events are limited, and has null for all entities or all types. `iat` and `exp`
-are seconds since 1970; `iat` has microseconds, so that a token can be told from one of the same name that was revoked in
-the same second. A token has these claims, all of them and no others, and is valid for at most `LIFE_S_MAX`: anything
+are seconds since 1970; `iat` has microseconds, so that a token can be told from one of the same name that was revoked
+in the same second. A token has these claims, all of them and no others, and is valid for at most `LIFE_S_MAX`: anything
 else is none of ours, whoever signed it.
 """
 
