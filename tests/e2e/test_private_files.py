@@ -1,4 +1,4 @@
-"""What commands write is private: no file of theirs has a bit for the group or for others, whatever the shell's umask."""
+"""What commands write is private: no file of theirs has a bit for the group or for others, whatever the umask was."""
 
 from __future__ import annotations
 

@@ -83,6 +83,8 @@ class PositionCodec:
             content = base64.b64decode(text[1:] + "=" * (-len(text[1:]) % 4), altchars=b"-_", validate=True)
         except ValueError:
             raise _unknown() from None
+        if _text(content) != text:  # base64 has several texts for the same bytes, and one of them was given
+            raise _unknown()
         for key in reversed(self.keys):
             try:
                 return Position.parse(AESSIV(key).decrypt(content, None).decode())
@@ -103,7 +105,11 @@ def _derived(secret: bytes) -> bytes:
 def _encrypted(key: bytes, position: Position) -> Position:
     text = ",".join(f"{partition}:{offset:019}" for partition, offset in position.parts) or str(position)
     content = AESSIV(key).encrypt(text.encode(), None)
-    return Position(opaque=(f"~{base64.urlsafe_b64encode(content).decode().rstrip('=')}",))
+    return Position(opaque=(_text(content),))
+
+
+def _text(content: bytes) -> str:
+    return "~" + base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def _unknown() -> PositionInvalid:
