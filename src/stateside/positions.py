@@ -10,6 +10,8 @@ Short text form, for headers, URLs and logs, sorted by partition and without zer
     0:1234            1,234 events of partition 0
     calls-0:7,calls-1:12
     start             nothing yet
+    ~Zk3v…            an *opaque* position, for a reader who is not to learn how much others write: only the server
+                      that gave it knows the offsets. It is good for `min_position`, and can be compared for equality
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ START_TEXT = "start"
 
 _PART = re.compile(r"(?P<partition>[A-Za-z0-9._-]{1,255}):(?P<offset>[0-9]{1,19})", re.ASCII)
 _PARTITION = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
+_OPAQUE = re.compile(r"~[A-Za-z0-9_-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A value: equal if it has seen the same events. Make one with `of`, `parse` or `start`."""
+    """A value: equal if it has seen the same events. Make one with `of`, `parse` or `start`.
+
+    An opaque one has no parts, but the texts that a server gave: PositionInvalid for whatever needs its offsets.
+    """
 
     parts: tuple[tuple[str, int], ...] = ()
+    opaque: tuple[str, ...] = ()
 
     @classmethod
     def start(cls) -> Position:
@@ -51,6 +58,8 @@ class Position:
         """The position that `str` gave this text for."""
         if text == START_TEXT:
             return cls.start()
+        if text.startswith("~"):
+            return cls._parse_opaque(text)
         offsets: dict[str, int] = {}
         for part in text.split(",", PARTITIONS_MAX - 1):
             match = _PART.fullmatch(part)
@@ -59,28 +68,42 @@ class Position:
             offsets[match["partition"]] = int(match["offset"])
         return cls.of(offsets)
 
+    @classmethod
+    def _parse_opaque(cls, text: str) -> Position:
+        texts = text.split(",")
+        if not all(map(_OPAQUE.fullmatch, texts)):
+            raise PositionInvalid(f"{text[:80]!r} is no position", next_step="Give it as the server gave it")
+        return cls(opaque=tuple(sorted(set(texts))))
+
     def __str__(self) -> str:
-        return ",".join(f"{partition}:{offset}" for partition, offset in self.parts) or START_TEXT
+        shown = self.opaque or (f"{partition}:{offset}" for partition, offset in self.parts)
+        return ",".join(shown) or START_TEXT
 
     def __getitem__(self, partition: str) -> int:
         return self.as_dict().get(partition, 0)
 
     def as_dict(self) -> dict[str, int]:
         """The offsets by partition, without zeros."""
+        self._check_plain()
         return dict(self.parts)
 
     def covers(self, other: Position) -> bool:
         """Whether everything before `other` also lies before this position."""
         mine = self.as_dict()
+        other._check_plain()
         return all(mine.get(partition, 0) >= offset for partition, offset in other.parts)
 
     def joined(self, other: Position) -> Position:
-        """The least position that covers both."""
+        """The least position that covers both. Of opaque ones it has both texts, and the server joins them."""
+        if (self.opaque or other.opaque) and not (self.parts or other.parts):
+            return Position(opaque=tuple(sorted({*self.opaque, *other.opaque})))
         mine = self.as_dict()
+        other._check_plain()
         return Position.of(mine | {p: max(o, mine.get(p, 0)) for p, o in other.parts})
 
     def one(self) -> int:
         """The offset of a position in a stream of one partition, whatever its name; PositionInvalid of several."""
+        self._check_plain()
         if len(self.parts) > 1:
             raise PositionInvalid(
                 f"{str(self)[:80]!r} names several partitions, where one was expected",
@@ -90,7 +113,15 @@ class Position:
 
     def events(self) -> int:
         """How many events lie before this position, over all partitions."""
+        self._check_plain()
         return sum(offset for _, offset in self.parts)
+
+    def _check_plain(self) -> None:
+        if self.opaque:
+            raise PositionInvalid(
+                "This position is opaque: what it stands for only the server knows that gave it",
+                next_step="Give it as min_position to a server, or ask with a token that is not scoped",
+            )
 
 
 def _check(partition: str, offset: int) -> None:

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 STOP_S_MAX = 20.0
+PRIVATE_UMASK = 0o077  # files are their owner's alone
+UMASK_VARIABLE = "STATESIDE_UMASK"
 EXIT_FINAL = 3  # of a part that would fail again in the same way: whoever supervises it does not start it again
 EXIT_NO_COMMAND = 127  # as in a shell
 SAFE_PATH = {
@@ -31,6 +33,26 @@ SAFE_PATH = {
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def wanted_umask(environment: Mapping[str, str]) -> int:
+    """The umask of our processes: private, or what STATESIDE_UMASK says in octal; SettingInvalid if that is none."""
+    text = environment.get(UMASK_VARIABLE, f"{PRIVATE_UMASK:03o}")
+    if not (1 <= len(text) <= 4 and set(text) <= set("01234567") and int(text, 8) <= 0o777):
+        from stateside.errors import SettingInvalid  # every child of ours loads this module first, as a script
+
+        raise SettingInvalid(
+            f"{UMASK_VARIABLE} is {text[:80]!r}, which is no umask",
+            next_step="Write it in octal: 077 for files of their owner alone, 027 to let a group read them",
+        )
+    return int(text, 8)
+
+
+def current_umask() -> int:
+    """The umask that this process has. It is replaced by a private one while it is looked at: never by a loose one."""
+    mask = os.umask(PRIVATE_UMASK)
+    os.umask(mask)
+    return mask
 
 
 class Child:

@@ -147,7 +147,7 @@ def allocate(path: Path, size: int) -> None:
     """
     if path.exists() and path.stat().st_size:
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError as error:
@@ -158,12 +158,13 @@ def allocate(path: Path, size: int) -> None:
         os.close(handle)
 
 
-def try_lock(path: Path, *, shared: bool = False) -> int | None:
+def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | None:
     """A lock on a local file, as a file descriptor; None if somebody else has it, unless both are `shared`.
 
+    A file that is not there is made with this mode, less the process's umask.
     It is given back when the descriptor is closed, here and in every process that inherited it, or these have died.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -175,9 +176,9 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
     return handle
 
 
-def lock_within(path: Path, s_max: float) -> int | None:
+def lock_within(path: Path, s_max: float, *, mode: int = 0o666) -> int | None:
     """The same, tried again for so long; None if somebody else has it all the while."""
     deadline_s = time.monotonic() + s_max
-    while (handle := try_lock(path)) is None and time.monotonic() <= deadline_s:
+    while (handle := try_lock(path, mode=mode)) is None and time.monotonic() <= deadline_s:
         time.sleep(_LOCK_LOOK_S)
     return handle

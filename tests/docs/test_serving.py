@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,12 +15,14 @@ from stateside.cli import main
 from stateside.layout import Layout
 from stateside.serving import appender, server
 from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
+from stateside.serving.access.position_codec import PLAIN
 from stateside.serving.changes import feed, pages, watcher
 from stateside.serving.reading import kept_rows, reader
 from stateside.serving.reading.views import Views
 from stateside.serving.sql import chunk, engine, kept, pool, process, question, remote
 from stateside.serving.web import application, call, connection, connections, event_routes, loop, route
 from stateside.serving.web.request import Request
+from stateside.serving.web.response import as_json
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -48,11 +51,12 @@ def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
         ["finance", "operator", "everything"],
         ["dashboard", "read,sql", "views bill country=AT"],
         ["emma's page", "read", "customer=emma"],
+        ["emma's phone", "append", "customer=emma entities emma types call,message"],
     ]
     for line in (*block("rotate"), *block("reissue")):
         run(line)
     old, new = (line.split("\t") for line in run(block("keys")[0]).splitlines())
-    assert (old[2:], new[2:]) == (["2 tokens"], ["1 tokens", "signs"])
+    assert (old[2:], new[2:]) == (["3 tokens"], ["1 tokens", "signs"])
     run(f"stateside token retire {old[0]} --dir data")
     assert [line.split("\t")[0] for line in run("stateside token list --dir data").splitlines()] == ["finance"]
 
@@ -95,7 +99,8 @@ def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> N
     (route,) = event_routes.event_routes(layout)
     assert (method, address) == (route.method, route.pattern)
     request = Request((), (), {}, Views(layout), body=document.encode())
-    assert asyncio.run(route.handler(request)).document == {"receipt": "0:1", "receipts": ["0:1"]}  # type: ignore[arg-type]
+    answer = asyncio.run(route.handler(request))  # type: ignore[arg-type]
+    assert json.loads(as_json(answer.document, PLAIN)) == {"receipt": "0:1", "receipts": ["0:1"]}
 
 
 def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:

@@ -16,7 +16,7 @@ from stateside.ops.doctor import Finding, as_json, diagnose, render
 from stateside.pipeline.java import Java
 from stateside.processes import free_port
 
-NAMES = ["python", "java", "spark", "folder", "port", "disk", "memory"]
+NAMES = ["python", "java", "spark", "folder", "privacy", "port", "disk", "memory"]
 
 
 @pytest.mark.spark
@@ -86,6 +86,20 @@ def test_a_folder_that_cannot_be_written_to_will_not_do(tmp_path: Path) -> None:
     assert doctor.look_at_folder(tmp_path).ok
     assert doctor.look_at_folder(tmp_path / "file").mend is not None
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_others_reach_will_not_do_unless_that_is_wanted(tmp_path: Path) -> None:
+    assert doctor.look_at_privacy(tmp_path / "nowhere", 0o077).ok
+    (tmp_path / "journal").mkdir(mode=0o700)
+    (tmp_path / "journal" / "end").touch(mode=0o644)
+    (tmp_path / "clock.json").touch(mode=0o640)
+    tmp_path.chmod(0o755)
+    found = doctor.look_at_privacy(tmp_path, 0o077)
+    assert (found.ok, found.found) == (False, f"others reach clock.json in {tmp_path}")
+    assert found.mend is not None and f"chmod -R go-rwx {tmp_path}" in found.mend
+    assert doctor.look_at_privacy(tmp_path, 0o027).ok, "a group reads it on purpose"
+    tmp_path.chmod(0o700)
+    assert doctor.look_at_privacy(tmp_path, 0o077).ok, "nobody gets in"
 
 
 def test_a_folder_whose_name_is_too_long_will_not_do_though_its_parent_would(tmp_path: Path) -> None:

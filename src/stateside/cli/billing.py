@@ -58,14 +58,14 @@ def _paged(command: Callable[..., None]) -> Callable[..., None]:
     """The flags of a command that asks for a list in pages; as `ask` it gets what asks for a page and shows it."""
 
     @click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
-    @click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="Go on after this one: the next page.")
+    @click.option("--after", metavar="OFFSET", help="Go on after this one: the next page.")  # opaque for a scoped token
     @_JSON
     @floored
     @wraps(command)
     def paged(
         *,
         limit: int | None,
-        after: int | None,
+        after: str | None,
         as_json: bool,
         url: Sequence[str],
         min_position: str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from stateside import __version__
 from stateside.errors import InputError, SetupError, StatesideError, TokenInvalid, ViewBroken
-from stateside.processes import EXIT_FINAL
+from stateside.processes import EXIT_FINAL, wanted_umask
 
 PORT = 8471
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -79,6 +80,7 @@ def main(verbose: bool) -> None:
 
     Try `stateside demo` first: the whole system, for a minute, on this machine.
     """
+    os.umask(wanted_umask(os.environ))  # of this process and all that it starts: servers, workers, Spark's JVM
     handler = logging.StreamHandler(sys.stderr)
     if not verbose:  # what stack traces of Java tell, the runner says in a sentence; py4j has the root logger tell some
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)

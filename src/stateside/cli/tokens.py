@@ -39,6 +39,8 @@ def token() -> None:
 @click.option("--customer", metavar="ID", help="Reaches this customer's data only: --where customer=ID.")
 @click.option("--view", "views", multiple=True, metavar="VIEW", help="Reaches this view; several times. [all]")
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Reaches rows with this value; several times.")
+@click.option("--entity", "entities", multiple=True, metavar="NAME", help="May append its events; several times.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="May append such events; several times.")
 @click.option(
     "--expires", default="30d", show_default=True, metavar="TIME", help="Valid for so long: 90s, 15m, 24h, 30d."
 )
@@ -49,18 +51,31 @@ def create(
     customer: str | None,
     views: Sequence[str],
     where: Sequence[str],
+    entities: Sequence[str],
+    types: Sequence[str],
     expires: str,
 ) -> None:
     """Make a token for NAME and print it, this once.
 
     read: rows, changes, bills and documents; sql: statements; append: events; operator: everything. A view that does
     not have a column of --where is refused. Several tokens may have one name, that of their holder.
+
+    A scoped token (--customer, --where, --view, --entity) with the role append needs --type: it appends events of those
+    types alone, about its --entity, by default its --customer, with ids like @ENTITY/NAME. Its positions are opaque.
     """
     from stateside.serving.access.issuer import parse_life_s
 
     scope = _parse_where([*where, *([f"customer={customer}"] if customer is not None else [])])
+    if customer is not None and "append" in roles:
+        entities = entities or (customer,)
     text, issued = _issuer(folder).create(
-        name, roles or ("read",), views=views or None, where=scope, life_s=parse_life_s(expires)
+        name,
+        roles or ("read",),
+        views=views or None,
+        where=scope,
+        entities=entities or None,
+        types=types or None,
+        life_s=parse_life_s(expires),
     )
     click.echo(f"A token for {_described(issued)}. It is not shown again:", err=True)
     click.echo(text)
@@ -151,4 +166,6 @@ def _scope(issued: Issued) -> str:
     """What it reaches, in words."""
     where = " ".join(f"{column}={value}" for column, value in issued.where.items())
     views = "" if issued.views is None else f"views {','.join(issued.views)}"
-    return " ".join(part for part in (views, where) if part) or "everything"
+    limits = {name: names for name, names in (issued.appends or {}).items() if names is not None}
+    appends = " ".join(f"{name} {','.join(names)}" for name, names in limits.items())
+    return " ".join(part for part in (views, where, appends) if part) or "everything"

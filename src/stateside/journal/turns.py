@@ -61,7 +61,7 @@ class Turns:
     def _open(self) -> None:
         self._pid = os.getpid()
         self._note = f"{self._pid} {secrets.token_hex(8)}".encode().ljust(_NOTE_BYTES)
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         self._opened = os.fstat(self._handle)
 
     def _acquire(self) -> None:

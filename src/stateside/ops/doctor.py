@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from stateside.errors import SetupError
+from stateside.layout import Layout
 from stateside.ops.ports import listener, refusal
 from stateside.pipeline.java import find_java
+from stateside.processes import wanted_umask
 
 PYTHON_MIN = (3, 11)
 SPARK_VERSION = "4.2.0"
@@ -53,6 +55,7 @@ def diagnose(directory: Path, port: int) -> list[Finding]:
         look_at_java(),
         judge_spark(spark_version()),
         look_at_folder(directory),
+        look_at_privacy(directory, wanted_umask(os.environ)),
         look_at_port(port),
         look_at_disk(directory),
         judge_memory(memory_bytes()),
@@ -119,6 +122,27 @@ def look_at_folder(directory: Path) -> Finding:
             return Finding("folder", True, f"{folder} can be written to")
     except OSError as error:
         return Finding("folder", False, f"{directory}: {_reason(error)}", mend)
+
+
+def look_at_privacy(directory: Path, umask: int) -> Finding:
+    """Whether others than its owner reach what Stateside keeps in the directory, further than the umask allows."""
+    layout = Layout(directory)
+    try:
+        if not any(path.exists() for path in (layout.journal, layout.keys, directory / "views")):
+            return Finding("privacy", True, f"{directory} has nothing of Stateside's yet")
+        loose = _loose(directory, umask)
+    except OSError as error:  # of which `look_at_folder` says whether that will do
+        return Finding("privacy", True, f"{directory} cannot be looked at ({_reason(error)})")
+    mend = f"chmod -R go-rwx {directory}; to share it with a group on purpose, set STATESIDE_UMASK (docs/serving.md)"
+    found = f"others reach {', '.join(loose[:5])}{', …' if loose[5:] else ''} in {directory}" if loose else ""
+    return _finding("privacy", not loose, found or f"{directory} is kept from others (umask {umask:03o})", mend)
+
+
+def _loose(folder: Path, umask: int) -> list[str]:
+    """What others reach in a folder: nothing of one that they cannot enter. So it need not look any deeper."""
+    if not folder.stat().st_mode & umask:
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if entry.lstat().st_mode & umask and not entry.is_symlink())
 
 
 def look_at_disk(directory: Path) -> Finding:

@@ -24,6 +24,7 @@ from stateside.pipeline.master import check_reachable, cluster_conf, masters_of
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.source import JournalSource
 from stateside.pipeline.worker_python import worker_environment
+from stateside.processes import current_umask
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ _DEFAULTS = {
     ),
 }
 
+_HADOOP_UMASK = "spark.hadoop.fs.permissions.umask-mode"
 _FIXED = {
     "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text: all of it
     "spark.sql.session.timeZone": "UTC",  # periods are computed with functions that are right in UTC only
@@ -84,6 +86,7 @@ def start_session(
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    folders |= {_HADOOP_UMASK: f"{current_umask():03o}"}  # Hadoop sets the modes of its files itself, by default 022
     given = RunSettings().spark_conf() if conf is None else conf
     settings.setAll(list((_DEFAULTS | cluster_conf(master) | folders | given | _FIXED).items()))
     with _environment(java_environment() | worker_environment(master)):

@@ -230,7 +230,7 @@ def begin(folder: Path) -> None:
 
     OSError if there is no room.
     """
-    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         os.posix_fallocate(handle, 0, HEAD_BYTES + GROWTH_BYTES)
         os.pwrite(handle, _HEAD.pack(_MAGIC, mmap.PAGESIZE, 0, Standing.OPEN), 0)

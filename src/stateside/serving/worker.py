@@ -53,6 +53,10 @@ class Worker:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the application tells its errors itself
         if self.log_json:
             logs.log_json()
+        return self.application()
+
+    def application(self) -> Application:
+        """The application, with all routes that there are."""
         layout, assets = Layout(self.folder), Assets(self.extension.pages)
         names = None if self.secure else self.names
         guard = Guard.of(layout, self.limits, guarded=self.guarded, names=names)

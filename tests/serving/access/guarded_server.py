@@ -49,15 +49,15 @@ def routes(layout: Layout) -> Sequence[Route]:
     from stateside.serving.web.route import Parameter
 
     return [
-        Route("/v1/slow", slow, reach="read", parameters=(Parameter("s", "seconds"),)),
-        Route("/v1/echo", echo, reach="append", method="POST", body=Body({}, BODY_BYTES_MAX)),
-        Route("/v1/echo", slow, reach="sql"),
-        Route("/v1/echo", echo, reach="anyone", method="PUT"),
-        Route("/v1/stream", stream, reach="read"),
-        Route("/v1/paper", paper, reach="read"),
-        Route("/v1/broken", broken, reach="read"),
-        Route("/v1/sql", slow, reach="sql"),
-        Route("/v1/customers/{customer}/thing", slow, reach="customer", parameters=(Parameter("s", "seconds"),)),
+        Route("/v1/slow", slow, "", "read", parameters=(Parameter("s", "seconds"),)),
+        Route("/v1/echo", echo, "", "append", method="POST", body=Body({}, BODY_BYTES_MAX)),
+        Route("/v1/echo", slow, "", "sql"),
+        Route("/v1/echo", echo, "", "anyone", method="PUT"),
+        Route("/v1/stream", stream, "", "read"),
+        Route("/v1/paper", paper, "", "read"),
+        Route("/v1/broken", broken, "", "read"),
+        Route("/v1/sql", slow, "", "sql"),
+        Route("/v1/customers/{customer}/thing", slow, "", "customer", parameters=(Parameter("s", "seconds"),)),
     ]
 
 

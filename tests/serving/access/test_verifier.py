@@ -18,8 +18,8 @@ from stateside.clock import ManualClock
 from stateside.errors import SetupError, TokenInvalid
 from stateside.layout import Layout
 from stateside.serving.access import verifier as verifier_module
-from stateside.serving.access.claims import SKEW_S, Claims
-from stateside.serving.access.holder import OPERATOR, ROLES, Holder, customer
+from stateside.serving.access.claims import LIFE_S_MAX, SKEW_S, Claims
+from stateside.serving.access.holder import OPERATOR, ROLES, Appends, Holder, customer
 from stateside.serving.access.issuer import Issuer, signed
 from stateside.serving.access.keys import Key, KeyFile
 from stateside.serving.access.verifier import TOKEN_CHARS_MAX, TokenRefused, Verifier
@@ -90,9 +90,14 @@ def test_a_token_is_its_holder_s_and_no_other_header_is(place: Place) -> None:
 
 
 def test_what_a_token_says_of_roles_and_scope_is_its_holder_s(place: Place) -> None:
-    text, _ = place.issuer.create("bot", ("sql", "append"), views=["bill", "orders"], where={"country": "AT"})
+    scope = {"views": ["bill", "orders"], "where": {"country": "AT"}, "entities": ["e"], "types": ["t"]}
+    text, _ = place.issuer.create("bot", ("sql", "append"), **scope)  # type: ignore[arg-type]
     assert place.holder(text) == Holder(
-        "bot", frozenset({"sql", "append"}), frozenset({"bill", "orders"}), {"country": "AT"}
+        "bot",
+        frozenset({"sql", "append"}),
+        frozenset({"bill", "orders"}),
+        {"country": "AT"},
+        Appends(frozenset({"e"}), frozenset({"t"})),
     )
 
 
@@ -176,6 +181,17 @@ def test_a_token_of_the_future_is_not_valid_yet(place: Place) -> None:
         {"nbf": 0},
         {"aud": "others"},
         {"admin": True},
+        {"exp": NOW_US // 1_000_000 + LIFE_S_MAX + 1},
+        {"exp": NOW_US // 1_000_000 + 100 * 365 * 86_400},
+        {"iat": 0},
+        {"appends": None},
+        {"appends": {}},
+        {"appends": []},
+        {"appends": {"entities": ["emma"], "types": "usage"}},
+        {"appends": {"entities": ["emma"], "types": ["usage"]}},  # without the role append
+        {"roles": ["append"], "appends": {"entities": [], "types": ["usage"]}},
+        {"roles": ["append"], "appends": {"entities": None}},
+        {"roles": ["append"], "appends": {"entities": None, "types": None, "ids": None}},
     ],
 )
 def test_claims_that_are_not_a_token_s_are_refused_although_we_signed_them(
@@ -183,6 +199,13 @@ def test_claims_that_are_not_a_token_s_are_refused_although_we_signed_them(
 ) -> None:
     assert place.holder(place.sign(place.claims())).name == "emma's page"
     place.refuses(place.sign(place.claims(**changed)), "not known here|none of this server's")
+
+
+def test_a_token_of_the_longest_life_is_valid_until_its_end(place: Place) -> None:
+    text, _ = place.issuer.create("long", life_s=LIFE_S_MAX)
+    assert place.holder(text).name == "long"
+    place.clock.advance(LIFE_S_MAX * 1_000_000)
+    assert place.holder(text).name == "long"
 
 
 @pytest.mark.parametrize("missing", ["sub", "jti", "iat", "exp", "roles", "views", "where"])

@@ -206,7 +206,7 @@ def test_every_event_that_is_appended_has_an_id_that_stays_the_same_when_it_is_s
     ((count, ask),) = appended([{"entity": "emma", "type": "order"}, {"id": "mine", "entity": "ben", "type": "order"}])
     assert count == 2
     own, mine = json.loads(ask.body or b"")["events"]
-    assert len(own["id"]) == 36
+    assert own["id"].startswith("@emma/") and len(own["id"]) == 42, "as a token that is scoped to emma needs it"
     assert mine["id"] == "mine"
     assert ask.repeatable, "the very same bytes are sent again"
     event = Event("1", "emma", "order", 5, {"n": 1}, ("tag",))

@@ -32,7 +32,7 @@ def routes(layout: Layout) -> list[Route]:
         return Response({}, stream=Stream("text/plain", _broken()))
 
     handlers = {"idle": idle, "flood": flood, "broken": broken}
-    return [Route(f"/{name}", handler, reach="anyone") for name, handler in handlers.items()]
+    return [Route(f"/{name}", handler, "", "anyone") for name, handler in handlers.items()]
 
 
 async def _idle(note: Path) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ documents, and nothing else.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from stateside.billing.answers import explain, pdf
 from stateside.billing.answers.audits import Audits
@@ -40,7 +40,6 @@ from stateside.storage import Storage
 
 PAGE_MAX: Final = 1_000
 PAGE_DEFAULT: Final = 100
-OFFSET_MAX: Final = 2**63 - 1
 
 
 _PAGE = (whole("limit", "so many at most", least=1), whole("after", "a page's `cursor` is the next page's `after`"))
@@ -64,6 +63,8 @@ def routes(layout: Layout) -> list[Route]:
     pace = (
         "what all bills are up to this hour of a period, against the one before at the same hour; null: not ready yet"
     )
+    totals = "all customers' totals: live and sealed"
+    started = "start an audit, unless one runs; it changes nothing"
     audit = "whether an audit runs that was started here, and what the last one said"
     letters = "events that break a rule: counted by reason, and a page of them"
     return [
@@ -72,13 +73,13 @@ def routes(layout: Layout) -> list[Route]:
         Route("/v1/customers/{customer}/bill/course", api.course, course, "customer", (*_WHICH, *FLOOR)),
         Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
         Route("/v1/invoices/{number}", api.invoice, document, "own", FLOOR, kinds=(JSON, "application/pdf")),
-        Route("/v1/periods", api.periods, periods, parameters=FLOOR),
-        Route("/v1/periods/{period}/totals", api.totals, "all customers' totals: live and sealed", parameters=FLOOR),
-        Route("/v1/periods/{period}/pace", api.pace, pace, parameters=FLOOR),
-        Route("/v1/audit", api.audit, audit),
-        Route("/v1/audit", api.start_audit, "start an audit, unless one runs; it changes nothing", method="POST"),
-        Route("/v1/dead-letters", api.dead_letters, letters, parameters=(_REASON, *_PAGE, *FLOOR)),
-        Route("/v1/dead-letters/{offset}", api.dead_letter, "one of them", parameters=FLOOR),
+        Route("/v1/periods", api.periods, periods, "operator", FLOOR),
+        Route("/v1/periods/{period}/totals", api.totals, totals, "operator", FLOOR),
+        Route("/v1/periods/{period}/pace", api.pace, pace, "operator", FLOOR),
+        Route("/v1/audit", api.audit, audit, "operator"),
+        Route("/v1/audit", api.start_audit, started, "operator", method="POST"),
+        Route("/v1/dead-letters", api.dead_letters, letters, "operator", (_REASON, *_PAGE, *FLOOR)),
+        Route("/v1/dead-letters/{offset}", api.dead_letter, "one of them", "operator", FLOOR),
     ]
 
 
@@ -107,7 +108,7 @@ class Api:
         after, limit = _page(request)
         customer, stamp, period, found = await self._behind(request)
         shown, more = explain.page(found, after, limit, request.parameters.get("type"))
-        return stamped(stamp, {"customer": customer, **explain.as_dict(period, shown, more)})
+        return stamped(stamp, {"customer": customer, **explain.as_dict(period, shown, more, request.positions.offset)})
 
     async def course(self, request: Request) -> Response:
         """The days of a period of the customer's bill."""
@@ -119,7 +120,7 @@ class Api:
         """The customer's documents."""
         (customer,) = request.parts
         answer, documents = await self._of_customer(request, customer)
-        shown = [document.as_dict() for document in documents]
+        shown = [_shown(request, document) for document in documents]
         return stamped(answer.stamp, {"customer": customer, "documents": shown})
 
     async def invoice(self, request: Request) -> Response:
@@ -133,7 +134,7 @@ class Api:
                 f"There is no document {number[:80]!r}", next_step="They are numbered like I-000000001"
             )
         if request.parts[0] == number:
-            return stamped(stamp, {"document": document.as_dict()})
+            return stamped(stamp, {"document": _shown(request, document)})
         content = await asyncio.to_thread(pdf.render, document, self._time_zone(document))
         return Response({}, [stamp], file=File("application/pdf", content, f"{number}.pdf"))
 
@@ -270,9 +271,14 @@ def chosen(periods: list[BillPeriod], customer: str, label: str | None, currency
     )
 
 
+def _shown(request: Request, document: Document) -> dict[str, Any]:
+    """A document as it is shown to who asks."""
+    return document.as_dict() | {"sealed_position": request.positions.offset(document.sealed_position)}
+
+
 def _page(request: Request) -> tuple[int, int]:
     """`after` and `limit`."""
-    after, limit = request.number("after", OFFSET_MAX), request.number("limit", PAGE_MAX)
+    after, limit = request.offset("after"), request.number("limit", PAGE_MAX)
     if limit == 0:
         raise RequestInvalid(f"The parameter limit is 0, not a whole number from 1 to {PAGE_MAX}")
     return -1 if after is None else after, PAGE_DEFAULT if limit is None else limit

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ _EVENT_COLUMNS: Final = ("id", "entity", "type", "time", "appended", "payload")
 _DEDUPLICATION: Final = "dedupe"  # what Spark calls such operators
 
 Kind = tuple[str, str]  # type, plan: a line
+ShownOffset = Callable[[int], int | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,10 @@ class Behind(Counted):
     amount_micros: int
     document: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, offset: ShownOffset) -> dict[str, Any]:
         """As it stands in an answer."""
         return {
-            "offset": self.offset,
+            "offset": offset(self.offset),
             "id": self.id,
             "type": self.type,
             "plan": self.plan,
@@ -250,8 +251,8 @@ def _words(numbers: Sequence[int]) -> str:
     return "{:,} in {:,} events, {} micros".format(*numbers)
 
 
-def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None) -> Mapping[str, Any]:
-    """A page as the API shows it."""
+def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None, offset: ShownOffset) -> Mapping[str, Any]:
+    """A page as the API shows it, with offsets as who asks is shown them."""
     return {
         "period": period.period.label,
         "period_end": iso_time(period.period.end_us),
@@ -259,6 +260,6 @@ def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None) -> Ma
         "state": period.state,
         "amount_micros": period.amount_micros,
         "events_behind": period.events,
-        "events": [event.as_dict() for event in shown],
-        "cursor": more,
+        "events": [event.as_dict(offset) for event in shown],
+        "cursor": None if more is None else offset(more),
     }

@@ -66,8 +66,8 @@ class Gate:
 def sql_tables() -> list[GatedTable]:
     """Billing's tables in SQL, with the same gate."""
     return [
-        GatedTable(APPLICATION, VIEW, DOCUMENTS.name, _documents),
-        GatedTable(APPLICATION, VIEW, DEAD_LETTERS.name, _dead_letters),
+        GatedTable(APPLICATION, VIEW, DOCUMENTS.name, _documents, ("sealed_position",)),
+        GatedTable(APPLICATION, VIEW, DEAD_LETTERS.name, _dead_letters, ("offset",)),
     ]
 
 

@@ -25,6 +25,7 @@ from stateside.layout import Layout
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.hosts import Hosts
 from stateside.serving.access.limits import NO_RATE, Limits, Room, network
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.refusals import Asked, RefusalLog
 from stateside.serving.access.session import check_origin, presented
 from stateside.serving.access.verifier import TokenRefused, Verifier
@@ -91,6 +92,10 @@ class Guard:
                 "This server cannot tell who asks: its log has the cause", next_step="Tell who runs it"
             ) from None  # whose paths are none of the asker's business
 
+    def positions(self, holder: Holder) -> PositionCodec:
+        """How this holder is shown positions."""
+        return PLAIN if holder is OPERATOR or holder is NOBODY else self._verifier.positions(holder)
+
     def pass_by(self, holder: Holder, address: str) -> None:
         """A request of this holder is let in, and will be answered at once; TooManyRequests."""
         who = address if holder is OPERATOR else f"holder {holder.name}"
@@ -114,7 +119,7 @@ class Guard:
 class Visit:
     """One request, from its arrival until its answer has been sent."""
 
-    __slots__ = ("_address", "_call", "_checked_s", "_counted", "_guard", "_holder", "route")
+    __slots__ = ("_address", "_call", "_checked_s", "_counted", "_guard", "_holder", "positions", "route")
 
     def __init__(self, guard: Guard, call: Arriving) -> None:
         self._guard, self._call = guard, call
@@ -122,6 +127,7 @@ class Visit:
         self._holder: Holder | None = None
         self._counted: str | None = None
         self.route = "none"  # the pattern of the one that fits, once it is known
+        self.positions = PLAIN  # how the holder is shown them, once it is known
         self._checked_s = time.monotonic()
 
     def enter(self, *, needs_token: bool = True) -> Holder:

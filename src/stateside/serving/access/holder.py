@@ -2,7 +2,8 @@
 
 A holder has *roles*, which open routes, and a *scope*, which says which rows there are for it: those of some views, and
 in every view those whose columns have certain values. Whoever reads rows asks `rows_of` which of them the holder may
-have; a view that does not have such a column has none for it.
+have; a view that does not have such a column has none for it. Which events a holder may append, its *append scope* says
+(`appends`): of which entities, of which types. A scoped token without one appends nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,31 @@ CUSTOMER: Final = "customer"  # the column by which billing tells whose data it 
 
 
 @dataclass(frozen=True, slots=True)
+class Appends:
+    """Which events may be appended: of these entities and of these types; None for all."""
+
+    entities: frozenset[str] | None = None
+    types: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks. `views`: None for all; `where`: columns with the values that rows must have, none for all rows."""
+    """Who asks. `views`: None for all; `where`: columns with the values that rows must have, none for all rows.
+
+    `appends`: which events; None for all of them if the holder is not scoped, and for none if it is.
+    """
 
     name: str
     roles: frozenset[Role]
     views: frozenset[str] | None = None
     where: Mapping[str, str] = field(default_factory=dict)
+    appends: Appends | None = None
+
+    @property
+    def is_scoped(self) -> bool:
+        """Whether some data is out of its reach: then it is shown opaque positions (`position_codec`)."""
+        limited = self.appends is not None and self.appends.entities is not None
+        return self.views is not None or bool(self.where) or limited
 
     def require(self, role: Role) -> None:
         """AccessDenied without this role."""

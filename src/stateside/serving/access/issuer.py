@@ -13,7 +13,7 @@ from stateside.clock import Clock, SystemClock
 from stateside.errors import RequestInvalid
 from stateside.layout import Layout
 from stateside.serving.access.claims import LIFE_S_MAX, Claims, holder_of
-from stateside.serving.access.holder import CUSTOMER, Role
+from stateside.serving.access.holder import CUSTOMER, Appends, Holder, Role
 from stateside.serving.access.keys import Key, KeyFile
 from stateside.serving.access.register import Issued, Register
 
@@ -37,14 +37,19 @@ class Issuer:
         *,
         views: Sequence[str] | None = None,
         where: Mapping[str, str] | None = None,
+        entities: Sequence[str] | None = None,
+        types: Sequence[str] | None = None,
         life_s: int = LIFE_S_DEFAULT,
     ) -> tuple[str, Issued]:
         """Make a token and return it, the only time that it is seen, with what the register has of it.
 
         Several may have one name: that of their holder. The first one makes the folder's first key, and from then on
-        every request needs a token. RequestInvalid for a token that cannot be.
+        every request needs a token. `entities` and `types` are of the events that it may append; a scoped token needs
+        both for the role append. RequestInvalid for a token that cannot be.
         """
-        holder = holder_of(name, tuple(roles), None if views is None else list(views), where or {})
+        appends = None if entities is None and types is None else Appends(_names(entities), _names(types))
+        holder = holder_of(name, tuple(roles), None if views is None else list(views), where or {}, appends)
+        _check_append_scope(holder)
         if not 1 <= life_s <= LIFE_S_MAX:
             raise RequestInvalid(f"A token is valid for 1 second to {LIFE_S_MAX // 86_400} days")
         self._register.ensure()
@@ -85,6 +90,20 @@ class Issuer:
     def retire(self, kid: str) -> None:
         """Remove an old key; what it has signed lets nobody in any more."""
         self._keys.retire(kid)
+
+
+def _names(given: Sequence[str] | None) -> frozenset[str] | None:
+    return None if given is None else frozenset(given)
+
+
+def _check_append_scope(holder: Holder) -> None:
+    """RequestInvalid for a scoped token that would append nothing: least is granted, and has to be named."""
+    appends = holder.appends or Appends()
+    if "append" in holder.roles and holder.is_scoped and None in (appends.entities, appends.types):
+        raise RequestInvalid(
+            "A scoped token with the role append names the entities and the types of events that it may append",
+            next_step="Give --customer ID, or --entity NAME, and --type TYPE, each as often as needed",
+        )
 
 
 def signed(claims: Claims, key: Key) -> str:

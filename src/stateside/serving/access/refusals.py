@@ -93,7 +93,7 @@ class RefusalLog:
 
     def _turn_over(self, inode: int) -> None:
         """Set the full file aside; if another process does so, or has done so, that is enough."""
-        lock = try_lock(self._path.with_name(f".{self._path.name}.lock"))
+        lock = try_lock(self._path.with_name(f".{self._path.name}.lock"), mode=0o600)
         if lock is None:
             return
         try:

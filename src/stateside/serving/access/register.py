@@ -3,6 +3,7 @@
     {"version": 1,
      "issued":  [{"id": "5b1e…", "name": "emma's page", "kid": "9f86…", "roles": ["read"], "views": null,
                   "where": {"customer": "emma"}, "issued": "2026-01-31T…Z", "expires": "2026-03-02T…Z"}, …],
+                  with "appends": {"entities": […], "types": […]} where its events are limited
      "revoked": [{"id": "5b1e…", "until_us": …}, {"name": "finance", "issued_us": …, "until_us": …}, …]}
 
 It has no token in it: nobody is let in by what it says, only turned away. A revocation is of one token, by its id, or
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stateside.errors import RequestInvalid
-from stateside.serving.access.claims import LIFE_S_MAX, SKEW_S, Claims, shown_roles
+from stateside.serving.access.claims import APPENDS, LIFE_S_MAX, SKEW_S, Claims, shown_appends, shown_roles
 from stateside.serving.access.secret_file import SecretFile
 from stateside.serving.stamp import iso_time, parse_time
 
@@ -37,6 +38,7 @@ class Issued:
     where: Mapping[str, str]
     issued: str
     expires: str
+    appends: Mapping[str, Sequence[str] | None] | None = None
 
     @classmethod
     def of(cls, claims: Claims, kid: str) -> Issued:
@@ -44,7 +46,10 @@ class Issued:
         holder = claims.holder
         views = None if holder.views is None else sorted(holder.views)
         issued, expires = iso_time(claims.issued_us), iso_time(claims.expires_s * 1_000_000)
-        return cls(claims.id_, holder.name, kid, shown_roles(holder), views, dict(holder.where), issued, expires)
+        appends = None if holder.appends is None else shown_appends(holder.appends)
+        return cls(
+            claims.id_, holder.name, kid, shown_roles(holder), views, dict(holder.where), issued, expires, appends
+        )
 
     def is_over(self, now_us: int) -> bool:
         """Whether nobody is let in with it any more, however late their clock is."""
@@ -138,8 +143,13 @@ class Register(SecretFile[tuple[tuple[Issued, ...], Revoked]]):
             {"name": name, "issued_us": issued_us, "until_us": until_us}
             for name, (issued_us, until_us) in left.names.items()
         ]
-        alive = [asdict(each) for each in issued if not each.is_over(now_us) and not _is_revoked(each, left)]
-        self.write({"issued": alive, "revoked": [*ids, *names]})
+        alive = [each for each in issued if not each.is_over(now_us) and not _is_revoked(each, left)]
+        self.write({"issued": list(map(_shown, alive)), "revoked": [*ids, *names]})
+
+
+def _shown(issued: Issued) -> dict[str, Any]:
+    """As the file has it: an older Stateside knows no `appends`, and can read what has none."""
+    return {name: value for name, value in asdict(issued).items() if name != APPENDS or value is not None}
 
 
 def _is_revoked(issued: Issued, revoked: Revoked) -> bool:

@@ -75,10 +75,12 @@ class SecretFile(Generic[Content]):
         """One change of the file at a time; SetupError if somebody else does not end theirs in time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        handle = lock_within(lock, LOCK_S_MAX)
+        handle = lock_within(lock, LOCK_S_MAX, mode=0o600)
         if handle is None:
             raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
         try:
+            if os.fstat(handle).st_mode & _OTHERS:  # of an older Stateside: whoever can open it can hold it for ever
+                os.fchmod(handle, 0o600)
             yield
         finally:
             os.close(handle)

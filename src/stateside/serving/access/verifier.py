@@ -21,6 +21,7 @@ from stateside.serving.access.claims import NAMES, Claims
 from stateside.serving.access.holder import OPERATOR, Holder
 from stateside.serving.access.issuer import ALGORITHM
 from stateside.serving.access.keys import Key, KeyFile
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.access.register import Register, Revoked
 
 TOKEN_CHARS_MAX: Final = 8_192
@@ -84,6 +85,13 @@ class Verifier:
             self._cached.clear()
             self._signs = keys_sign, register_sign
         return self._holder(text, keys, revoked)
+
+    def positions(self, holder: Holder) -> PositionCodec:
+        """How this holder is shown positions."""
+        _, keys = self._keys.current()
+        if not keys and holder.is_scoped:  # they are gone since the token was verified
+            raise _unknown()
+        return PositionCodec.of((key.secret for key in keys), opaque=holder.is_scoped)
 
     def _holder(self, text: str, keys: Sequence[Key], revoked: Revoked) -> Holder:
         digest = sha256(text.encode()).digest()

@@ -192,10 +192,12 @@ class Feed:
         now = self._stamp() if pulsed else None
         if now is None:
             return
-        content = pulse_event(now[0], self._views.state(self._name))
+        stamp, batch = now
+        job, codecs = self._views.state(self._name), {watcher.question.positions for watcher in pulsed}
+        contents = {positions: pulse_event(positions.stamp(stamp), job) for positions in codecs}
         for watcher in pulsed:
-            if watcher.stand == now[1]:
-                watcher.put(Item(content))
+            if watcher.stand == batch:
+                watcher.put(Item(contents[watcher.question.positions]))
 
     def _stamp(self) -> tuple[Stamp, AppliedBatch] | None:
         """The stamp of the batch that has been told, if the replica is still there."""
@@ -269,11 +271,11 @@ def _events(stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Ques
         return error
     if not those:
         return None
-    return b"".join(page.event() for page in paged(stamp, batch.batch - 1, batch, those))
+    return b"".join(page.event(question.positions) for page in paged(stamp, batch.batch - 1, batch, those))
 
 
 def _alive(watcher: Watcher, now: tuple[Stamp, AppliedBatch] | None) -> bytes:
     if now is None or now[1] != watcher.stand or watcher.named == watcher.stand:
         return comment(f"batch {watcher.stand.batch}")
     after, watcher.named = watcher.named, watcher.stand
-    return changes_event(now[0], after.batch, [], [], EventId.of(watcher.stand))
+    return changes_event(watcher.question.positions.stamp(now[0]), after.batch, [], [], EventId.of(watcher.stand))

@@ -17,6 +17,7 @@ from stateside.errors import HistoryGone, NotFreshEnough
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.changes import Changed
 from stateside.replica.store import Snapshot
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.changes.event import EventId, Json, changes_event, snapshot_event
 from stateside.serving.changes.question import Looks, Question, ShownChange
 from stateside.serving.reading.reader import ViewReader
@@ -37,9 +38,9 @@ class RowsPage:
     rows: list[Json]
     beyond: bytes | None
 
-    def event(self) -> bytes:
-        """As it is told."""
-        return snapshot_event(self.stamp, self.rows, None if self.beyond else EventId.of(self.batch))
+    def event(self, positions: PositionCodec) -> bytes:
+        """As it is told who is shown positions so."""
+        return snapshot_event(positions.stamp(self.stamp), self.rows, None if self.beyond else EventId.of(self.batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ class ChangesPage:
     removed: list[Json]
     beyond: bytes | None = None
 
-    def event(self) -> bytes:
-        """As it is told."""
+    def event(self, positions: PositionCodec) -> bytes:
+        """As it is told who is shown positions so."""
         last = None if self.beyond else EventId.of(self.batch)
-        return changes_event(self.stamp, self.after, self.changed, self.removed, last)
+        return changes_event(positions.stamp(self.stamp), self.after, self.changed, self.removed, last)
 
 
 @dataclass(frozen=True, slots=True)

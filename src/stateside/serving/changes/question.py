@@ -17,6 +17,7 @@ import orjson
 from stateside.checkpoint.unsafe_row import Value
 from stateside.replica.changes import Changed, Extent
 from stateside.replica.store import Snapshot
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.changes.event import Json
 from stateside.serving.reading.holding import check_held
 from stateside.serving.reading.scope import EVERYTHING, Scope
@@ -31,25 +32,34 @@ Values = Sequence[Value]
 class Question:
     """All keys of the rows, or of a rollup by these columns, that begin with a prefix; of these the scope's rows.
 
-    Two watchers with the same question are told the same. `wanted` is what the scope wants, to be compared.
+    Two watchers with the same question are told the same. `wanted` is what the scope wants, to be compared; `positions`
+    is how they are shown positions.
     """
 
     prefix: bytes
     rollup: tuple[str, ...] | None = None
     wanted: tuple[tuple[str, Value], ...] = ()
     scope: Scope = field(default=EVERYTHING, compare=False)
+    positions: PositionCodec = PLAIN
 
     @classmethod
-    def ask(cls, shape: Shape, key: Sequence[str], rollup: Sequence[str] | None, scope: Scope) -> Question:
+    def ask(
+        cls,
+        shape: Shape,
+        key: Sequence[str],
+        rollup: Sequence[str] | None,
+        scope: Scope,
+        positions: PositionCodec = PLAIN,
+    ) -> Question:
         """The question for a key's first parts, as far as it may be asked.
 
         KeyInvalid or RequestInvalid if there are no such parts or columns, AccessDenied if that is somebody else's.
         """
         wanted = tuple(sorted(scope.wanted.items()))
         if rollup is None:
-            return cls(shape.codec.encode(scope.narrowed(shape.parse_key(key))), None, wanted, scope)
+            return cls(shape.codec.encode(scope.narrowed(shape.parse_key(key))), None, wanted, scope, positions)
         coarser = scope.narrowed_coarser(rollup, shape.rollups.parse_key(rollup, key))
-        return cls(shape.rollups.codec(rollup).encode(coarser), tuple(rollup), wanted, scope)
+        return cls(shape.rollups.codec(rollup).encode(coarser), tuple(rollup), wanted, scope, positions)
 
     def extent(self, shape: Shape, snapshot: Snapshot) -> Extent:
         """Where a snapshot has these keys; RequestInvalid if it does not keep the rollup."""

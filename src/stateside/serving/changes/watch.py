@@ -84,7 +84,7 @@ class Watch:
             if begun.gone is not None:
                 yield _reset(begun.gone)
             async for page in self._rest(begun.page):
-                yield page.event()
+                yield page.event(self.question.positions)
                 stand = page.batch
         assert stand is not None, "a watcher begins with rows, or has a batch"
         watcher = Watcher(self.question, stand, self._pulsed)
@@ -109,17 +109,17 @@ class Watch:
             steps = await asyncio.to_thread(self._pages.steps, stand)
             if steps is None:
                 async for change in self._all_changes(stand):
-                    yield change.event(), change.batch
+                    yield change.event(self.question.positions), change.batch
                 return
             for step in steps.pages:
-                yield step.event(), step.batch
+                yield step.event(self.question.positions), step.batch
             if steps.now == stand:
                 await asyncio.sleep(POLL_S)  # the feed has not seen yet that this is the newest batch now
             yield b"", steps.now
         except GONE as error:
             yield _reset(error), stand
             async for page in self._rest(await asyncio.to_thread(self._pages.rows)):
-                yield page.event(), page.batch
+                yield page.event(self.question.positions), page.batch
 
     async def _all_changes(self, stand: AppliedBatch) -> AsyncGenerator[ChangesPage]:
         page = await asyncio.to_thread(self._pages.changes, stand)

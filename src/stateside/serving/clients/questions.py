@@ -12,7 +12,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from stateside.errors import RequestInvalid
-from stateside.journal.event import Event
+from stateside.journal.event import NAME_CHARS_MAX, Event
 from stateside.journal.lines import fields_of
 from stateside.positions import Position
 from stateside.serving.clients.steps import WAIT_S, Ask
@@ -123,7 +123,13 @@ def _append(group: Sequence[str]) -> Ask:
     return Ask("POST", "/v1/events", body=f'{{"events": [{",".join(group)}]}}'.encode())
 
 
+def _new_id(entity: object) -> str:
+    """An id that nobody else has: in its entity's namespace, as a scoped token needs it, if that is not too long."""
+    namespaced = f"@{entity}/{uuid4()}"
+    return namespaced if len(namespaced) <= NAME_CHARS_MAX else str(uuid4())
+
+
 def _event(event: Event | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(event, Event):
-        return {"id": str(uuid4()), **event}
+        return {"id": _new_id(event.get("entity")), **event}
     return fields_of(replace(event, sequence=None, appended_us=None))  # the journal there gives its own

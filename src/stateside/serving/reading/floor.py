@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stateside.positions import Position
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.reading.receipts import Sought
 from stateside.serving.stamp import Stamp
 
@@ -21,11 +22,13 @@ class Floor:
     max_age_ms: int | None = None
     wait_ms: int = WAIT_MS_DEFAULT
     sought: Sought | None = field(default=None, compare=False, repr=False)  # of a `min_position` of nodes
+    positions: PositionCodec = field(default=PLAIN, compare=False, repr=False)  # how who asks is shown them
 
     def missing(self, stamp: Stamp) -> str | None:
         """What the stamp lacks, if anything."""
         if self.min_position and not self._covers(stamp.position, self.min_position):
-            return f"it stands at position {stamp.position}, {self.min_position} was asked for"
+            stands, asked = (self.positions.encode(each) for each in (stamp.position, self.min_position))
+            return f"it stands at position {stands}, {asked} was asked for"
         if self.max_age_ms is not None and stamp.age_ms > self.max_age_ms:
             return f"it is {stamp.age_ms} ms old, {self.max_age_ms} ms were asked for at most"
         return None

@@ -94,7 +94,8 @@ class Execution:
     def execute(self, readers: Mapping[str, ViewReader], floor: Floor) -> pa.Schema:
         """Begin to run it; gives the columns of the result. Errors as for reading views, and SqlInvalid."""
         views = {name: self._hold(reader, floor) for name, reader in readers.items()}
-        self.stamps = [replace(view.stamp, source=self._source(name)) for name, view in views.items()]
+        stamps = [replace(view.stamp, source=self._source(name)) for name, view in views.items()]
+        self.stamps = list(map(floor.positions.stamp, stamps))  # as who asks is shown them
         live = [relation for relation in self._relations if relation.table is None]
         sources = [(relation, self._live(relation, views[relation.view])) for relation in live]
         if not any(isinstance(source, Scan) for _, source in sources):
@@ -158,7 +159,9 @@ class Execution:
             return
         hidden = f"table_{secrets.token_hex(16)}"
         self._engine.register(hidden, source)
-        self._engine.execute(f'CREATE VIEW {ARCHIVE}.{_quoted(relation.name)} AS SELECT * FROM "{hidden}"')
+        left_out = sorted(self._folder.archive.hidden(relation.table, relation.view, self._holder))
+        columns = f"* EXCLUDE ({', '.join(map(_quoted, left_out))})" if left_out else "*"
+        self._engine.execute(f'CREATE VIEW {ARCHIVE}.{_quoted(relation.name)} AS SELECT {columns} FROM "{hidden}"')
 
     def _running(self) -> pa.RecordBatchReader:
         assert self._engine is not None

@@ -23,7 +23,7 @@ def listed(folder: Folder, views: Views, holder: Holder) -> list[dict[str, Any]]
         for relation in sorted(folder.relations.all().values(), key=str):
             schema = _schema(folder, views, relation)
             if _reached(holder, relation, schema):
-                shown = [] if schema is None else _columns(engine, schema)
+                shown = [] if schema is None else _columns(engine, schema, _hidden(folder, relation, holder))
                 found.append({"name": str(relation), "view": relation.view, "kind": _kind(relation), "columns": shown})
         return found
     finally:
@@ -55,6 +55,11 @@ def _kind(relation: Relation) -> str:
     return "archive" if relation.table is not None else "view" if relation.by is None else "rollup"
 
 
-def _columns(engine: Any, schema: pa.Schema) -> list[dict[str, str]]:
+def _hidden(folder: Folder, relation: Relation, holder: Holder) -> frozenset[str]:
+    return frozenset() if relation.table is None else folder.archive.hidden(relation.table, relation.view, holder)
+
+
+def _columns(engine: Any, schema: pa.Schema, hidden: frozenset[str]) -> list[dict[str, str]]:
     types = engine.from_arrow(schema.empty_table()).types
-    return [{"name": name, "type": str(type_)} for name, type_ in zip(schema.names, types, strict=True)]
+    named = zip(schema.names, types, strict=True)
+    return [{"name": name, "type": str(type_)} for name, type_ in named if name not in hidden]

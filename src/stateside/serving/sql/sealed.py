@@ -24,6 +24,7 @@ from stateside.archive.followed import FollowedTable, marked_table
 from stateside.archive.table import BATCH_COLUMN
 from stateside.errors import NotFreshEnough
 from stateside.layout import Layout
+from stateside.serving.access.holder import Holder
 from stateside.serving.sql.scope import condition
 from stateside.serving.stamp import Stamp
 
@@ -35,19 +36,23 @@ Gate = Callable[[Stamp], pc.Expression]
 
 @dataclass(frozen=True, slots=True)
 class GatedTable:
-    """A table that an application fills from a view, and which of its rows count with a stamp of that view."""
+    """A table that an application fills from a view, and which of its rows count with a stamp of that view.
+
+    `positions` are its columns that tell where in the journal events stand: a scoped token has them not.
+    """
 
     application: str
     view: str
     table: str
     gate: Gate
+    positions: tuple[str, ...] = ()
 
 
 class Archive:
     """The tables of a folder."""
 
     def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
-        self._layout, self._gated = layout, {(each.application, each.view, each.table): each.gate for each in gated}
+        self._layout, self._gated = layout, {(each.application, each.view, each.table): each for each in gated}
         self._lock = threading.Lock()
         self._tables: dict[str, FollowedTable] = {}
 
@@ -65,10 +70,15 @@ class Archive:
         dataset = self._dataset(table, view)
         gate = self._gated.get((application, view, table))
         if gate is not None:
-            dataset = dataset.filter(gate(stamp))
+            dataset = dataset.filter(gate.gate(stamp))
         elif BATCH_COLUMN in dataset.schema.names:
             dataset = dataset.filter(pc.field(BATCH_COLUMN) <= stamp.batch)
         return dataset.filter(condition(dataset.schema, where)) if where else dataset
+
+    def hidden(self, table: str, view: str, holder: Holder) -> frozenset[str]:
+        """The columns that this holder does not have."""
+        found = [each.positions for (_, *of), each in self._gated.items() if of == [view, table]]
+        return frozenset(name for names in found for name in names) if holder.is_scoped else frozenset()
 
     def check_there(self, table: str, view: str) -> None:
         """ArchiveAway or ArchiveInvalid if the table cannot be read just now."""

@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
-import orjson
-
 from stateside.errors import (
     MethodInvalid,
     Misdirected,
@@ -29,6 +27,7 @@ from stateside.errors import (
 from stateside.serving.access.guard import Guard, Visit
 from stateside.serving.access.headers import security_headers
 from stateside.serving.access.holder import Holder
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.health import traces
 from stateside.serving.health.metrics import Metrics
@@ -47,7 +46,7 @@ from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.outlet import send
 from stateside.serving.web.place_routes import place_routes
 from stateside.serving.web.request import PATH_CHARS_MAX, Request
-from stateside.serving.web.response import Response
+from stateside.serving.web.response import Response, as_json
 from stateside.serving.web.route import Route
 from stateside.serving.web.short_way import ShortWay
 from stateside.serving.web.view_routes import VIEW_ROUTES
@@ -111,7 +110,7 @@ class Application:
             response, problem = await self._respond(visit, call)
             response = replace(response, headers=(*response.headers, trace.header()))
             if response.stream is None:
-                await _give(call, response, problem)
+                await _give(call, response, problem, visit.positions)
             else:
                 await send(call, response, response.stream, visit.is_over)
         self._metrics.answered(visit.route, call.method, response.status, time.perf_counter() - began_s)
@@ -152,8 +151,11 @@ class Application:
         route.check_parameters(dict(pairs))
         parameters = {name: value for name, value in pairs if name not in _REPEATED}
         body = await call.body(route.body.bytes_max) if route.body is not None else b""
-        request = Request(taken, keys, parameters, self._views, holder, call.headers, body, call.left, wheres)
-        response = await route.handler(request)
+        visit.positions = self._guard.positions(holder)
+        request = Request(
+            taken, keys, parameters, self._views, holder, call.headers, body, call.left, wheres, visit.positions
+        )
+        response = (await route.handler(request)).shown(visit.positions)
         return validated(response, call, holder) if route.method == "GET" else response
 
     def _of(self, parts: int) -> Sequence[Route]:
@@ -192,7 +194,7 @@ def _headers(error: StatesideError) -> list[tuple[str, str]]:
     return [*again, ("www-authenticate", "Bearer")] if error.status == TokenInvalid.status else again
 
 
-async def _give(call: Call, response: Response, problem: bool) -> None:
+async def _give(call: Call, response: Response, problem: bool, positions: PositionCodec) -> None:
     """Send a response that is there as a whole, with the headers that every one has."""
     headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
     if response.status == NOT_MODIFIED:
@@ -200,7 +202,7 @@ async def _give(call: Call, response: Response, problem: bool) -> None:
         return
     if response.file is None:
         kind = "application/problem+json" if problem else "application/json"
-        body = orjson.dumps(response.document)
+        body = as_json(response.document, positions)
     else:
         kind, body = response.file.kind, response.file.content
         headers += [("content-disposition", f'inline; filename="{response.file.name}"')]

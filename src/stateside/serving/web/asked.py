@@ -50,7 +50,7 @@ class Asked:
 
 def reaches_all(holder: Holder) -> bool:
     """Whether all rows of all views are there for this holder."""
-    return holder.views is None and not holder.where
+    return not holder.is_scoped
 
 
 def reaches(holder: Holder, views: Views, view: str) -> bool:

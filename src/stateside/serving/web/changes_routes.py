@@ -47,7 +47,7 @@ def changes_routes(feeds: Feeds) -> list[Route]:
 
     async def changes(request: Request) -> Response:
         asked = await Asked.of(request)
-        question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope)
+        question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope, request.positions)
         watch = Watch(feeds.of(asked.reader), question, pulsed=request.number("pulse", 1) == 1)
         after = request.parameters.get("after")
         if "application/json" in request.headers.get("accept", ""):

@@ -9,6 +9,7 @@ from stateside.errors import EventRefused, RouteUnknown
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.lines import event_of
 from stateside.layout import Layout
+from stateside.serving.access.appends import check_appends
 from stateside.serving.appender import Appender
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
@@ -73,9 +74,9 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
                 next_step="Give that job its events where it reads them",
             )
         events = _events(request.document(), clock.now_us())
+        check_appends(request.holder, events)
         offsets = await appender.append(events)
-        receipts = [str(appender.receipt(offset)) for offset in offsets]
-        return Response({"receipt": str(appender.receipt(max(offsets))), "receipts": receipts})
+        return Response({"receipt": appender.receipt(max(offsets)), "receipts": list(map(appender.receipt, offsets))})
 
     return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
 

@@ -30,7 +30,7 @@ def health_routes(metrics: Metrics) -> list[Route]:
     return [
         Route("/healthz", _alive, _ALIVE, "anyone"),
         Route("/readyz", _ready, _READY, "anyone"),
-        Route("/metrics", measured, _METRICS, kinds=(KIND,)),
+        Route("/metrics", measured, _METRICS, "operator", kinds=(KIND,)),
     ]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import orjson
 
-from stateside.errors import RequestInvalid
-from stateside.positions import Position
+from stateside.errors import PositionAhead, RequestInvalid
+from stateside.positions import OFFSET_MAX, Position
 from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
+from stateside.serving.reading.receipts import Sought
 from stateside.serving.reading.views import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Views
 
 PATH_CHARS_MAX = 4_096
@@ -40,6 +42,7 @@ class Request:
     body: bytes = b""
     left: Callable[[], Awaitable[None]] = _stays
     wheres: tuple[str, ...] = ()
+    positions: PositionCodec = PLAIN
 
     def floor(self) -> Floor:
         """The floor that the parameters ask for; PositionAhead if it is known that it cannot be reached."""
@@ -49,8 +52,15 @@ class Request:
             min_position=position,
             max_age_ms=self.number("max_age_ms", _AGE_MS_MAX),
             wait_ms=WAIT_MS_DEFAULT if wait_ms is None else wait_ms,
-            sought=None if position is None else self.views.sought(position),
+            sought=None if position is None else self._sought(position),
+            positions=self.positions,
         )
+
+    def offset(self, name: str) -> int | None:
+        """A parameter that is an offset, as `positions.offset` shows it; None if it is not given."""
+        if not self.positions.opaque or name not in self.parameters:
+            return self.number(name, OFFSET_MAX)
+        return self.positions.parse_offset(self.parameters[name])
 
     def number(self, name: str, largest: int) -> int | None:
         """A parameter that is a whole number; None if it is not given, RequestInvalid if it is none."""
@@ -66,7 +76,15 @@ class Request:
 
     def _position(self) -> Position | None:
         text = self.parameters.get("min_position")
-        return None if text is None else Position.parse(text)
+        return None if text is None else self.positions.decode(Position.parse(text))
+
+    def _sought(self, position: Position) -> Sought | None:
+        try:
+            return self.views.sought(position)
+        except PositionAhead as error:  # which says where the journal ends
+            if not self.positions.opaque:
+                raise
+            raise PositionAhead("The journal ends before this position", next_step=error.next_step) from None
 
     def document(self) -> dict[str, Any]:
         """The body, which must be a JSON object; RequestInvalid if it is none."""

@@ -1,11 +1,19 @@
-"""What a handler gives back: a JSON document, a file in its place, or a stream that goes on for as long as it likes."""
+"""What a handler gives back: a JSON document, a file in its place, or a stream that goes on for as long as it likes.
+
+Stamps and positions stand in a document as they are. They become text at one place, `as_json`, which knows who asks: so
+no handler shows a scoped token how many events the journal has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
+from stateside.positions import Position
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.stamp import Stamp
 
 
@@ -41,7 +49,25 @@ class Response:
     stream: Stream | None = None
     headers: Sequence[tuple[str, str]] = field(default=())
 
+    def shown(self, positions: PositionCodec) -> Response:
+        """The response with its stamps as a holder is shown them."""
+        return replace(self, stamps=[positions.stamp(stamp) for stamp in self.stamps])
+
 
 def stamped(stamp: Stamp, document: Mapping[str, Any]) -> Response:
     """A document that is an answer of this stamp, which stands first in it."""
-    return Response({"stamp": stamp.as_dict(), **document}, [stamp])
+    return Response({"stamp": stamp, **document}, [stamp])
+
+
+def as_json(document: Mapping[str, Any], positions: PositionCodec) -> bytes:
+    """A document as it is sent: a stamp or a position in it is written here, as the holder is shown it."""
+
+    def default(value: object) -> Any:
+        match value:
+            case Stamp():
+                return positions.stamp(value).as_dict()
+            case Position():
+                return str(positions.encode(value))
+        raise TypeError(f"{type(value).__name__} stands in a document")
+
+    return orjson.dumps(document, default, orjson.OPT_PASSTHROUGH_DATACLASS)

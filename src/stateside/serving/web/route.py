@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stateside.errors import RequestInvalid
-from stateside.serving.access.holder import Holder, Role
+from stateside.serving.access.holder import ROLES, Holder, Role
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reach = Role | Literal["customer", "own", "anyone"]
+REACHES: Final = (*ROLES, "customer", "own", "anyone")
 Schema = Mapping[str, Any]  # JSON Schema, as OpenAPI 3.1 has it
 
 BODY_BYTES_MAX = 1 << 20
@@ -61,22 +62,28 @@ KEY = Parameter(
 class Route:
     """One address. `text` says in a line what there is, `answer` and `kinds` what an answer looks like.
 
-    `reach` says whom it lets in: those with a role; `customer`: the one whom its first name names, and who may read all
-    customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also without a token.
-    With `read` the handler gives only rows that the holder may have (`Holder.rows_of`). What is for browsers alone is
-    not `documented`.
+    `reach` says whom it lets in, and has no default: those with a role; `customer`: the one whom its first name names,
+    and who may read all customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also
+    without a token. What of it a scoped token has: of `read` and `sql` the handler gives only rows that the holder may
+    have (`Holder.rows_of`), of `append` it takes only events that the holder may append (`check_appends`), and
+    `operator` is no role of a scoped token. What is for browsers alone is not `documented`.
     """
 
     pattern: str
     handler: Handler = field(compare=False)
-    text: str = ""
-    reach: Reach = "operator"
+    text: str
+    reach: Reach
     parameters: Sequence[Parameter] = ()
     method: str = "GET"
     body: Body | None = None
     answer: Schema = field(default_factory=lambda: {"type": "object"}, compare=False)
     kinds: Sequence[str] = (JSON,)
     documented: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.reach in REACHES, f"{self.pattern}: there is no reach {self.reach!r}"
+        named = [name for name in _fixed(self.pattern) if name.startswith("{")]
+        assert self.reach != "customer" or named[:1] == ["{customer}"], f"{self.pattern}: its first name is no customer"
 
     def check(self, holder: Holder, taken: Sequence[str]) -> None:
         """AccessDenied if this holder may not ask for this."""

@@ -48,7 +48,7 @@ class SqlRoutes:
         """The result of a statement."""
         question = Question.parse(request.document())
         running = await self._pool.run(question, request.holder, request.floor(), request.left)
-        stamps = json.dumps([stamp.as_dict() for stamp in running.stamps])
+        stamps = json.dumps([request.positions.stamp(stamp).as_dict() for stamp in running.stamps])
         return Response(
             {},
             running.stamps,

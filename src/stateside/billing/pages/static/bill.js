@@ -248,7 +248,7 @@ class BillPage {
     const { stamp } = this.bill;
     const found = [
       ["Batch", number(stamp.batch)],
-      ["Position in the journal", stamp.position],
+      ...(stamp.position.startsWith("~") ? [] : [["Position in the journal", stamp.position]]), // opaque: for machines
       ["Closed up to (watermark)", new Date(stamp.watermark) > 0 ? moment(stamp.watermark) : "nothing yet"],
       ["Committed", moment(stamp.committed)],
       ["Answered by", stamp.replica],

@@ -1,0 +1,119 @@
+"""Positions as a holder is shown them: offsets for who reaches everything, opaque texts for everybody else.
+
+A position says how many events the journal has, so how much all customers write together. A scoped token therefore gets
+
+    ~ base64url(AES-SIV(key, text))    text: the position with offsets of 19 digits, so that its length tells nothing
+
+AES-SIV (RFC 5297) is deterministic: equal positions have equal texts, whichever server of the folder answers, so that
+answers can be cached and compared. The encryption key is derived (HKDF) from each of the folder's signing keys; the
+newest encrypts, all decrypt. After a key is retired, the positions that it encrypted are refused.
+
+What a scoped token still sees: the batch's number, when it was committed, its watermark and its age.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from stateside.errors import PositionInvalid
+from stateside.positions import Position
+from stateside.serving.stamp import Stamp
+
+KEY_BYTES: Final = 64  # AES-256-SIV takes two keys of 32
+_PURPOSE: Final = b"stateside: opaque positions"
+_OFFSET: Final = "offset"  # no partition: the text of an offset is no text of a position in the journal
+
+
+@dataclass(frozen=True, slots=True)
+class PositionCodec:
+    """How one holder is shown positions: `opaque`, or as they are. The last of the `keys` encrypts, all decrypt."""
+
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
+    opaque: bool = False
+
+    @classmethod
+    def of(cls, secrets: Iterable[bytes], *, opaque: bool) -> PositionCodec:
+        """The codec where these keys sign, oldest first."""
+        return cls(tuple(map(_derived, secrets)), opaque)
+
+    def encode(self, position: Position) -> Position:
+        """The position as it is shown; one that is opaque already stays as it is."""
+        return _encrypted(self.keys[-1], position) if self.opaque and not position.opaque else position
+
+    def decode(self, position: Position) -> Position:
+        """The position that was given in a request; PositionInvalid for a plain one where positions are opaque."""
+        if not position.opaque:
+            if self.opaque and position != Position.start():  # else the journal's end could be found by trying
+                raise PositionInvalid(
+                    "This token's positions are opaque, and a plain one was given",
+                    next_step="Give a position, or a receipt, as this server gave it to a scoped token",
+                )
+            return position
+        found = Position.start()
+        for text in position.opaque:
+            found = found.joined(self._decrypted(text))
+        return found
+
+    def stamp(self, stamp: Stamp) -> Stamp:
+        """The stamp as it is shown."""
+        return replace(stamp, position=self.encode(stamp.position)) if self.opaque else stamp
+
+    def offset(self, offset: int) -> int | str:
+        """A journal's offset as it is shown: the number, or an opaque text."""
+        return str(self.encode(Position.of({_OFFSET: offset + 1}))) if self.opaque else offset
+
+    def parse_offset(self, text: str) -> int:
+        """The offset that `offset` made an opaque text of; PositionInvalid for any other text."""
+        found = self.decode(Position.parse(text))
+        if list(found.as_dict()) != [_OFFSET]:
+            raise _unknown()
+        return found[_OFFSET] - 1
+
+    def _decrypted(self, text: str) -> Position:
+        try:
+            content = base64.b64decode(text[1:] + "=" * (-len(text[1:]) % 4), altchars=b"-_", validate=True)
+        except ValueError:
+            raise _unknown() from None
+        if _text(content) != text:  # base64 has several texts for the same bytes, and one of them was given
+            raise _unknown()
+        for key in reversed(self.keys):
+            try:
+                return Position.parse(AESSIV(key).decrypt(content, None).decode())
+            except (InvalidTag, ValueError):
+                continue
+        raise _unknown()
+
+
+PLAIN: Final = PositionCodec()
+
+
+@lru_cache(maxsize=64)  # of few keys, at every request
+def _derived(secret: bytes) -> bytes:
+    return HKDF(SHA512(), KEY_BYTES, salt=None, info=_PURPOSE).derive(secret)
+
+
+@lru_cache(maxsize=1_024)  # of a batch that has many answers
+def _encrypted(key: bytes, position: Position) -> Position:
+    text = ",".join(f"{partition}:{offset:019}" for partition, offset in position.parts) or str(position)
+    content = AESSIV(key).encrypt(text.encode(), None)
+    return Position(opaque=(_text(content),))
+
+
+def _text(content: bytes) -> str:
+    return "~" + base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _unknown() -> PositionInvalid:
+    return PositionInvalid(
+        "This position is none of this server's, or was given under a key that is retired",
+        next_step="Take the one of a newer answer or receipt, or ask without min_position",
+    )
