@@ -75,15 +75,21 @@ class DataFile:
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
         """These columns of its rows that meet a condition, which names columns of the file only.
 
-        ArchiveAway if it cannot be read.
+        A column that the table was given after this file is null. ArchiveAway if it cannot be read.
         """
         stored = [name for name in columns if name not in self.partition]
         with _reading("A file of the archive", self.path):
-            found = pq.read_table(self.path, columns=stored, filters=where, partitioning=None, use_threads=False)
+            try:
+                found = self._read(stored, where)
+            except pa.ArrowInvalid:  # the file is older than a column
+                found = self._read([name for name in pq.read_schema(self.path).names if name in stored], where)
         for name in columns:
             if name in self.partition:
                 found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
-        return found.select(list(columns))
+        return _selected(found, columns)
+
+    def _read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        return pq.read_table(self.path, columns=list(columns), filters=where, partitioning=None, use_threads=False)
 
     def read_all(self) -> pa.Table:
         """All of it, with the columns that its folder names; errors as for `read`."""
@@ -116,7 +122,7 @@ class _Kept:
                 tables[file.path] = file.read_all() if known is None else known
                 left -= tables[file.path].nbytes
         self._files, self._tables = files, tables
-        self.table = pa.concat_tables(tables.values()) if tables else None
+        self.table = _together(list(tables.values()))
 
 
 class FollowedTable:
@@ -165,8 +171,8 @@ class FollowedTable:
         parts = [file.read(columns, _condition(file.partition, wanted, limits, sets)) for file in files]
         if kept is not None:
             condition = _condition({}, wanted, limits, sets)
-            parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
-        return pa.concat_tables(parts) if parts else None
+            parts.append(_selected(kept if condition is None else kept.filter(condition), columns))
+        return _together(parts)
 
     def dataset(self) -> pads.Dataset | None:
         """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
@@ -263,6 +269,19 @@ def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:
 
 def _named(action: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in action.items() if name.startswith(prefix)}
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """These columns; those that the table does not have are null."""
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(list(columns))
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table | None:
+    """All rows; a column that some of the tables lack is null in theirs."""
+    return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
 def _sure(bound: Any) -> bool:

@@ -39,6 +39,7 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
                     layout,
                     live_rows(layout),
                     ask=lambda customer, floor: dict(client.rows("bill", customer, min_position=floor).document),
+                    get=lambda path, floor: client.get(path, min_position=str(floor)),
                     full=full,
                     watch=watch,
                 )

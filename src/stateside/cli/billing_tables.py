@@ -20,13 +20,15 @@ def bill_text(answer: Mapping[str, Any]) -> str:
         charged = format_micros(period["charged_micros"], period["currency"])
         numbers = ", ".join(document["number"] for document in period["documents"])
         parts.append(f"{period['period']}  {period['state']}  {charged}{f'  ({numbers})' if numbers else ''}")
-        parts.append(_lines(period["lines"], period["currency"]))
+        parts.append(_lines(period))
     totals = (format_micros(total["charged_micros"], total["currency"]) for total in answer["totals"])
     parts += [f"all periods: {total}" for total in totals]
     return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), stamp_text(answer["stamp"])])
 
 
-def _lines(lines: Sequence[Mapping[str, Any]], currency: str) -> str:
+def _lines(of: Mapping[str, Any]) -> str:
+    """The lines of a period or a document, and their rounding: what they charge adds up to its total."""
+    currency = of["currency"]
     rows = [
         (
             f"  {line['type']}",
@@ -35,8 +37,10 @@ def _lines(lines: Sequence[Mapping[str, Any]], currency: str) -> str:
             f"{line['events']:,} events",
             format_micros(line["charged_micros"], currency),
         )
-        for line in lines
+        for line in of["lines"]
     ]
+    if of["rounding_micros"]:
+        rows.append(("  rounding", "", "", "", format_micros(of["rounding_micros"], currency)))
     return columns(rows, "llrrr")
 
 
@@ -77,22 +81,29 @@ def documents_text(documents: Sequence[Mapping[str, Any]], *, lines: bool = Fals
         )
         for document in documents
     ]
-    below = [_lines(document["lines"], document["currency"]) for document in documents] if lines else []
+    below = [_lines(document) for document in documents] if lines else []
     return "\n".join([columns(rows, "llllrl"), *below])
 
 
 def totals_text(answer: Mapping[str, Any]) -> str:
-    """Totals by currency and type, then by currency."""
-    names = ("", "type", "quantity", "events", "amount", "of it open", "of it sealed")
-    rows = [_total(total, total["type"], f"{total['quantity']:,}") for total in answer["totals"]]
-    rows += [_total(total, "all", "") for total in answer["currencies"]]
+    """Totals by currency and type, then by currency: each column adds up, and so does each row."""
+    names = ("", "type", "quantity", "events", "open", "charged", "total")
+    rows = []
+    for all_types in answer["currencies"]:
+        types = [total for total in answer["totals"] if total["currency"] == all_types["currency"]]
+        rows += [_total(total, total["type"], f"{total['quantity']:,}") for total in types]
+        rounding = format_micros(all_types["rounding_micros"])
+        rows += [(all_types["currency"], "rounding", "", "", "", rounding, rounding)] * bool(
+            all_types["rounding_micros"]
+        )
+        rows.append(_total(all_types, "all", ""))
     if not rows:
         return "\n".join([f"Nothing was used in {answer['period']}.", stamp_text(answer["stamp"])])
     return "\n".join([columns([names, *rows], "llrrrrr"), stamp_text(answer["stamp"])])
 
 
 def _total(total: Mapping[str, Any], name: str, quantity: str) -> Row:
-    amounts = (format_micros(total[part]) for part in ("amount_micros", "open_micros", "sealed_micros"))
+    amounts = (format_micros(total[part]) for part in ("open_micros", "charged_micros", "total_micros"))
     return (total["currency"], name, quantity, f"{total['events']:,}", *amounts)
 
 

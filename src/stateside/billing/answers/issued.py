@@ -39,6 +39,7 @@ _COLUMNS: Final = (
     "event_ids",
     "late",
     "sealed_position",
+    "rounding_micros",
 )
 _SLICE_ROWS: Final = 1_000
 
@@ -75,6 +76,9 @@ class Document:
     event_ids: tuple[str, ...]
     late: bool
     sealed_position: int
+    rounding_micros: (
+        int | None
+    )  # None: a document of Stateside 0.1, or a note to one: its total is the sum of its lines
 
     @property
     def is_invoice(self) -> bool:
@@ -97,6 +101,7 @@ class Document:
             "period_end": iso_time(self.period_end_us),
             "currency": self.currency,
             "lines": [asdict(line) for line in self.lines],
+            "rounding_micros": self.rounding_micros or 0,
             "amount_micros": self.amount_micros,
             "charged_micros": self.charged_micros,
             "events": self.events,
@@ -137,7 +142,7 @@ class Issued:
         pending = [file for file in self._table.files() if _may_be_after(file, invoices, notes)]
         if not pending:
             return
-        table = pa.concat_tables([file.read(_COLUMNS) for file in pending])
+        table = pa.concat_tables([file.read(_COLUMNS) for file in pending], promote_options="default")
         is_note = pc.not_equal(table["kind"], INVOICE)
         new = pc.greater(table["sequence"], pc.if_else(is_note, notes, invoices))
         table = table.append_column("is_note", is_note).filter(new)

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stateside.billing.money import MICROS_PER_UNIT
+from stateside.billing.money import format_micros
 
 LINE_S = 5.0
 PERIODS_SHOWN = 2  # of a customer, the newest
@@ -116,10 +116,5 @@ def _bills(bills: Sequence[dict[str, Any]]) -> Table:
     for bill in bills:
         for period in bill["periods"][-PERIODS_SHOWN:]:
             facts = (bill["customer"], period["period"], period["state"], str(period["events"]))
-            table.add_row(*facts, _amount(period["amount_micros"], period["currency"]))
+            table.add_row(*facts, format_micros(period["charged_micros"], period["currency"]))
     return table
-
-
-def _amount(micros: int, currency: str) -> str:
-    """An amount at a glance, in cents; the report is exact."""
-    return f"{micros / MICROS_PER_UNIT:,.2f} {currency}"

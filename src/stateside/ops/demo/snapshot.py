@@ -44,7 +44,8 @@ def snapshot(
     parts = [
         _card("", f'<p class="verdict {verdict[0]}">{verdict[1]}</p>{_facts(report)}'),
         _card(
-            "All customers, by period", _table(("Period", "Events", "Amount", "Still open", "Sealed"), _totals(periods))
+            "All customers, by period",
+            _table(("Period", "Events", "Still open", "On invoices and notes", "Together"), _totals(periods)),
         ),
         _card(
             f"The bill of {bill['customer']}",
@@ -86,9 +87,8 @@ def _facts(report: Mapping[str, Any]) -> str:
 def _totals(periods: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[str]]:
     for period in periods:
         for total in period["currencies"]:
-            money = [
-                _money(total[name], total["currency"]) for name in ("amount_micros", "open_micros", "charged_micros")
-            ]
+            names = ("open_micros", "charged_micros", "total_micros")
+            money = [_money(total[name], total["currency"]) for name in names]
             yield period["period"], f"{total['events']:,}", *money
 
 
