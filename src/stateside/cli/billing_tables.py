@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateside.billing.money import format_micros
+from stateside.clock import age_text
 
 if TYPE_CHECKING:
     from stateside.billing.plans.version import PlanVersion
@@ -134,7 +135,7 @@ def plans_text(versions: Sequence[PlanVersion]) -> str:
 
 def stamp_text(stamp: Mapping[str, Any]) -> str:
     """What the answer is an answer of."""
-    return f"at batch {stamp['batch']}, position {stamp['position']}, {stamp['age_ms']:,} ms old"
+    return f"at batch {stamp['batch']}, position {stamp['position']}, {age_text(stamp['age_ms'])} old"
 
 
 def columns(rows: Sequence[Row], sides: str) -> str:

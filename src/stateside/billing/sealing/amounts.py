@@ -44,7 +44,7 @@ class Amounts:
         """The rule by which each of these plans rounds, as its place in `ROUNDINGS`."""
         found = plans.combine_chunks().dictionary_encode()
         places = [ROUNDINGS.index(self.plans[plan].rounding) for plan in found.dictionary.to_pylist()]
-        return np.array(places, np.int64).take(found.indices.to_numpy())
+        return np.asarray(np.array(places, np.int64)[found.indices.to_numpy()], np.int64)
 
     def with_currency(self, lines: pa.Table) -> pa.Table:
         """Lines with the `currency` of their `plan`."""

@@ -213,10 +213,11 @@ class BillPage {
   showTypes(current) {
     const lines = [...(current?.lines ?? [])].sort((a, b) => b.charged_micros - a.charged_micros);
     const several = new Set(lines.map(({ plan }) => plan)).size > 1;
-    refresh(this.types, lines, () => {
+    refresh(this.types, [lines, current?.rounding_micros], () => {
       if (!lines.length) return empty("Nothing used yet", "Calls, messages and data appear here as they come in.");
       const most = Math.max(1, ...lines.map(({ charged_micros: micros }) => Math.abs(micros)));
-      return el("ul", {}, lines.map((line) => this.typeRow(current, line, most, several)));
+      const rounding = current.rounding_micros ? roundingRow(current) : null;
+      return el("ul", {}, lines.map((line) => this.typeRow(current, line, most, several)), rounding);
     });
   }
 
@@ -256,6 +257,11 @@ class BillPage {
     const text = "Each number is the sum of its events: choose one to see them. Open periods and invoices come from the same rows, so nothing is computed in two ways.";
     put(this.how, el("p", { class: "muted" }, text), el("dl", { class: "stamp" }, found.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { class: "mono" }, value)))));
   }
+}
+
+/** What the lines, each rounded by itself, lack to the amount. */
+function roundingRow({ rounding_micros: micros, currency }) {
+  return el("li", {}, el("div", { class: "type-row rounding" }, el("span", { class: "type-name" }, "Rounding"), el("span", { class: "type-amount num" }, money(micros, currency, { sign: true }))));
 }
 
 /** Whether a stamp is of an earlier batch than another one; nobody knows of two replicas, of which one may have been rolled back. */
