@@ -123,14 +123,18 @@ class Issued:
         """Those of this folder; none before the first period was sealed."""
         return cls(followed(layout))
 
-    def of_customer(self, customer: str, gate: Gate | None = None) -> list[Document]:
-        """A customer's documents, or those that count in an answer: by period, an invoice before its notes."""
-        found = _through(gate, _documents(self._table.read(_COLUMNS, equal={"customer": customer})))
-        return sorted(found, key=_order)
+    def of_customer(self, customer: str, gate: Gate | None = None, *, known: bool = False) -> list[Document]:
+        """A customer's documents, or those that count in an answer: by period, an invoice before its notes.
 
-    def by_number(self, number: str, gate: Gate | None = None) -> Document | None:
+        With `known` those of the version that was read last (see `FollowedTable.read`).
+        """
+        table = self._table.read(_COLUMNS, equal={"customer": customer}, known=known)
+        return sorted(_through(gate, _documents(table)), key=_order)
+
+    def by_number(self, number: str, gate: Gate | None = None, *, known: bool = False) -> Document | None:
         """The document of this number; None if there is none, or it does not count in an answer yet."""
-        found = list(_through(gate, _documents(self._table.read(_COLUMNS, equal={"number": number}))))
+        table = self._table.read(_COLUMNS, equal={"number": number}, known=known)
+        found = list(_through(gate, _documents(table)))
         assert len(found) <= 1, f"the number {number} is given twice"
         return found[0] if found else None
 

@@ -91,13 +91,17 @@ class ArchiveSums:
         self._files: tuple[DataFile, ...] = ()
         self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int] | None, gate: Gate) -> list[Part]:
-        """What the documents that a gate lets through have of the periods that end at these moments; None: of all."""
+    def of(self, ends_us: Iterable[int] | None, gate: Gate, *, known: bool = False) -> list[Part]:
+        """What the documents that a gate lets through have of the periods that end at these moments; None: of all.
+
+        With `known` those of the version that was looked at last; ArchiveAway for what was not added up by then.
+        """
         ends = None if ends_us is None else {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
-            self._look()
-            known = [self._entries(file) for file in self._files if ends is None or _may_have(file, ends)]
-        found = pa.concat_tables([_NONE, *known])
+            if not known:
+                self._look()
+            added = [self._entries(file) for file in self._files if ends is None or _may_have(file, ends)]
+        found = pa.concat_tables([_NONE, *added])
         closed = pc.less_equal(found["end_us"], gate.watermark_us)
         asked = closed if ends is None else pc.is_in(found["end_us"], pa.array(ends, pa.int64()))
         counts = pc.less_equal(found["counts_from"], gate.position)
