@@ -1,6 +1,7 @@
 // My bill: the amount as it runs, what it is made of, its course and a forecast, and all earlier periods.
 
 import { ask, begin, decoded, empty } from "./app.js";
+import { showArchived } from "./archived.js";
 import { showChoice } from "./choice.js";
 import { Days } from "./days.js";
 import { el, icon, put, say } from "./dom.js";
@@ -38,6 +39,7 @@ class BillPage {
       },
     });
     this.trouble = el("div");
+    this.archived = el("div");
     this.amount = el("p", { class: "amount skeleton", id: "amount" }, "0.00");
     this.asOf = el("p", { class: "as-of", hidden: true });
     this.spoken = el("p", { class: "hidden", role: "status" });
@@ -60,6 +62,7 @@ class BillPage {
       { class: "stack" },
       el("div", { class: "page-head" }, el("div", {}, el("h1", {}, own ? "My bill" : "Bill"), plan), this.sign),
       this.trouble,
+      this.archived,
       el("section", { class: "card hero", "aria-label": "This period" }, hero, this.types),
       this.periods,
       el("details", { class: "card how" }, el("summary", { class: "card-head" }, el("h2", {}, "How this is made"), icon("down")), this.how),
@@ -155,6 +158,7 @@ class BillPage {
     this.amount.classList.remove("skeleton");
     this.showCurrent(current);
     this.showTypes(current);
+    this.periods.classList.toggle("stale", showArchived(this.archived, this.bill.archive));
     refresh(this.periods, periods, () => periodsCard(this.address, periods));
     this.showHow();
   }

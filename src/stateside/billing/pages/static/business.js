@@ -1,6 +1,7 @@
 // Business: what all customers together owe and were charged, period by period, and a box for questions of one's own.
 
 import { ask, begin, empty } from "./app.js";
+import { showArchived } from "./archived.js";
 import { Chart } from "./chart.js";
 import { el, put } from "./dom.js";
 import { money, moment, number, roughMoney, roundingOf } from "./format.js";
@@ -18,9 +19,10 @@ const main = document.getElementById("main");
 
 class BusinessPage {
   constructor() {
-    Object.assign(this, { periods: null, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
+    Object.assign(this, { periods: null, away: false, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
     this.looked = new Looked((signal) => this.look(signal));
     this.trouble = el("div");
+    this.archived = el("div");
     this.period = el("select", { id: "period", onchange: () => this.choose() });
     this.money = el("select", { id: "money", onchange: () => this.choose() });
     this.tiles = el("dl", { class: "kpis" });
@@ -43,13 +45,14 @@ class BusinessPage {
   }
 
   make() {
-    const sign = freshSign(this.looked, (fresh) => this.element?.classList.toggle("stale", ["lost", "paused", "old"].includes(fresh.kind)));
+    const sign = freshSign(this.looked, (fresh) => this.element?.classList.toggle("stale", this.away || ["lost", "paused", "old"].includes(fresh.kind)));
     const chosen = el("div", { class: "choose" }, el("label", { class: "hidden", for: "period" }, "Period"), this.period, el("label", { class: "hidden", for: "money" }, "Currency"), this.money, sign);
     return el(
       "div",
       { class: "stack" },
       el("div", { class: "page-head" }, el("h1", {}, "Business"), chosen),
       this.trouble,
+      this.archived,
       el("section", { class: "card", "aria-label": "At a glance" }, this.tiles),
       el("div", { class: "grid two" }, card("Day by day", this.pace.element), card("Revenue by period", this.revenue)),
       el("div", { class: "grid two" }, card("Top customers", this.customers), el("div", { class: "column" }, card("By type", this.types), card("Corrections", this.corrections))),
@@ -63,6 +66,7 @@ class BusinessPage {
     try {
       const found = await ask("/v1/periods", { signal });
       Object.assign(this, { periods: found.periods, plans: found.plans, stamp: found.stamp });
+      this.away = showArchived(this.archived, found.archive);
       this.show();
       trouble(this.trouble, null);
       if (Date.now() - this.deepMs > DEEP_MS || this.deepOf !== this.key()) this.lookDeeper();
