@@ -28,6 +28,7 @@ from .written_bills import BASIC, WrittenBills, plan, step
 JANUARY = Cycle("month", "Europe/Berlin").containing(1_768_000_000_000_000).end_us
 FEBRUARY = Cycle("month", "Europe/Berlin").containing(JANUARY).end_us
 STAMP = {"batch": 1, "position": "0:1", "age_ms": 311_016}
+ANSWER = {"stamp": STAMP, "archive": {"state": "current"}}
 
 # Three types of 33.333333, 33.333333 and 33.333334: 100.00 together, of which each line is 33.33.
 THIRDS = re.sub(r"prices\.call = .*", 'prices.call = { price = "33.333333" }', BASIC)
@@ -82,7 +83,7 @@ def test_bills_and_totals_add_up_with_rounding_as_a_line(asked: Asked) -> None:
 
 
 def test_what_commands_print_adds_up(asked: Asked) -> None:
-    shown = bill_text({**asked.bills["emma"], "stamp": STAMP})
+    shown = bill_text({**asked.bills["emma"], **ANSWER})
     assert "2026-01  sealed  100.00 EUR  (I-000000001)" in shown
     assert "5 min old" in shown
     lines = re.findall(r"^  .* (-?[\d.]+) EUR$", shown, re.MULTILINE)
@@ -91,10 +92,21 @@ def test_what_commands_print_adds_up(asked: Asked) -> None:
     document = documents_text(asked.documents, lines=True)
     assert re.search(r"  rounding +0\.01 EUR$", document, re.MULTILINE)
     for period in asked.periods["periods"]:
-        rows = [line.split() for line in totals_text({**period, "stamp": STAMP}).splitlines()[1:-1]]
+        rows = [line.split() for line in totals_text({**period, **ANSWER}).splitlines()[1:-1]]
         *parts, total = [[Decimal(cell) for cell in row[-3:]] if len(row) > 4 else _rounding(row) for row in rows]
         assert [sum(column) for column in zip(*parts, strict=True)] == total
         assert all(first + second == both for first, second, both in (*parts, total))
+
+
+def test_what_a_command_lacks_of_the_documents_is_printed(asked: Asked) -> None:
+    unknown = {"after": "2026-01-04T00:00:00Z", "up_to": "2026-02-04T00:00:00Z"}
+    away = {"state": "away", "as_of": "2026-02-18T12:30:00Z", "age_ms": 78_000, "position": "0:9", "unknown": unknown}
+    told = "The storage of the invoices is away: they are 78.0 s old, as of 2026-02-18T12:30:00Z; periods that ended"
+    shown = bill_text({**asked.bills["emma"], "stamp": STAMP, "archive": away})
+    assert f"{told} after 2026-01-04T00:00:00Z and up to 2026-02-04T00:00:00Z are missing." in shown
+    nothing = {**away, "as_of": None, "age_ms": None, "unknown": {**unknown, "after": None}}
+    shown = totals_text({**asked.periods["periods"][0], "stamp": STAMP, "archive": nothing})
+    assert "none of them is known; periods that ended up to 2026-02-04T00:00:00Z are missing." in shown
 
 
 def _rounding(row: list[str]) -> list[Decimal]:

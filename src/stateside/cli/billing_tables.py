@@ -24,7 +24,7 @@ def bill_text(answer: Mapping[str, Any]) -> str:
         parts.append(_lines(period))
     totals = (format_micros(total["charged_micros"], total["currency"]) for total in answer["totals"])
     parts += [f"all periods: {total}" for total in totals]
-    return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), stamp_text(answer["stamp"])])
+    return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), *archive_text(answer)])
 
 
 def _lines(of: Mapping[str, Any]) -> str:
@@ -99,8 +99,8 @@ def totals_text(answer: Mapping[str, Any]) -> str:
         )
         rows.append(_total(all_types, "all", ""))
     if not rows:
-        return "\n".join([f"Nothing was used in {answer['period']}.", stamp_text(answer["stamp"])])
-    return "\n".join([columns([names, *rows], "llrrrrr"), stamp_text(answer["stamp"])])
+        return "\n".join([f"Nothing was used in {answer['period']}.", *archive_text(answer)])
+    return "\n".join([columns([names, *rows], "llrrrrr"), *archive_text(answer)])
 
 
 def _total(total: Mapping[str, Any], name: str, quantity: str) -> Row:
@@ -131,6 +131,22 @@ def plans_text(versions: Sequence[PlanVersion]) -> str:
         for each in versions
     ]
     return columns(rows, "lllll")
+
+
+def archive_text(answer: Mapping[str, Any]) -> list[str]:
+    """What the answer is an answer of, and what it lacks of the documents, if their storage is away."""
+    archive = answer["archive"]
+    if archive["state"] != "away":
+        return [stamp_text(answer["stamp"])]
+    known, unknown = archive["age_ms"], archive["unknown"]
+    told = "none of them is known" if known is None else f"they are {age_text(known)} old, as of {archive['as_of']}"
+    missing = "" if unknown is None else f"; periods that ended {_range(unknown)} are missing"
+    return [f"The storage of the invoices is away: {told}{missing}.", stamp_text(answer["stamp"])]
+
+
+def _range(unknown: Mapping[str, Any]) -> str:
+    after = "" if unknown["after"] is None else f"after {unknown['after']} and "
+    return f"{after}up to {unknown['up_to']}"
 
 
 def stamp_text(stamp: Mapping[str, Any]) -> str:
