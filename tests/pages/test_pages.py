@@ -187,14 +187,14 @@ def test_the_control_room_is_not_live_while_the_job_is_stopped_or_answers_are_ol
     batches = [*bill["batches"][:-1], {**bill["batches"][-1], "operators": operators}]
     old = {**bill, "replica": replica, "batches": batches}
     stopped = {**old, "job": {**bill["job"], "state": "stopped", "heard_ms": 80_000}}
-    for view, text, kind in ((stopped, "Job is stopped · 7", "paused"), (old, "7", "old")):
+    for view, text, kind in ((stopped, "Job is stopped · ", "paused"), (old, "", "old")):
         context = browsing.context()
         context.route("**/v1/status", lambda route, view=view: route.fulfill(json={**status, "views": [view]}))
         page = context.new_page()
         page.goto(f"{browsing.url}/control")
         sign = page.locator(".fresh")
         expect(sign).to_have_attribute("data-kind", kind)
-        expect(sign).to_contain_text(re.compile(rf"^{text}\d\.\d s old"))
+        expect(sign).to_contain_text(re.compile(rf"^{text}[78]\d\.\d s old"))
         expect(page.locator(".node").nth(4)).to_contain_text("Stale")
         cells = page.get_by_role("region", name="Operators with state").locator("tbody tr td:nth-child(2)")
         expect(cells.first).to_have_text(f"{replica['rows']:,} in the replica")

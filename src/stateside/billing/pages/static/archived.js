@@ -14,7 +14,7 @@ export function showArchived(place, archive) {
 }
 
 function notice({ as_of: asOf, age_ms: old, unknown }) {
-  const known = asOf ? `Closed periods are shown as of ${moment(asOf)}, ${age(old)} ago. Corrections since then are missing.` : "Closed periods cannot be shown.";
+  const known = asOf ? `Closed periods are shown as of ${moment(asOf)}, ${age(old)} ago. Corrections since then may be missing.` : "Closed periods cannot be shown.";
   const missing = asOf && unknown ? `Periods that ended from ${date(unknown.after)} to ${date(unknown.up_to)} are missing: they were sealed since.` : null;
   return el(
     "div",
