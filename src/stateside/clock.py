@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -36,3 +36,16 @@ class ManualClock:
     def advance(self, delta_us: int) -> None:
         """Go on by so many microseconds."""
         self.time_us += delta_us
+
+
+_LONGER: Final = ((2 * 86_400_000, 86_400_000, "d"), (2 * 3_600_000, 3_600_000, "h"), (100_000, 60_000, "min"))
+
+
+def age_text(ms: float) -> str:
+    """How old something is, or how long it took: 850 ms, 78.0 s, 2 min, 5 h, 3 d. Pages have the same rule."""
+    for least_ms, unit_ms, unit in _LONGER:
+        if ms >= least_ms:
+            return f"{int(ms // unit_ms):,} {unit}"
+    if ms >= 1_000:
+        return f"{ms // 100 / 10:.1f} s"
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"

@@ -55,6 +55,26 @@ def test_rows_are_found_by_value_and_limit_as_the_table_grows(table: ArchiveTabl
     assert found(readers, equal={"who": "nobody"}) == []
 
 
+@pytest.mark.usefixtures("kept")
+def test_a_column_that_came_later_is_null_in_the_rows_before(
+    table: ArchiveTable, readers: FollowedTable, tmp_path: Path
+) -> None:
+    store(table, 1)
+    columns = (*COLUMNS, "why")
+    rows = readers.read(columns)
+    assert rows is not None
+    assert rows["why"].to_pylist() == [None, None], "nor is it an error where the table has no such column yet"
+    wider = TableSpec("notes", SPEC.schema.append(pa.field("why", pa.string())), ("month",))
+    later = ArchiveTable(tmp_path / "notes", wider, tmp_path / "mark.json")
+    later.add_columns("why")
+    later.add_columns("why")
+    later.append(pa.table([["2026-01"], ["emma"], [2], ["late"]], schema=wider.schema), "query", 2)
+    rows = readers.read(columns, equal={"who": "emma"})
+    assert rows is not None
+    assert sorted(zip(rows["n"].to_pylist(), rows["why"].to_pylist(), strict=True)) == [(1, None), (2, "late")]
+    assert found(readers, equal={"who": "emma"}) == [("2026-01", "emma", 1), ("2026-01", "emma", 2)]
+
+
 def test_a_file_that_was_away_for_a_moment_is_read_once_it_is_back(
     table: ArchiveTable, readers: FollowedTable, tmp_path: Path
 ) -> None:

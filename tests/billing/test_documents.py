@@ -96,11 +96,40 @@ def test_invoices_have_every_row_once_and_are_the_same_whatever_the_rows_order(
             assert line["charged_micros"] == round_micros(line["amount_micros"], plan.currency, plan.rounding)
             end = int(document["period_end"].timestamp()) * 1_000_000
             lines.append((document["customer"], end, line["type"], line["plan"], line["quantity"], line["events"]))
-        for name in ("amount_micros", "charged_micros", "events"):
+        for name in ("amount_micros", "events"):
             assert document[name] == sum(line[name] for line in document["lines"])
+        assert document["charged_micros"] == round_micros(document["amount_micros"], document["currency"], "half-even")
+        charged = sum(line["charged_micros"] for line in document["lines"])
+        assert charged + document["rounding_micros"] == document["charged_micros"]
     assert sorted(lines) == sorted(rows)
     accounts = [tuple(account.values()) for account in found.select(ACCOUNT).to_pylist()]
     assert accounts == sorted(set(accounts))
+
+
+def test_a_total_is_the_exact_sum_rounded_once_and_rounding_is_a_line_of_its_own() -> None:
+    """Three lines of 33.333333, 33.333333 and 33.333334: each charges 33.33, all of them 100.00 and not 99.99."""
+    third = {"call": Steps((Step(0, 33_333_333, 1),)), "message": Steps((Step(0, 33_333_334, 1),)), "credit": CREDIT}
+    plans = amounts(version(prices=third), version(number=2, prices=third))
+    cells = [("call", "basic@1"), ("call", "basic@2"), ("message", "basic@1")]
+    (found,) = invoices(closed([("emma", JAN, *cell, 1, 1) for cell in cells]), plans, 7).to_pylist()
+    assert [line["charged_micros"] for line in found["lines"]] == [33_330_000] * 3
+    assert (found["amount_micros"], found["charged_micros"]) == (100_000_000, 100_000_000)
+    assert found["rounding_micros"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "total"), [("up", "up", 10_000), ("down", "down", 0), ("up", "down", 0), ("half-up", "up", 0)]
+)
+def test_a_total_is_rounded_by_the_rule_of_its_plans_or_to_the_nearest_where_they_have_several(
+    one: Rounding, other: Rounding, total: int
+) -> None:
+    """Two lines of 0.0025 are 0.005, which is half a cent."""
+    prices = {"message": Steps((Step(0, 2_500, 1),)), "credit": CREDIT}
+    plans = amounts(version(prices=prices, rounding=one), version(number=2, prices=prices, rounding=other))
+    rows: list[Row] = [("emma", JAN, "message", plan, 1, 1) for plan in ("basic@1", "basic@2")]
+    (found,) = invoices(closed(rows), plans, 7).to_pylist()
+    assert found["charged_micros"] == total
+    assert sum(line["charged_micros"] for line in found["lines"]) + found["rounding_micros"] == total
 
 
 @given(

@@ -252,15 +252,18 @@ def test_the_report_counts_what_comes(arrivals: list[Arrival], report: Report) -
     assert report.late == late
 
 
-def test_what_is_charged_is_every_line_rounded_once(arrivals: list[Arrival], report: Report) -> None:
+def test_what_is_charged_is_every_customer_s_period_rounded_once(arrivals: list[Arrival], report: Report) -> None:
     ledger = Ledger.of(good(arrivals))
-    charged: Counter[tuple[str, str]] = Counter()
+    exact: Counter[tuple[str, str]] = Counter()
     for (customer, period, plan, type_), quantity in ledger.quantities.items():
         name, number = plan.split("@")
         (version,) = [version for version in ledger.plans[name] if version["version"] == int(number)]
-        micros = amount(version["prices"][type_], quantity)
-        charged[period, ledger.currencies[customer, period]] += rounded(micros, version["rounding"])
+        exact[customer, period] += amount(version["prices"][type_], quantity)
+    charged: Counter[tuple[str, str]] = Counter()
+    for (customer, period), micros in exact.items():
+        charged[period, ledger.currencies[customer, period]] += rounded(micros, "half-even")
     assert charged == {(total.period, total.currency): total.charged_micros for total in report.totals}
+    assert all(total.charged_micros == total.amount_micros for total in report.totals), "100.00 each"
 
 
 def rounded(micros: int, rule: str) -> int:

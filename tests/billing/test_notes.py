@@ -148,8 +148,37 @@ def test_invoice_and_notes_add_up_to_the_amounts_of_all_quantities_rounded_once(
         check(documents, plans, totals, events)
 
 
+def test_what_a_note_rounds_is_what_one_invoice_of_all_events_would_have() -> None:
+    """0.0951 and 0.003333 are 0.098433, so 0.10. With 0.003333 more the calls are 0.01, and the sum is still 0.10."""
+    sealed: list[Row] = [("emma", JAN, "message", "basic@1", 1, 1), ("emma", JAN, "call", "gold@1", 101, 1)]
+    plans = amounts(version(), version("gold", 1))
+    invoice = numbered(invoices(closed(sealed), plans, 0), "I", 0)
+    (first,) = invoice.to_pylist()
+    assert (first["amount_micros"], first["charged_micros"], first["rounding_micros"]) == (98_433, 100_000, 0)
+    note = only(correct([("a", "emma", JAN, "call", "gold@1", 1)], invoice, plans).notes)
+    assert (note["amount_micros"], note["charged_micros"], note["rounding_micros"]) == (3_333, 0, -10_000)
+    assert [line["charged_micros"] for line in note["lines"]] == [10_000]
+
+
+def test_the_notes_of_an_invoice_without_a_rounding_line_have_none_either() -> None:
+    """As documents of Stateside 0.1 are: their totals are the sums of their lines, and stay so."""
+    sealed: list[Row] = [("emma", JAN, "message", "basic@1", 1, 1), ("emma", JAN, "call", "basic@1", 101, 1)]
+    place = DOCUMENTS.schema.get_field_index("rounding_micros")
+    invoice = numbered(invoices(closed(sealed), PLANS, 0), "I", 0)
+    invoice = invoice.set_column(place, DOCUMENTS.schema.field(place), pa.nulls(1, pa.int64()))
+    found = correct([("a", "emma", JAN, "message", "basic@1", 1), ("b", "noah", JAN, "call", "basic@1", 1)], invoice)
+    note = only(found.notes)
+    assert note["rounding_micros"] is None
+    assert note["charged_micros"] == sum(line["charged_micros"] for line in note["lines"]) == 90_000
+    assert only(found.late_invoices)["rounding_micros"] == 0, "a new invoice has one"
+    second = only(correct([("c", "emma", JAN, "call", "basic@1", 1)], stored(invoice, found), first=9).notes)
+    assert second["rounding_micros"] is None
+
+
 def check(documents: pa.Table, plans: Amounts, totals: Counter[Any], events: Counter[Any]) -> None:
     """What all documents of an account say, line by line, is what the quantities together cost; and they fit."""
+    charged: Counter[Any] = Counter()
+    exact_sums: Counter[Any] = Counter()
     sums: dict[str, Counter[Any]] = {name: Counter() for name in ("quantity", "events", "amount", "charged")}
     accounts: dict[Any, str] = {}
     for document in documents.to_pylist():
@@ -162,6 +191,12 @@ def check(documents: pa.Table, plans: Amounts, totals: Counter[Any], events: Cou
             assert document["corrects"] == accounts[account]
             assert document["event_ids"]
             assert (document["kind"] == "credit-note") >= (document["charged_micros"] < 0)
+        charged[account] += document["charged_micros"]
+        exact_sums[account] += document["amount_micros"]
+        lines = sum(line["charged_micros"] for line in document["lines"])
+        assert document["charged_micros"] == lines + document["rounding_micros"]
+        rounding = plans.plans["basic@1"].rounding
+        assert charged[account] == round_micros(exact_sums[account], document["currency"], rounding)
         for line in document["lines"]:
             key = (document["customer"], end, line["type"], line["plan"])
             sums["quantity"][key] += line["quantity"]

@@ -33,6 +33,7 @@ INVOICE = Document(
     (),
     False,
     7,
+    0,
 )
 NOTE = replace(
     INVOICE,
@@ -78,6 +79,17 @@ def test_a_note_says_what_it_corrects_and_which_events_came_too_late() -> None:
     shown = text(render(NOTE, "Europe/Berlin"))
     for part in ("Credit note", "Invoice I-000000042", "Difference", "-0.09 EUR", "60 events", "e-0,", "and 10 more"):
         assert part in shown, part
+
+
+def test_a_document_s_lines_and_its_rounding_add_up_to_its_total() -> None:
+    rounded = replace(INVOICE, charged_micros=177_340_000, rounding_micros=10_000)
+    shown = text(render(rounded, "Europe/Berlin"))
+    assert "Rounding 0.01 EUR" in shown
+    assert shown.index("-5.00 EUR") < shown.index("Rounding") < shown.index("Total 177.34 EUR")
+    assert "Before rounding, of each line and of their sum: 177.331234 EUR" in shown
+    old = text(render(replace(INVOICE, rounding_micros=None), "Europe/Berlin"))
+    assert "Rounding" not in old
+    assert "Before rounding, which is done once on each line: 177.331234 EUR" in old
 
 
 def test_the_same_document_gives_the_same_bytes_whenever_it_is_asked_for() -> None:

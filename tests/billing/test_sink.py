@@ -9,19 +9,23 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.archive import ArchiveTable
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
 from stateside.billing.rating.rating import events_table, rate
 from stateside.billing.sealing import sink as sink_module
-from stateside.billing.sealing.documents import late_duplicates
+from stateside.billing.sealing.documents import ADDED, DOCUMENTS, late_duplicates
 from stateside.billing.sealing.frontier import Frontier
 from stateside.billing.sealing.plan_file import load_plans
 from stateside.billing.sealing.sweep import Swept
@@ -104,6 +108,26 @@ def test_closed_rows_late_events_and_bad_events_each_get_to_their_table(story: L
     assert late_duplicates(story) == 2
     letter = sink(story).dead_letters.read().sort_by("offset").to_pylist()[2]
     assert (letter["payload"], letter["entity"], letter["type"]) == ('{"quantity":-1}', "emma", "call")
+
+
+def test_a_table_of_stateside_0_1_is_gone_on_with_and_its_documents_stay_as_they_are(story: Layout) -> None:
+    """Its invoices have no rounding line: nor have their notes. Those of new invoices have one."""
+    old = replace(DOCUMENTS, schema=pa.schema([field for field in DOCUMENTS.schema if field.name not in ADDED]))
+    mark = story.view("bill").mark(DOCUMENTS.name)
+    ArchiveTable(story.table(DOCUMENTS.name), old, mark).create()
+    query = Query(story)
+    for end in ENDS[:5]:  # January is sealed
+        query = query.run(end)
+    before = [document for document in documents(story) if document["number"] in ("I-000000001", "I-000000002")]
+    rows = [{name: document[name] for name in old.schema.names} for document in before]
+    table = DeltaTable(story.table(DOCUMENTS.name))
+    write_deltalake(table, pa.Table.from_pylist(rows, old.schema), mode="overwrite", schema_mode="overwrite")
+    for end in ENDS[5:]:
+        query = query.run(end)
+    assert told(story) == EXPECTED
+    roundings = {document["number"]: document["rounding_micros"] for document in documents(story)}
+    new = ("I-000000003", "I-000000004", "N-000000002")
+    assert roundings == {"I-000000001": None, "I-000000002": None, "N-000000001": None} | dict.fromkeys(new, 0)
 
 
 IN_TURN = tuple(STEPS)  # a crash at the first step, one at the second in the rerun, and so on

@@ -16,7 +16,8 @@ REPORT = {
     "latency_ms": {"p50": 1.2, "p99": 8.1},
     "age_ms": {"p50": 140, "p99": 900},
 }
-TOTAL = {"currency": "EUR", "events": 5, "amount_micros": 7_500_000, "open_micros": 0, "charged_micros": 7_500_000}
+AMOUNTS = {"open_micros": 1_250_000, "charged_micros": 6_250_000, "total_micros": 7_500_000}
+TOTAL = {"currency": "EUR", "events": 5, "amount_micros": 7_501_234, **AMOUNTS}
 PERIODS = [{"period": "2026-01", "currencies": [TOTAL]}]
 BILL = {
     "customer": "<b>emma</b>",
@@ -33,6 +34,8 @@ def test_it_has_the_run_s_numbers_and_needs_no_other_file() -> None:
     for text in ("Everything adds up.", "1,234", "I-000000001", "7.50", "batch 2: 500 ms", "answered &amp; more"):
         assert text in found
     assert "&lt;b&gt;emma" in found
+    cells = re.findall(r">([0-9,.]+) EUR<", found[found.index("All customers") : found.index("The bill of")])
+    assert cells == ["1.25", "6.25", "7.50"], "what is open and what is charged are the total beside them"
     assert not re.search(r"<script|<link|https?://|url\(|@import", found)
 
 

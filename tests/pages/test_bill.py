@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -155,7 +156,7 @@ def test_a_page_whose_server_is_gone_does_not_look_live_and_finds_it_again(brows
             page.goto(f"{url}/bill/emma")
             expect(sign).to_have_attribute("data-kind", "live", timeout=10_000)
         expect(sign).to_have_attribute("data-kind", "lost", timeout=15_000)
-        expect(sign).to_contain_text(re.compile(r"No connection · \d+ seconds old"))
+        expect(sign).to_contain_text(re.compile(r"No connection · [\d.]+ s old"))
         expect(page.locator(".as-of")).to_be_visible()
         with serving(layout.root, port=port):
             expect(sign).to_have_attribute("data-kind", "live", timeout=15_000)
@@ -270,3 +271,50 @@ def test_it_is_written_as_the_reader_s_language_writes_it(browsing: Browsing, th
     micros = charged_micros(theatre, "c003")
     expect(page.locator("#amount")).to_have_text(f"{micros / 1_000_000:,.2f} €".replace(".", ","))
     expect(page.locator(".eyebrow")).to_contain_text("April 2026")
+
+
+def test_the_lines_of_every_period_and_their_rounding_are_its_amount(browsing: Browsing, theatre: Theatre) -> None:
+    page = browsing.page("/bill/emma")
+    expect(page.locator(".type-row").first).to_be_visible(timeout=15_000)
+    for item in page.locator(".periods > li").all():
+        item.locator("summary").click()
+        *lines, total = [amount_of(cell) for cell in item.locator("tbody td:last-child").all_inner_texts()]
+        assert sum(lines) == total == amount_of(item.locator(".period-amount").inner_text())
+        papers = [amount_of(text) for text in item.locator(".paper-amount").all_inner_texts()]
+        assert not papers or sum(papers) == total
+    theatre.stage.kill()  # so that nothing changes between two looks
+    try:
+        page.reload()
+        expect(page.locator(".type-row").first).to_be_visible(timeout=15_000)
+        shown = [amount_of(text) for text in page.locator(".type-row .type-amount").all_inner_texts()]
+        assert sum(shown) == amount_of(page.locator("#amount").inner_text())
+    finally:
+        theatre.stage.begin()
+
+
+def amount_of(text: str) -> Decimal:
+    return Decimal(re.sub(r"[^\d.-]", "", text.replace("−", "-")))
+
+
+def test_while_the_invoice_store_is_away_the_bill_goes_on_and_says_what_may_be_old(
+    browsing: Browsing, theatre: Theatre
+) -> None:
+    page = browsing.page("/bill/emma")
+    expect(page.locator(".periods > li").first).to_be_visible(timeout=15_000)
+    table, away = theatre.layout.table("documents"), theatre.layout.root / "away"
+    table.rename(away)
+    try:
+        theatre.stage.use("emma", "package", 1, name="weekend")
+        notice = page.locator(".notice", has_text="The storage of the invoices is away")
+        expect(notice).to_contain_text("What is open is up to date", timeout=20_000)
+        expect(page.locator("#amount")).to_have_text(shown(charged_micros(theatre, "emma")))
+        expect(page.locator(".periods > li")).to_have_count(3)
+        expect(page.locator(".stale .periods")).to_have_count(1)
+        business = browsing.page("/business")
+        expect(business.locator(".notice", has_text="The storage of the invoices is away")).to_be_visible(
+            timeout=20_000
+        )
+    finally:
+        away.rename(table)
+    theatre.stage.use("emma", "message", 1)
+    expect(notice).to_have_count(0, timeout=20_000)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.pages.conftest import Browsing, Theatre, until
 from tests.pages.stage import RICH
+from tests.pages.test_bill import amount_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -20,7 +21,7 @@ expect: Any = pytest.importorskip("playwright.sync_api", reason="playwright is m
 
 def test_business_shows_totals_top_customers_corrections_and_dead_letters(browsing: Browsing, theatre: Theatre) -> None:
     page = browsing.page("/business")
-    totals = httpx.get(f"{theatre.url}/v1/periods/2026-01/totals").json()["currencies"][0]["amount_micros"]
+    totals = httpx.get(f"{theatre.url}/v1/periods/2026-01/totals").json()["currencies"][0]["total_micros"]
     page.get_by_label("Period", exact=True).select_option("2026-01")
     expect(page.locator(".kpis .num").first).to_have_text(f"€{totals / 1e6:,.2f}")
     top = page.get_by_role("region", name="Top customers")
@@ -40,7 +41,7 @@ def test_business_compares_a_period_with_the_one_before_at_the_same_day(browsing
     expect(tile).to_contain_text("by 18 Mar, 14:00", timeout=20_000)
     (euros,) = httpx.get(f"{theatre.url}/v1/periods/2026-04/pace").json()["pace"]["currencies"]
     now, before = euros["amount_micros"], euros["amount_before_micros"]
-    whole = httpx.get(f"{theatre.url}/v1/periods/2026-03/totals").json()["currencies"][0]["amount_micros"]
+    whole = httpx.get(f"{theatre.url}/v1/periods/2026-03/totals").json()["currencies"][0]["total_micros"]
     assert 0 < before < whole == sum(euros["days_before"])
     expect(tile.locator("dt")).to_have_text("Against March 2026 at the same day")
     shown = "times" if now / before >= 10 else f"{now / before - 1:+.1%}".replace(".0%", "%")
@@ -110,3 +111,19 @@ def test_an_answer_about_another_period_than_the_chosen_one_is_not_shown(browsin
     expect(top).not_to_contain_text(RICH)
     held[1].continue_()
     expect(top.locator("tbody tr").first).to_contain_text("emma", timeout=20_000)
+
+
+def test_what_business_shows_adds_up(browsing: Browsing, theatre: Theatre) -> None:
+    """A bug once: a total of €18,000.00 beside “Sealed €18,000.06”."""
+    page = browsing.page("/business")
+    for period in ("2026-01", "2026-02", "2026-03"):
+        page.get_by_label("Period", exact=True).select_option(period)
+        (total,) = httpx.get(f"{theatre.url}/v1/periods/{period}/totals").json()["currencies"]
+        kpis = page.locator(".kpis")
+        expect(kpis.locator(".num").first).to_have_text(f"€{total['total_micros'] / 1e6:,.2f}")
+        shown, sealed = (amount_of(kpis.locator(".num").nth(place).inner_text()) for place in (0, 2))
+        note = kpis.locator("div").first.locator(".muted").inner_text()
+        assert shown == sealed + (amount_of(note) if "still open" in note else 0)
+        rows = page.get_by_role("region", name="By type").locator("tbody tr td:nth-child(3)")
+        *types, total_shown = [amount_of(text) for text in rows.all_inner_texts()]
+        assert sum(types) == total_shown == shown

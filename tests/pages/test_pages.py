@@ -165,12 +165,65 @@ def test_the_control_room_draws_the_path_and_says_when_the_job_is_down(browsing:
     theatre.stage.use("emma", "message", 1)
     expect(events).not_to_have_text(before)
     expect(nodes.nth(1)).to_contain_text("0 events", timeout=10_000)
+    sign = page.locator(".fresh")
+    expect(sign).to_have_attribute("data-kind", "live")
     theatre.stage.kill()
     try:
         expect(page.locator(".findings")).to_contain_text("The job of bill is down", timeout=15_000)
+        expect(sign).to_have_attribute("data-kind", "paused")
+        expect(sign).to_contain_text(re.compile(r"Job is down · [\d.]+ s old"))
+        expect(nodes.nth(4)).to_contain_text("Stale")
     finally:
         theatre.stage.begin()
     expect(page.locator(".findings")).to_have_count(0, timeout=10_000)
+
+
+def test_the_control_room_is_not_live_while_the_job_is_stopped_or_answers_are_old(browsing: Browsing) -> None:
+    """A bug once: it said “Live” in green of a job that was stopped, whose answers were 78 s old."""
+    status = httpx.get(f"{browsing.url}/v1/status").json()
+    (bill,) = status["views"]
+    replica = {**bill["replica"], "stamp": {**bill["replica"]["stamp"], "age_ms": 78_000}}
+    operators = [{**one, "rows": None} for one in bill["batches"][-1]["operators"]]
+    batches = [*bill["batches"][:-1], {**bill["batches"][-1], "operators": operators}]
+    old = {**bill, "replica": replica, "batches": batches}
+    stopped = {**old, "job": {**bill["job"], "state": "stopped", "heard_ms": 80_000}}
+    for view, text, kind in ((stopped, "Job is stopped · ", "paused"), (old, "", "old")):
+        context = browsing.context()
+        context.route("**/v1/status", lambda route, view=view: route.fulfill(json={**status, "views": [view]}))
+        page = context.new_page()
+        page.goto(f"{browsing.url}/control")
+        sign = page.locator(".fresh")
+        expect(sign).to_have_attribute("data-kind", kind)
+        expect(sign).to_contain_text(re.compile(rf"^{text}[78]\d\.\d s old"))
+        expect(page.locator(".node").nth(4)).to_contain_text("Stale")
+        cells = page.get_by_role("region", name="Operators with state").locator("tbody tr td:nth-child(2)")
+        expect(cells.first).to_have_text(f"{replica['rows']:,} in the replica")
+        expect(cells.last).to_have_text("not counted")
+        context.close()
+
+
+def test_nulls_of_a_column_of_numbers_stand_where_its_numbers_do(browsing: Browsing) -> None:
+    page = browsing.page("/views")
+    is_ready(page, "/views")
+    page.locator("#tab-sql").click()
+    page.locator("#sql").fill("SELECT * FROM (VALUES (1, 'a'), (NULL, NULL)) AS v(n, t) ORDER BY n")
+    page.get_by_role("button", name="Run").click()
+    cells = page.locator(".result tbody tr", has_text="null").locator("td")
+    expect(cells.first).to_have_class(re.compile("right"))
+    expect(cells.last).not_to_have_class(re.compile("right"))
+
+
+def test_a_legend_turns_grey_with_its_chart(browsing: Browsing, theatre: Theatre) -> None:
+    page = browsing.page("/business")
+    is_ready(page, "/business")
+    grey = "getComputedStyle(document.querySelector('.legend')).filter"
+    assert page.evaluate(grey) == "none"
+    theatre.stage.kill()
+    try:
+        expect(page.locator(".stack.stale")).to_have_count(1, timeout=20_000)
+        assert page.evaluate(grey) == "grayscale(1)"
+    finally:
+        theatre.stage.begin()
 
 
 def test_what_is_wrong_is_told_once_as_long_as_it_is_the_same(browsing: Browsing) -> None:

@@ -7,8 +7,9 @@ costs only what is new in it.
 To open a file costs more than a millisecond, and every batch leaves a small one, until they are put together. So small
 files are kept in memory once they were read, all together, and searched in one go.
 
-While the table's storage is away nothing is answered, not even what is in memory: rows may have been sealed meanwhile,
-and would be missing. Delta takes a folder that is gone for one in which nothing is new; so it is looked at whether the
+While the table's storage is away nothing is answered: rows may have been sealed meanwhile, and would be missing. Who
+can tell what would be missing, and says so, may ask for what is *known*: the version that was read last, as far as it
+is in memory. Delta takes a folder that is gone for one in which nothing is new; so it is looked at whether the
 newest version's own file is still there. Once the storage is back, the next question finds it.
 """
 
@@ -75,15 +76,21 @@ class DataFile:
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
         """These columns of its rows that meet a condition, which names columns of the file only.
 
-        ArchiveAway if it cannot be read.
+        A column that the table was given after this file is null. ArchiveAway if it cannot be read.
         """
         stored = [name for name in columns if name not in self.partition]
         with _reading("A file of the archive", self.path):
-            found = pq.read_table(self.path, columns=stored, filters=where, partitioning=None, use_threads=False)
+            try:
+                found = self._read(stored, where)
+            except pa.ArrowInvalid:  # the file is older than a column
+                found = self._read([name for name in pq.read_schema(self.path).names if name in stored], where)
         for name in columns:
             if name in self.partition:
                 found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
-        return found.select(list(columns))
+        return _selected(found, columns)
+
+    def _read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        return pq.read_table(self.path, columns=list(columns), filters=where, partitioning=None, use_threads=False)
 
     def read_all(self) -> pa.Table:
         """All of it, with the columns that its folder names; errors as for `read`."""
@@ -96,7 +103,7 @@ class _Kept:
     """The small files of a version, in memory, as one table; the files that are not in it are to be read from disk."""
 
     def __init__(self) -> None:
-        self._files: Sequence[DataFile] = ()
+        self.files: tuple[DataFile, ...] | None = None  # all of the version, also those that are not kept
         self._tables: dict[Path, pa.Table] = {}
         self.table: pa.Table | None = None
 
@@ -104,9 +111,9 @@ class _Kept:
         """Whether the table has this file's rows."""
         return file.path in self._tables
 
-    def move_on(self, files: Sequence[DataFile]) -> None:
+    def move_on(self, files: tuple[DataFile, ...]) -> None:
         """Keep the small ones of these, as many as there is room for."""
-        if files is self._files:
+        if files is self.files:
             return
         tables: dict[Path, pa.Table] = {}
         left = KEPT_BYTES_MAX
@@ -115,8 +122,8 @@ class _Kept:
                 known = self._tables.get(file.path)
                 tables[file.path] = file.read_all() if known is None else known
                 left -= tables[file.path].nbytes
-        self._files, self._tables = files, tables
-        self.table = pa.concat_tables(tables.values()) if tables else None
+        self.files, self._tables = files, tables
+        self.table = _together(list(tables.values()))
 
 
 class FollowedTable:
@@ -149,24 +156,30 @@ class FollowedTable:
         equal: Mapping[str, Any] | None = None,
         below: Mapping[str, Any] | None = None,
         among: Mapping[str, Sequence[Any]] | None = None,
+        known: bool = False,
     ) -> pa.Table | None:
         """These columns of the rows that have these values, or one of those, and others below those.
 
-        None if there is no such file. `below` and `among` name columns of the files, not of their folders.
+        None if there is no such file. `below` and `among` name columns of the files, not of their folders. With `known`
+        they are of the version that was read last, without a look at whether there is a newer one; ArchiveAway if none
+        was, or if a file of it is not in memory and cannot be read.
         """
         wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
         with self._lock:
-            self._follow()
-            self._kept.move_on(self._files)
-            files, kept = [file for file in self._files if not self._kept.has(file)], self._kept.table
+            if not known:
+                self._follow()
+                self._kept.move_on(self._files)
+            if self._kept.files is None:
+                raise away(f"The table {self._path.name!r} has not been read yet, and cannot be now", str(self._path))
+            files, kept = [file for file in self._kept.files if not self._kept.has(file)], self._kept.table
         files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
         files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
         files = [file for file in files if all(_may_have_one(file, *pair) for pair in sets.items())]
         parts = [file.read(columns, _condition(file.partition, wanted, limits, sets)) for file in files]
         if kept is not None:
             condition = _condition({}, wanted, limits, sets)
-            parts.append((kept if condition is None else kept.filter(condition)).select(list(columns)))
-        return pa.concat_tables(parts) if parts else None
+            parts.append(_selected(kept if condition is None else kept.filter(condition), columns))
+        return _together(parts)
 
     def dataset(self) -> pads.Dataset | None:
         """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
@@ -240,11 +253,12 @@ def _reading(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise ArchiveAway(
-            f"{what} cannot be read",
-            where=f"{path}: {error}",
-            next_step="Ask for live rows alone (source=live), or again later: it goes on once the storage is back",
-        ) from error
+        raise away(f"{what} cannot be read", f"{path}: {error}") from error
+
+
+def away(what: str, where: str) -> ArchiveAway:
+    """The error for what cannot be read just now."""
+    return ArchiveAway(what, where=where, next_step="Ask again later: it goes on once the storage is back")
 
 
 def _actions(table: DeltaTable) -> Any:
@@ -263,6 +277,19 @@ def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:
 
 def _named(action: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in action.items() if name.startswith(prefix)}
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """These columns; those that the table does not have are null."""
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(list(columns))
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table | None:
+    """All rows; a column that some of the tables lack is null in theirs."""
+    return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
 def _sure(bound: Any) -> bool:

@@ -28,7 +28,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.types as pt
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from stateside.archive.opened import IN_GROUPS, OpenedTable
@@ -92,6 +92,20 @@ class ArchiveTable:
                 where=str(self._path),
                 next_step="Nothing was written. Take the change back, or name another table",
             )
+
+    def add_columns(self, *names: str) -> None:
+        """Give the table those of these columns that it lacks, as the spec has them; its rows so far have null there.
+
+        One entry in the table's log, which changes no row and no counter; what is there already is not added again.
+        """
+        table = self._open()
+        there = {field.name for field in table.schema().fields}
+        missing = [field for field in self._fields(names) if field.name not in there]
+        if missing:
+            table.alter.add_columns(missing)
+
+    def _fields(self, names: Sequence[str]) -> list[Field]:
+        return [field for field in Schema.from_arrow(self._spec.stored_schema).fields if field.name in names]
 
     def append(self, rows: pa.Table, query: str, batch: int) -> bool:
         """Store the rows of this query's batch, once; whether this call did it."""

@@ -1,7 +1,13 @@
-"""Money: whole micros (millionths of a currency's unit) in all sums, rounded once, on an invoice's line."""
+"""Money: whole micros (millionths of a currency's unit) in all sums, which are exact.
+
+Rounding happens where an amount is charged: each line of a bill is rounded once to the currency's minor unit, and so is
+the exact sum of the lines, which is the total. What the rounded lines lack to the total is a line of its own, the
+*rounding*: lines + rounding = total, to the cent, on every bill and document.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 from stateside.errors import CurrencyUnknown, MoneyOverflow
@@ -11,6 +17,8 @@ MICROS_DIGITS: Final = 6
 
 Rounding = Literal["half-even", "half-up", "down", "up"]
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
+
+TOTAL_ROUNDING: Final[Rounding] = "half-even"  # of a total whose lines are of plans with different rules
 
 _AMOUNT_MICROS_MAX: Final = 2**63 - 1
 _AMOUNT_MICROS_MIN: Final = -(2**63)
@@ -47,6 +55,12 @@ def round_micros(amount_micros: int, currency: str, rule: Rounding) -> int:
     whole, rest = divmod(abs(amount_micros), minor_micros)
     rounded = (whole + _goes_up(rule, whole, rest, minor_micros)) * minor_micros
     return checked(-rounded if amount_micros < 0 else rounded)
+
+
+def total_rounding(rules: Iterable[Rounding]) -> Rounding:
+    """The rule for the total of lines whose plans have these rules: theirs if they agree."""
+    found = set(rules)
+    return found.pop() if len(found) == 1 else TOTAL_ROUNDING
 
 
 def format_micros(amount_micros: int, currency: str | None = None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from stateside.cli.asking import client_of
 from stateside.cli.bars import bar
 from stateside.cli.group import FOLDER
 
@@ -27,18 +28,18 @@ def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
     from stateside.billing.audit import audit as run_audit
     from stateside.billing.audit import live_rows
     from stateside.layout import Layout
-    from stateside.serving.clients import Client
 
     layout = Layout(folder.absolute())
     with bar("folding the journal") as watch:
         if url is None:
             found = run_audit(layout, live_rows(layout), full=full, watch=watch)
         else:
-            with Client(url) as client:
+            with client_of((url,)) as client:
                 found = run_audit(
                     layout,
                     live_rows(layout),
                     ask=lambda customer, floor: dict(client.rows("bill", customer, min_position=floor).document),
+                    get=lambda path, floor: client.get(path, min_position=str(floor)),
                     full=full,
                     watch=watch,
                 )

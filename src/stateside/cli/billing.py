@@ -15,7 +15,14 @@ import click
 
 from stateside.cli.asking import client_of, floor_of, floored
 from stateside.cli.billing_events import clock, generate
-from stateside.cli.billing_tables import bill_text, dead_letters_text, documents_text, explained_text, totals_text
+from stateside.cli.billing_tables import (
+    archive_text,
+    bill_text,
+    dead_letters_text,
+    documents_text,
+    explained_text,
+    totals_text,
+)
 from stateside.cli.group import FILE, FOLDER
 from stateside.errors import RequestInvalid
 
@@ -152,7 +159,7 @@ def invoices(
         _show(answer, as_json, documents_text([answer["document"]], lines=True))
     else:
         answer = _ask(url, f"/v1/customers/{quote(str(customer), safe='')}/invoices", asked)
-        _show(answer, as_json, documents_text(answer["documents"]))
+        _show(answer, as_json, "\n".join([documents_text(answer["documents"]), *archive_text(answer)]))
 
 
 @billing.command()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateside.billing.money import format_micros
+from stateside.clock import age_text
 
 if TYPE_CHECKING:
     from stateside.billing.plans.version import PlanVersion
@@ -20,13 +21,15 @@ def bill_text(answer: Mapping[str, Any]) -> str:
         charged = format_micros(period["charged_micros"], period["currency"])
         numbers = ", ".join(document["number"] for document in period["documents"])
         parts.append(f"{period['period']}  {period['state']}  {charged}{f'  ({numbers})' if numbers else ''}")
-        parts.append(_lines(period["lines"], period["currency"]))
+        parts.append(_lines(period))
     totals = (format_micros(total["charged_micros"], total["currency"]) for total in answer["totals"])
     parts += [f"all periods: {total}" for total in totals]
-    return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), stamp_text(answer["stamp"])])
+    return "\n".join([*(parts or [f"{answer['customer']} has no bill."]), *archive_text(answer)])
 
 
-def _lines(lines: Sequence[Mapping[str, Any]], currency: str) -> str:
+def _lines(of: Mapping[str, Any]) -> str:
+    """The lines of a period or a document, and their rounding: what they charge adds up to its total."""
+    currency = of["currency"]
     rows = [
         (
             f"  {line['type']}",
@@ -35,8 +38,10 @@ def _lines(lines: Sequence[Mapping[str, Any]], currency: str) -> str:
             f"{line['events']:,} events",
             format_micros(line["charged_micros"], currency),
         )
-        for line in lines
+        for line in of["lines"]
     ]
+    if of["rounding_micros"]:
+        rows.append(("  rounding", "", "", "", format_micros(of["rounding_micros"], currency)))
     return columns(rows, "llrrr")
 
 
@@ -77,22 +82,29 @@ def documents_text(documents: Sequence[Mapping[str, Any]], *, lines: bool = Fals
         )
         for document in documents
     ]
-    below = [_lines(document["lines"], document["currency"]) for document in documents] if lines else []
+    below = [_lines(document) for document in documents] if lines else []
     return "\n".join([columns(rows, "llllrl"), *below])
 
 
 def totals_text(answer: Mapping[str, Any]) -> str:
-    """Totals by currency and type, then by currency."""
-    names = ("", "type", "quantity", "events", "amount", "of it open", "of it sealed")
-    rows = [_total(total, total["type"], f"{total['quantity']:,}") for total in answer["totals"]]
-    rows += [_total(total, "all", "") for total in answer["currencies"]]
+    """Totals by currency and type, then by currency: each column adds up, and so does each row."""
+    names = ("", "type", "quantity", "events", "open", "charged", "total")
+    rows = []
+    for all_types in answer["currencies"]:
+        types = [total for total in answer["totals"] if total["currency"] == all_types["currency"]]
+        rows += [_total(total, total["type"], f"{total['quantity']:,}") for total in types]
+        rounding = format_micros(all_types["rounding_micros"])
+        rows += [(all_types["currency"], "rounding", "", "", "", rounding, rounding)] * bool(
+            all_types["rounding_micros"]
+        )
+        rows.append(_total(all_types, "all", ""))
     if not rows:
-        return "\n".join([f"Nothing was used in {answer['period']}.", stamp_text(answer["stamp"])])
-    return "\n".join([columns([names, *rows], "llrrrrr"), stamp_text(answer["stamp"])])
+        return "\n".join([f"Nothing was used in {answer['period']}.", *archive_text(answer)])
+    return "\n".join([columns([names, *rows], "llrrrrr"), *archive_text(answer)])
 
 
 def _total(total: Mapping[str, Any], name: str, quantity: str) -> Row:
-    amounts = (format_micros(total[part]) for part in ("amount_micros", "open_micros", "sealed_micros"))
+    amounts = (format_micros(total[part]) for part in ("open_micros", "charged_micros", "total_micros"))
     return (total["currency"], name, quantity, f"{total['events']:,}", *amounts)
 
 
@@ -121,9 +133,25 @@ def plans_text(versions: Sequence[PlanVersion]) -> str:
     return columns(rows, "lllll")
 
 
+def archive_text(answer: Mapping[str, Any]) -> list[str]:
+    """What the answer is an answer of, and what it lacks of the documents, if their storage is away."""
+    archive = answer["archive"]
+    if archive["state"] != "away":
+        return [stamp_text(answer["stamp"])]
+    known, unknown = archive["age_ms"], archive["unknown"]
+    told = "none of them is known" if known is None else f"they are {age_text(known)} old, as of {archive['as_of']}"
+    missing = "" if unknown is None else f"; periods that ended {_range(unknown)} are missing"
+    return [f"The storage of the invoices is away: {told}{missing}.", stamp_text(answer["stamp"])]
+
+
+def _range(unknown: Mapping[str, Any]) -> str:
+    after = "" if unknown["after"] is None else f"after {unknown['after']} and "
+    return f"{after}up to {unknown['up_to']}"
+
+
 def stamp_text(stamp: Mapping[str, Any]) -> str:
     """What the answer is an answer of."""
-    return f"at batch {stamp['batch']}, position {stamp['position']}, {stamp['age_ms']:,} ms old"
+    return f"at batch {stamp['batch']}, position {stamp['position']}, {age_text(stamp['age_ms'])} old"
 
 
 def columns(rows: Sequence[Row], sides: str) -> str:

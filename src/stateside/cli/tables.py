@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from stateside.clock import age_text
+
 if TYPE_CHECKING:
     from stateside.serving.clients import Answer, Change, Stamp
 
@@ -116,12 +118,4 @@ def _stamped(stamp: Stamp) -> str:
     """What an answer is an answer of, in a line."""
     share = "" if stamp.share is None else f", share {stamp.share}"
     source = "" if stamp.source == "live" else f", {stamp.source}"
-    return f"{stamp.view}, batch {stamp.batch}{share}{source}, position {stamp.position}, {_age(stamp.age_ms)} old"
-
-
-def _age(age_ms: int) -> str:
-    seconds = age_ms / 1_000
-    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.1f} s"
+    return f"{stamp.view}, batch {stamp.batch}{share}{source}, position {stamp.position}, {age_text(stamp.age_ms)} old"

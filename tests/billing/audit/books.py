@@ -96,9 +96,12 @@ def line(type: str, quantity: int, events: int, amount: int, charged: int, plan:
     return {"type": type, "plan": plan, **numbers}
 
 
-def document(number: str, customer: str, position: int, *lines: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A document for January, with the totals of its lines."""
+def document(
+    number: str, customer: str, position: int, *lines: dict[str, Any], rounding: int = 0, **more: Any
+) -> dict[str, Any]:
+    """A document for January, with the totals of its lines, and this rounding on top."""
     label, start, end = JANUARY
+    sums = {name: sum(each[name] for each in lines) for name in ("amount_micros", "charged_micros", "events")}
     return {
         "number": number,
         "kind": "invoice",
@@ -109,7 +112,9 @@ def document(number: str, customer: str, position: int, *lines: dict[str, Any], 
         "period_end": datetime.fromisoformat(end),
         "currency": "EUR",
         "lines": list(lines),
-        **{name: sum(each[name] for each in lines) for name in ("amount_micros", "charged_micros", "events")},
+        **sums,
+        "charged_micros": sums["charged_micros"] + rounding,
+        "rounding_micros": rounding,
         "corrects": None,
         "event_ids": [],
         "late": False,
@@ -182,7 +187,7 @@ def right_books(folder: Path) -> Books:
     named = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-1"]}
     books.documents = [
         document("I-000000001", "emma", 23, *emma),
-        document("I-000000002", "ben", 23, *ben),
+        document("I-000000002", "ben", 23, *ben, rounding=10_000),  # 4.975 is 4.98, and its lines are 4.97
         document("I-000000003", "carl", 25, line("message", 1, 1, 100_000, 100_000), late=True, event_ids=["late-2"]),
         document("N-000000001", "emma", 24, correction, **named),
         document("I-000000004", "nobody", 99, line("message", 9, 1, 900_000, 900_000), **FEBRUARY),

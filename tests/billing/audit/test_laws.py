@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import pyarrow as pa
 import pytest
 
 from stateside.billing.audit import LAWS
+from stateside.billing.audit.found import DOCUMENTS
 from stateside.journal import Event
 from tests.billing.audit.books import (
     FEBRUARY_END,
@@ -41,6 +43,22 @@ def test_right_books_break_no_law_and_every_event_is_in_one_class(books: Books) 
     assert found.documents == 4, "what was sealed after the batch is not looked at"
 
 
+def test_documents_of_stateside_0_1_which_have_no_rounding_line_break_no_law(books: Books) -> None:
+    """Nor do they where later invoices have one."""
+    books.invoice("I-000000002")["charged_micros"] -= 10_000
+    for number in ("I-000000001", "N-000000001", "I-000000002"):
+        books.invoice(number)["rounding_micros"] = None
+    assert books.audit(full=True).differences() == []
+    for each in books.documents:
+        each["rounding_micros"] = None
+    assert books.audit(full=True).differences() == []
+    for each in books.documents:
+        del each["rounding_micros"]
+    old = pa.schema([field for field in DOCUMENTS if field.name != "rounding_micros"])
+    books.store("documents", books.documents, old, ["period"])
+    assert books.audit(full=True).differences() == [], "a table that nobody has given the column yet"
+
+
 # Each of these makes one thing wrong, and says which laws are broken by it, with words of the sentence.
 Broken = dict[str, str]
 
@@ -59,14 +77,15 @@ def _a_micro_too_many_on_an_invoice_line(books: Books) -> Broken:
 
 def _a_line_that_is_rounded_wrongly(books: Books) -> Broken:
     invoice = books.invoice("I-000000002")
-    invoice["lines"][1]["charged_micros"] = invoice["charged_micros"] = -10_000
-    invoice["charged_micros"] += 4_990_000
+    invoice["lines"][1]["charged_micros"] = -10_000
+    invoice["rounding_micros"] = 0
     return {"prices": "credit on basic@1: 15,000 cost -0.015 EUR, charged -0.02 EUR; the line says -0.015 EUR, charged"}
 
 
 def _a_note_that_forgets_that_the_invoice_was_rounded(books: Books) -> Broken:
     note = books.invoice("N-000000001")
-    note["lines"][0]["charged_micros"] = note["charged_micros"] = 91_500
+    note["lines"][0]["charged_micros"] = 91_500
+    note["rounding_micros"] = -1_500
     return {
         "prices": "N-000000001 of emma, call on basic@1: 61 cost 0.0915 EUR, charged 0.09 EUR; the line says 0.0915"
     }
@@ -75,7 +94,7 @@ def _a_note_that_forgets_that_the_invoice_was_rounded(books: Books) -> Broken:
 def _an_event_counted_twice_on_an_invoice(books: Books) -> Broken:
     invoice = books.invoice("I-000000002")
     invoice["lines"][0] |= {"quantity": 2, "events": 2, "amount_micros": 9_980_000, "charged_micros": 9_980_000}
-    invoice |= {"events": 3, "amount_micros": 9_965_000, "charged_micros": 9_960_000}
+    invoice |= {"events": 3, "amount_micros": 9_965_000, "charged_micros": 9_960_000, "rounding_micros": 0}
     return {
         "conservation": "ben, 2026-01, package:weekend on basic@1: the journal says 1 in 1 event, 4.99 EUR; found 2 "
         "in 2 events, 9.98 EUR: 1 of quantity too many, 1 event too many, 4.99 EUR too much (in I-000000002).",
@@ -224,6 +243,7 @@ def _a_document_that_is_there_twice(books: Books) -> Broken:
         "conservation": "ben, 2026-01, credit on basic@1",
         "prices": "I-000000002 of ben",
         "totals": "I-000000002 has 4 lines for 2 pairs",
+        "rounding": "I-000000002 of ben",
         "counts": "2 too many",
     }
 
@@ -270,9 +290,43 @@ def _a_document_before_its_time(books: Books) -> Broken:
 def _totals_that_are_not_the_lines(books: Books) -> Broken:
     books.invoice("I-000000001")["charged_micros"] += 10_000
     return {
-        "totals": "I-000000001 says in all 2.10 EUR, charged 2.11 EUR, in 2 events; its lines add up to 2.10 EUR, "
-        "charged 2.10 EUR, in 2 events."
+        "totals": "I-000000001 says in all 2.10 EUR, charged 2.11 EUR, in 2 events; its lines and their rounding add "
+        "up to 2.10 EUR, charged 2.10 EUR, in 2 events.",
+        "rounding": "I-000000001 of emma for 2026-01 charges 2.11 EUR",
     }
+
+
+def _a_total_that_is_the_sum_of_the_rounded_lines(books: Books) -> Broken:
+    books.invoice("I-000000002").update(rounding_micros=0, charged_micros=4_970_000)
+    return {
+        "rounding": "I-000000002 of ben for 2026-01 charges 4.97 EUR; rounded once, its account's exact amount leaves "
+        "4.98 EUR to charge."
+    }
+
+
+def _a_note_that_rounds_a_cent_too_many(books: Books) -> Broken:
+    books.invoice("N-000000001").update(rounding_micros=10_000, charged_micros=100_000)
+    return {"rounding": "N-000000001 of emma for 2026-01 charges 0.10 EUR; rounded once, its account's exact amount"}
+
+
+def _a_rounding_that_no_total_has(books: Books) -> Broken:
+    books.invoice("I-000000001")["rounding_micros"] = 10_000
+    return {"totals": "charged 2.10 EUR, in 2 events; its lines and their rounding add up to 2.10 EUR, charged 2.11"}
+
+
+def _a_note_without_the_rounding_line_of_its_invoice(books: Books) -> Broken:
+    books.invoice("N-000000001")["rounding_micros"] = None
+    return {"rounding": "N-000000001 of emma for 2026-01 has no rounding line, and its invoice has one."}
+
+
+def _a_note_with_the_rounding_line_that_its_invoice_lacks(books: Books) -> Broken:
+    books.invoice("I-000000001")["rounding_micros"] = None
+    return {"rounding": "N-000000001 of emma for 2026-01 has a rounding line, and its invoice has none."}
+
+
+def _an_invoice_that_has_lost_its_rounding_line(books: Books) -> Broken:
+    books.invoice("I-000000003")["rounding_micros"] = None
+    return {"rounding": "I-000000003 of carl for 2026-01 has no rounding line, and earlier invoices have one."}
 
 
 def _a_document_without_lines(books: Books) -> Broken:
@@ -377,7 +431,7 @@ def _a_duplicate_beyond_the_horizon(books: Books) -> Broken:
     books.pen.append("2026-02-05T00:00", used("b-1", "ben", "package", "2026-01-19T00:00", 1, name="weekend"))
     named = {"kind": "debit-note", "corrects": "I-000000002", "event_ids": ["b-1"]}
     again = line("package:weekend", 1, 1, 4_990_000, 4_990_000)
-    books.documents.append(document("N-000000002", "ben", 26, again, **named))
+    books.documents.append(document("N-000000002", "ben", 26, again, rounding=-10_000, **named))
     return {
         "conservation": "ben, 2026-01, package:weekend on basic@1: the journal says 1 in 1 event, 4.99 EUR; found 2 "
         "in 2 events, 9.98 EUR: 1 of quantity too many, 1 event too many, 4.99 EUR too much (in I-000000002, "

@@ -41,6 +41,16 @@ def test_the_newest_batches_are_told_with_what_took_their_time(tmp_path: Path) -
     assert newest_batches(tmp_path / "none.jsonl") == []
 
 
+def test_rows_that_nobody_counts_are_not_told_as_none(tmp_path: Path) -> None:
+    """RocksDB's store reports 0 where `trackTotalNumberOfRows` is off, as it is in our sessions."""
+    uncounted = {"operatorName": "save", "numRowsTotal": 0, "numRowsUpdated": 3, "memoryUsedBytes": 9}
+    counted = [uncounted | {"numRowsTotal": 5, "customMetrics": {"rocksdbPutCount": 3}}, uncounted]
+    operators = [uncounted | {"customMetrics": {"rocksdbPutCount": 3}}, *counted]
+    (tmp_path / "progress.jsonl").write_text(json.dumps(reported(1) | {"stateOperators": operators}))
+    (found,) = newest_batches(tmp_path / "progress.jsonl")
+    assert [one["rows"] for one in found["operators"]] == [None, 5, 0]
+
+
 def test_of_a_very_long_file_only_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     path.write_text("\n".join(json.dumps(reported(batch) | {"padding": "x" * 9_000}) for batch in range(200)))

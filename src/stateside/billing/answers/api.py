@@ -7,9 +7,12 @@ documents, and nothing else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from stateside.billing.answers import explain, pdf
+from stateside.billing.answers.archived import Archive, Archived
 from stateside.billing.answers.audits import Audits
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
 from stateside.billing.answers.course import Course
@@ -21,7 +24,7 @@ from stateside.billing.answers.pace import label_before
 from stateside.billing.answers.paces import Paces
 from stateside.billing.answers.periods import Ends
 from stateside.billing.answers.published import PublishedPlans
-from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals, period_totals
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Part, all_totals, period_totals
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import APPLICATION, VIEW
@@ -90,6 +93,7 @@ class Api:
         view, journal = layout.view(VIEW), open_journal(layout.journal)
         self._issued = Issued(followed(layout))
         self._sums = ArchiveSums(followed(layout))
+        self._documents, self._summed = (Archive(lambda: self._cycles().values()) for _ in range(2))
         self._letters = DeadLetters.of(layout)
         self._audits = Audits(layout)
         self._paces = Paces(layout)
@@ -100,41 +104,46 @@ class Api:
     async def bill(self, request: Request) -> Response:
         """The customer's bill."""
         (customer,) = request.parts
-        answer, documents = await self._of_customer(request, customer)
-        return stamped(answer.stamp, bill(customer, answer.rows, documents, self._plans))
+        answer, documents, archived = await self._of_customer(request, customer)
+        return _marked(archived, bill(customer, answer.rows, documents, self._plans))
 
     async def explain(self, request: Request) -> Response:
         """The events behind a period of the customer's bill."""
         after, limit = _page(request)
-        customer, stamp, period, found = await self._behind(request)
+        customer, archived, period, found = await self._behind(request)
         shown, more = explain.page(found, after, limit, request.parameters.get("type"))
-        return stamped(stamp, {"customer": customer, **explain.as_dict(period, shown, more, request.positions.offset)})
+        shown_period = explain.as_dict(period, shown, more, request.positions.offset)
+        return _marked(archived, {"customer": customer, **shown_period})
 
     async def course(self, request: Request) -> Response:
         """The days of a period of the customer's bill."""
-        customer, stamp, period, found = await self._behind(request)
-        days = Course.of(period, found, self._plans, stamp.watermark_us)
-        return stamped(stamp, {"customer": customer, **days.as_dict()})
+        customer, archived, period, found = await self._behind(request)
+        days = Course.of(period, found, self._plans, archived.stamp.watermark_us)
+        return _marked(archived, {"customer": customer, **days.as_dict()})
 
     async def invoices(self, request: Request) -> Response:
         """The customer's documents."""
         (customer,) = request.parts
-        answer, documents = await self._of_customer(request, customer)
+        _, documents, archived = await self._of_customer(request, customer)
         shown = [_shown(request, document) for document in documents]
-        return stamped(answer.stamp, {"customer": customer, "documents": shown})
+        return _marked(archived, {"customer": customer, "documents": shown})
 
     async def invoice(self, request: Request) -> Response:
         """One document, as JSON or as a PDF."""
         number = request.parts[0].removesuffix(".pdf")
-        stamp = await self._stamp(request)
-        document = await asyncio.to_thread(self._issued.by_number, number, Gate.of(stamp))
+        stamp, gate = await self._gated(request)
+        document, archived = await self._documents.read(
+            stamp, request.floor(), lambda known: self._issued.by_number(number, gate, known=known)
+        )
         request.holder.require_customer(document.customer if document else None)
+        if document is None and archived.away is not None:
+            raise archived.refusal(f"Whether there is a document {number[:80]!r} cannot be told: it is not known here")
         if document is None:
             raise DocumentUnknown(
                 f"There is no document {number[:80]!r}", next_step="They are numbered like I-000000001"
             )
         if request.parts[0] == number:
-            return stamped(stamp, {"document": _shown(request, document)})
+            return _marked(archived, {"document": _shown(request, document)})
         content = await asyncio.to_thread(pdf.render, document, self._time_zone(document))
         return Response({}, [stamp], file=File("application/pdf", content, f"{number}.pdf"))
 
@@ -145,8 +154,8 @@ class Api:
         reader = await self._reader(request)
         ends = Ends.of(label, self._cycles())
         live = await self._all_live(reader, floor)
-        sealed = await asyncio.to_thread(self._sums.of, ends.ends_us, Gate.of(live.stamp))
-        return stamped(live.stamp, period_totals(ends, live.rows, sealed, self._plans))
+        sealed, archived = await self._sealed(live.stamp, floor, ends.ends_us, f"The period {label}")
+        return _marked(archived, period_totals(ends, live.rows, sealed, self._plans))
 
     async def pace(self, request: Request) -> Response:
         """A period against the one before."""
@@ -160,20 +169,21 @@ class Api:
             return stamped(live.stamp, {"pace": None})
         ends = [Ends.of(name, self._cycles()) for name in (label, before)]
         every = [end_us for one in ends for end_us in one.ends_us]
-        sealed = await asyncio.to_thread(self._sums.of, every, Gate.of(live.stamp))
+        sealed, archived = await self._sealed(live.stamp, floor, every, f"The pace of {label}")
         totals = [period_totals(one, live.rows, sealed, self._plans) for one in ends]
         found = await self._paces.of(live.stamp, totals[0], totals[1], plans)
-        return stamped(live.stamp, {"pace": None}) if found is None else stamped(found[0], {"pace": found[1]})
+        made = replace(archived, stamp=live.stamp if found is None else found[0])
+        return _marked(made, {"pace": None if found is None else found[1]})
 
     async def periods(self, request: Request) -> Response:
         """All periods, each with its totals."""
         floor = request.floor()
         reader = await self._reader(request)
         live = await self._all_live(reader, floor)
-        sealed = await asyncio.to_thread(self._sums.of, None, Gate.of(live.stamp))
+        sealed, archived = await self._sealed(live.stamp, floor, None, "")
         shown = await asyncio.to_thread(all_totals, live.rows, sealed, self._plans)
         currencies = {name: plan.currency for name, plan in self._plans.all().items()}
-        return stamped(live.stamp, {"periods": shown, "plans": currencies})
+        return _marked(archived, {"periods": shown, "plans": currencies})
 
     async def audit(self, request: Request) -> Response:
         """Whether an audit runs, and what the last one said."""
@@ -209,15 +219,30 @@ class Api:
             raise DocumentUnknown(f"There is no dead letter at offset {text[:80]!r}")
         return stamped(stamp, {"dead_letter": letter.as_dict()})
 
-    async def _behind(self, request: Request) -> tuple[str, Stamp, BillPeriod, list[Behind]]:
+    async def _behind(self, request: Request) -> tuple[str, Archived, BillPeriod, list[Behind]]:
         """The customer, the period that is asked for, and the very events behind it."""
         (customer,) = request.parts
         parameters = request.parameters
-        answer, documents = await self._of_customer(request, customer)
+        answer, documents, archived = await self._of_customer(request, customer)
         periods = bill_periods(answer.rows, documents, self._plans)
-        period = chosen(periods, customer, parameters.get("period"), parameters.get("currency"))
+        label, currency = parameters.get("period"), parameters.get("currency")
+        if not any(label in (None, one.period.label) and currency in (None, one.currency) for one in periods):
+            ends = [archived.stamp.watermark_us] if label is None else Ends.of(label, self._cycles()).ends_us
+            archived.require(ends, f"{label or 'The last period'} of {customer[:80]!r}")
+        period = chosen(periods, customer, label, currency)
         found = await asyncio.to_thread(self._explainer.behind, customer, period, answer.stamp.position)
-        return customer, answer.stamp, period, found
+        return customer, archived, period, found
+
+    async def _sealed(
+        self, stamp: Stamp, floor: Floor, ends_us: Sequence[int] | None, what: str
+    ) -> tuple[list[Part], Archived]:
+        """The documents' part of totals of the periods that end then, or of all; ArchiveAway if it is unknown."""
+        gate = Gate.of(stamp)
+        if ends_us is not None and all(end_us > gate.watermark_us for end_us in ends_us):
+            return [], Archived(stamp)  # they are open: no document is needed
+        found, archived = await self._summed.read(stamp, floor, lambda known: self._sums.of(ends_us, gate, known=known))
+        archived.require(ends_us or (), what)
+        return found or [], archived
 
     async def _all_live(self, reader: ViewReader, floor: Floor) -> Answer:
         """The rows of all customers, added up; refused where some are elsewhere: the documents are all customers'."""
@@ -229,12 +254,20 @@ class Api:
     def _cycles(self) -> dict[str, Cycle]:
         return {name: plan.cycle for name, plan in self._plans.all().items()}
 
-    async def _of_customer(self, request: Request, customer: str) -> tuple[Answer, list[Document]]:
+    async def _of_customer(self, request: Request, customer: str) -> tuple[Answer, list[Document], Archived]:
         """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""
         floor = request.floor()
         reader = await self._reader(request)
         answer = await reader.rows([customer], floor)
-        return answer, await asyncio.to_thread(self._issued.of_customer, customer, Gate.of(answer.stamp))
+        gate = Gate.of(answer.stamp)
+        documents, archived = await self._documents.read(
+            answer.stamp, floor, lambda known: self._issued.of_customer(customer, gate, known=known)
+        )
+        return answer, documents or [], archived
+
+    async def _gated(self, request: Request) -> tuple[Stamp, Gate]:
+        stamp = await self._stamp(request)
+        return stamp, Gate.of(stamp)
 
     async def _stamp(self, request: Request) -> Stamp:
         """The stamp of an answer that is made of documents alone: its gate says which of them count."""
@@ -250,6 +283,11 @@ class Api:
 
     def _time_zone(self, document: Document) -> str:
         return self._plans.get(document.lines[0].plan).cycle.time_zone
+
+
+def _marked(archived: Archived, document: Mapping[str, Any]) -> Response:
+    """The answer, with how much of the documents it has."""
+    return stamped(archived.labelled(), {**document, "archive": archived.as_dict()})
 
 
 def chosen(periods: list[BillPeriod], customer: str, label: str | None, currency: str | None) -> BillPeriod:

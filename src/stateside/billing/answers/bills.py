@@ -5,6 +5,9 @@ time included, so that a period and the next one may both be drafts; `sealed` on
 notes followed it. Nothing is computed in two ways: a draft's amounts are those that the invoice will have if nothing
 more comes in.
 
+What is charged adds up to the cent: a period's lines and its rounding are its total (see `money`), the periods' totals
+are that of the bill, and a period's documents charge its total together.
+
 A bill has an entry for each moment at which a period ends, and for each currency. Currencies are never added up.
 """
 
@@ -18,7 +21,7 @@ from typing import Any, Literal
 from stateside.billing.answers.issued import Document, Line
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.calendar import Period
-from stateside.billing.money import checked, round_micros
+from stateside.billing.money import Rounding, checked, round_micros, total_rounding
 from stateside.serving.stamp import iso_time, parse_time
 
 State = Literal["draft", "sealed", "corrected"]
@@ -33,6 +36,7 @@ class BillPeriod:
     currency: str
     state: State
     lines: tuple[Line, ...]
+    charged_micros: int  # what is charged, or would be if the period closed now
     documents: tuple[Document, ...] = ()
 
     @property
@@ -41,9 +45,9 @@ class BillPeriod:
         return checked(sum(line.amount_micros for line in self.lines))
 
     @property
-    def charged_micros(self) -> int:
-        """All lines, each rounded once: what is charged, or would be if the period closed now."""
-        return checked(sum(line.charged_micros for line in self.lines))
+    def rounding_micros(self) -> int:
+        """What the lines, each rounded by itself, lack to what is charged."""
+        return checked(self.charged_micros - sum(line.charged_micros for line in self.lines))
 
     @property
     def events(self) -> int:
@@ -62,6 +66,7 @@ class BillPeriod:
             "charged_micros": self.charged_micros,
             "events": self.events,
             "lines": [asdict(line) for line in self.lines],
+            "rounding_micros": self.rounding_micros,
             "documents": [_reference(document) for document in self.documents],
         }
 
@@ -97,8 +102,14 @@ def _draft(account: Account, rows: Sequence[Mapping[str, Any]], plans: Published
     end_us, currency = account
     periods = [plans.get(row["plan"]).cycle.ending(end_us) for row in rows]
     longest = min(periods, key=lambda period: (period.start_us, period.label))  # as the document will be named
-    lines = [_draft_line(row, plans) for row in rows]
-    return BillPeriod(longest, currency, "draft", tuple(sorted(lines, key=_by_type)))
+    lines = sorted((_draft_line(row, plans) for row in rows), key=_by_type)
+    charged = round_micros(checked(sum(line.amount_micros for line in lines)), currency, rounding_of(lines, plans))
+    return BillPeriod(longest, currency, "draft", tuple(lines), charged)
+
+
+def rounding_of(lines: Iterable[Line], plans: PublishedPlans) -> Rounding:
+    """The rule by which the sum of these lines is rounded."""
+    return total_rounding(plans.get(line.plan).rounding for line in lines)
 
 
 def _draft_line(row: Mapping[str, Any], plans: PublishedPlans) -> Line:
@@ -112,7 +123,8 @@ def _closed(documents: Sequence[Document]) -> BillPeriod:
     period = Period(first.period, first.period_start_us, first.period_end_us)
     corrected = any(not document.is_invoice for document in documents)
     lines = _added(line for document in documents for line in document.lines)
-    return BillPeriod(period, first.currency, "corrected" if corrected else "sealed", lines, tuple(documents))
+    charged = checked(sum(document.charged_micros for document in documents))
+    return BillPeriod(period, first.currency, "corrected" if corrected else "sealed", lines, charged, tuple(documents))
 
 
 def _added(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -160,7 +172,8 @@ def _total(currency: str, periods: Sequence[BillPeriod]) -> dict[str, Any]:
         "currency": currency,
         "amount_micros": checked(sum(period.amount_micros for period in periods)),
         "charged_micros": checked(sum(period.charged_micros for period in periods)),
-        "draft_micros": checked(sum(period.amount_micros for period in periods if period.state == "draft")),
+        "draft_micros": checked(sum(period.charged_micros for period in periods if period.state == "draft")),
+        "rounding_micros": checked(sum(period.rounding_micros for period in periods)),
         "events": sum(period.events for period in periods),
         "types": [_of_type(type_, lines) for type_, lines in sorted(types.items())],
     }

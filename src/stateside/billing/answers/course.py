@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from stateside.billing.answers.bills import BillPeriod
+from stateside.billing.answers.bills import BillPeriod, rounding_of
 from stateside.billing.answers.explain import Behind
 from stateside.billing.answers.published import PublishedPlans
 from stateside.billing.calendar import Period
@@ -70,6 +70,7 @@ class Course:
             "days": [{"day": str(day), "amount_micros": micros, "events": n} for day, micros, n in self.days],
             "days_in_period": sum(1 for _ in _days(period, self.zone)),
             "amount_micros": self.period.amount_micros,
+            "charged_micros": self.period.charged_micros,
             "forecast_micros": self.forecast_micros,
         }
 
@@ -90,11 +91,10 @@ def _forecast_micros(period: BillPeriod, plans: PublishedPlans, now_us: int) -> 
         return None
     total = 0
     for line in period.lines:
-        plan = plans.get(line.plan)
         goes_on = line.type in GOES_ON
         quantity = line.quantity * (end_us - start_us) // passed_us if goes_on else line.quantity
-        total += round_micros(plan.amount_micros(line.type, quantity), plan.currency, plan.rounding)
-    return checked(total)
+        total += plans.get(line.plan).amount_micros(line.type, quantity)
+    return round_micros(checked(total), period.currency, rounding_of(period.lines, plans))
 
 
 def _days(period: Period, zone: str) -> Iterator[date]:

@@ -39,6 +39,7 @@ _COLUMNS: Final = (
     "event_ids",
     "late",
     "sealed_position",
+    "rounding_micros",
 )
 _SLICE_ROWS: Final = 1_000
 
@@ -75,6 +76,9 @@ class Document:
     event_ids: tuple[str, ...]
     late: bool
     sealed_position: int
+    rounding_micros: (
+        int | None
+    )  # None: a document of Stateside 0.1, or a note to one: its total is the sum of its lines
 
     @property
     def is_invoice(self) -> bool:
@@ -97,6 +101,7 @@ class Document:
             "period_end": iso_time(self.period_end_us),
             "currency": self.currency,
             "lines": [asdict(line) for line in self.lines],
+            "rounding_micros": self.rounding_micros or 0,
             "amount_micros": self.amount_micros,
             "charged_micros": self.charged_micros,
             "events": self.events,
@@ -118,14 +123,18 @@ class Issued:
         """Those of this folder; none before the first period was sealed."""
         return cls(followed(layout))
 
-    def of_customer(self, customer: str, gate: Gate | None = None) -> list[Document]:
-        """A customer's documents, or those that count in an answer: by period, an invoice before its notes."""
-        found = _through(gate, _documents(self._table.read(_COLUMNS, equal={"customer": customer})))
-        return sorted(found, key=_order)
+    def of_customer(self, customer: str, gate: Gate | None = None, *, known: bool = False) -> list[Document]:
+        """A customer's documents, or those that count in an answer: by period, an invoice before its notes.
 
-    def by_number(self, number: str, gate: Gate | None = None) -> Document | None:
+        With `known` those of the version that was read last (see `FollowedTable.read`).
+        """
+        table = self._table.read(_COLUMNS, equal={"customer": customer}, known=known)
+        return sorted(_through(gate, _documents(table)), key=_order)
+
+    def by_number(self, number: str, gate: Gate | None = None, *, known: bool = False) -> Document | None:
         """The document of this number; None if there is none, or it does not count in an answer yet."""
-        found = list(_through(gate, _documents(self._table.read(_COLUMNS, equal={"number": number}))))
+        table = self._table.read(_COLUMNS, equal={"number": number}, known=known)
+        found = list(_through(gate, _documents(table)))
         assert len(found) <= 1, f"the number {number} is given twice"
         return found[0] if found else None
 
@@ -137,7 +146,7 @@ class Issued:
         pending = [file for file in self._table.files() if _may_be_after(file, invoices, notes)]
         if not pending:
             return
-        table = pa.concat_tables([file.read(_COLUMNS) for file in pending])
+        table = pa.concat_tables([file.read(_COLUMNS) for file in pending], promote_options="default")
         is_note = pc.not_equal(table["kind"], INVOICE)
         new = pc.greater(table["sequence"], pc.if_else(is_note, notes, invoices))
         table = table.append_column("is_note", is_note).filter(new)

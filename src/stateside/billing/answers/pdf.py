@@ -126,6 +126,8 @@ def _table(page: _Page, document: Document) -> None:
             _row(page, _HEADINGS, bold=True, color=_PALE)
             page.rule()
         _row(page, _cells(line, document.currency))
+    if document.rounding_micros:
+        _row(page, ("Rounding", "", "", "", format_micros(document.rounding_micros, document.currency)), color=_PALE)
     page.rule()
 
 
@@ -176,7 +178,8 @@ def _total(page: _Page, document: Document) -> None:
     page.ln(9)
     exact = format_micros(document.amount_micros, document.currency)
     if document.amount_micros != document.charged_micros:
-        page.text_line(f"Before rounding, which is done once on each line: {exact}", size=8.5, color=_PALE)
+        how = "which is done once on each line" if document.rounding_micros is None else "of each line and of their sum"
+        page.text_line(f"Before rounding, {how}: {exact}", size=8.5, color=_PALE)
 
 
 def _remarks(page: _Page, document: Document) -> None:

@@ -10,6 +10,10 @@ The archive's part is kept by file (see `archive.followed`): a file is added up 
 first asked for. An answer then adds up one row for each plan and type of a file's invoices, and one for each line of
 its notes.
 
+Amounts are exact; what documents charge is rounded. So that an answer adds up to the cent, each entry has a
+`total_micros` of what is open and what is charged, and each currency the `rounding_micros` of its documents: its total
+is the sum of its types' totals and the rounding.
+
 A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both
 periods end at one moment, their document bears one name, but its lines count where they did before it was sealed.
 """
@@ -24,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,7 +42,9 @@ from stateside.serving.stamp import parse_time
 
 ROLLUP: Final = ("period_end", "plan", "type")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NUMBERS: Final = ("quantity", "events", "amount_micros", "charged_micros")
+_OF_LINES: Final = ("quantity", "events", "amount_micros", "charged_micros")
+_NUMBERS: Final = (*_OF_LINES, "rounding_micros")
+_COLUMNS: Final = ("kind", "late", "period_end", "sealed_position", "lines", "rounding_micros")
 _EXACT: Final = pa.decimal128(38, 0)  # sums of longs that cannot run over
 _BY: Final = pa.schema(
     [("end_us", pa.int64()), ("plan", pa.string()), ("type", pa.string()), ("counts_from", pa.int64())]
@@ -46,12 +53,13 @@ _NONE: Final = pa.schema([*_BY, *((name, _EXACT) for name in _NUMBERS)]).empty_t
 
 
 class Sums(NamedTuple):
-    """What some rows add up to. `charged_micros` is of documents only: live rows are not rounded yet."""
+    """What some rows add up to. `charged_micros`, of their lines, and `rounding_micros` are of documents only."""
 
     quantity: int = 0
     events: int = 0
     amount_micros: int = 0
     charged_micros: int = 0
+    rounding_micros: int = 0
 
     def plus(self, other: Sums) -> Sums:
         """Both together."""
@@ -83,13 +91,17 @@ class ArchiveSums:
         self._files: tuple[DataFile, ...] = ()
         self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int] | None, gate: Gate) -> list[Part]:
-        """What the documents that a gate lets through have of the periods that end at these moments; None: of all."""
+    def of(self, ends_us: Iterable[int] | None, gate: Gate, *, known: bool = False) -> list[Part]:
+        """What the documents that a gate lets through have of the periods that end at these moments; None: of all.
+
+        With `known` those of the version that was looked at last; ArchiveAway for what was not added up by then.
+        """
         ends = None if ends_us is None else {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
-            self._look()
-            known = [self._entries(file) for file in self._files if ends is None or _may_have(file, ends)]
-        found = pa.concat_tables([_NONE, *known])
+            if not known:
+                self._look()
+            added = [self._entries(file) for file in self._files if ends is None or _may_have(file, ends)]
+        found = pa.concat_tables([_NONE, *added])
         closed = pc.less_equal(found["end_us"], gate.watermark_us)
         asked = closed if ends is None else pc.is_in(found["end_us"], pa.array(ends, pa.int64()))
         counts = pc.less_equal(found["counts_from"], gate.position)
@@ -104,7 +116,7 @@ class ArchiveSums:
 
     def _entries(self, file: DataFile) -> pa.Table:
         if file.path not in self._by_file:
-            self._by_file[file.path] = _add_up(file.read(["kind", "late", "period_end", "sealed_position", "lines"]))
+            self._by_file[file.path] = _add_up(file.read(_COLUMNS))
         return self._by_file[file.path]
 
 
@@ -113,7 +125,10 @@ def _may_have(file: DataFile, ends_us: Iterable[int]) -> bool:
 
 
 def _add_up(documents: pa.Table) -> pa.Table:
-    """The lines of documents by period's end, plan, type, and the position from which on they count."""
+    """The lines of documents by period's end, plan, type, and the position from which on they count.
+
+    A document's rounding counts with its first line.
+    """
     documents = documents.combine_chunks()
     lines, parents = pc.list_flatten(documents["lines"]), pc.list_parent_indices(documents["lines"])
     ends = documents["period_end"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -121,7 +136,10 @@ def _add_up(documents: pa.Table) -> pa.Table:
     counts_from = pc.if_else(on_time, pa.scalar(ON_TIME, pa.int64()), documents["sealed_position"])
     columns = {"end_us": ends.take(parents), "counts_from": counts_from.take(parents)}
     columns |= {name: pc.struct_field(lines, name) for name in ("plan", "type")}
-    columns |= {name: pc.struct_field(lines, name).cast(_EXACT) for name in _NUMBERS}
+    columns |= {name: pc.struct_field(lines, name).cast(_EXACT) for name in _OF_LINES}
+    is_first = np.diff(parents.to_numpy(), prepend=-1) != 0
+    roundings = pc.fill_null(documents["rounding_micros"].cast(pa.int64()), 0).take(parents)
+    columns["rounding_micros"] = pc.if_else(pa.array(is_first), roundings, 0).cast(_EXACT)
     return _summed(pa.table(columns), _BY.names).select(_NONE.column_names).cast(_NONE.schema)
 
 
@@ -182,7 +200,7 @@ def _totals(ends: Ends, live: Iterable[Part], sealed: Iterable[Part], plans: Pub
             for kind in kinds
         ],
         "currencies": [
-            {"currency": currency} | _shown(_all(live_sums, currency), _all(sealed_sums, currency))
+            {"currency": currency} | _of_currency(_all(live_sums, currency), _all(sealed_sums, currency))
             for currency in sorted({currency for currency, _ in kinds})
         ],
     }
@@ -212,4 +230,11 @@ def _shown(live: Sums, sealed: Sums) -> dict[str, int]:
         "open_micros": checked(live.amount_micros),
         "sealed_micros": checked(sealed.amount_micros),
         "charged_micros": checked(sealed.charged_micros),
+        "total_micros": checked(live.amount_micros + sealed.charged_micros),
     }
+
+
+def _of_currency(live: Sums, sealed: Sums) -> dict[str, int]:
+    """The same over all types, with what the documents round on top of their lines."""
+    charged = sealed._replace(charged_micros=sealed.charged_micros + sealed.rounding_micros)
+    return _shown(live, charged) | {"rounding_micros": checked(sealed.rounding_micros)}

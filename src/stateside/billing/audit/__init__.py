@@ -9,7 +9,7 @@ the two is wrong, they disagree, and the audit says where.
     replica, documents, letters ──┘
 
 It stands at one batch of the view `bill`: the one of the replica's snapshot. `fold` says how an event is judged,
-`account_laws` and `document_laws` what must hold, `answers` how a running server is examined.
+`account_laws` and `document_laws` what must hold, `answers` and `answer_sums` how a running server is examined.
 """
 
 from stateside.billing.audit.answers import recheck

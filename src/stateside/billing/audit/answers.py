@@ -67,6 +67,21 @@ def _say(row: Row) -> str:
     )
 
 
+def sampled_customers(ledger: Ledger) -> list[str]:
+    """A sample of the customers that the journal has, another one at each position."""
+    rows = ledger.rows(
+        "select customer from (select distinct customer from sums) order by hash(customer, ?) limit ?",
+        ledger.position,
+        SAMPLE,
+    )
+    return [customer for (customer,) in rows]
+
+
+def floor_of(ledger: Ledger, journal: Journal) -> Position:
+    """Where the ledger stands, as servers are asked for it."""
+    return _position(journal, ledger.position)
+
+
 def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[Verdict]]:
     """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
     answers = _ask_all(ledger, journal, ask)
@@ -103,13 +118,8 @@ def _compare_all(ledger: Ledger, layout: Layout, journal: Journal, answers: Sequ
 
 def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
     """Answers for a sample of customers, another one at each position, in the order of where they stand."""
-    floor = _position(journal, ledger.position)
-    customers = ledger.rows(
-        "select customer from (select distinct customer from sums) order by hash(customer, ?) limit ?",
-        ledger.position,
-        SAMPLE,
-    )
-    answers = [(customer, ask(customer, floor)) for (customer,) in customers]
+    floor = floor_of(ledger, journal)
+    answers = [(customer, ask(customer, floor)) for customer in sampled_customers(ledger)]
     placed = [(_standing(found["stamp"]), customer, found["rows"]) for customer, found in answers]
     return sorted(placed, key=_place)
 

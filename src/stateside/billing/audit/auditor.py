@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateside.billing.audit.account_laws import ACCOUNT_LAWS, COUNTS, NAMED_PERIODS
-from stateside.billing.audit.answers import Ask, compare_answers
+from stateside.billing.audit.answer_sums import Get, judge_sums
+from stateside.billing.audit.answers import Ask, compare_answers, floor_of, sampled_customers
 from stateside.billing.audit.balance import Balance, balance
 from stateside.billing.audit.document_laws import DOCUMENT_LAWS
 from stateside.billing.audit.fold import Watch, fold
@@ -74,10 +75,13 @@ def audit(
     live: AbstractContextManager[Live],
     *,
     ask: Ask | None = None,
+    get: Get | None = None,
     full: bool = False,
     watch: Watch = lambda offset, stop: None,
 ) -> Audit:
     """Judge all laws at the batch of these live rows; with `ask`, also a sample of answers of a running server.
+
+    With `get`, which asks that server by the paths of its routes, also whether its bills and totals add up.
 
     PastChanged if the journal is not what the last audit read; with `full` everything is read anew. NotFreshEnough if
     the query was begun anew, and stands where no exact comparison can be made (see `found`).
@@ -102,13 +106,14 @@ def audit(
         verdicts, counts = _judge_all(ledger)
         balanced = balance(ledger)
         documents = int(ledger.one("select count(*) from documents"))
+        summed = (judge_sums(get, sampled_customers(ledger), floor_of(ledger, journal)),) if get else ()
         answers, answered = compare_answers(ledger, layout, journal, ask) if ask else (0, ())
         seconds = time.monotonic() - began_s
     return Audit(
         standing,
         counts,
         documents,
-        (*verdicts, *answered),
+        (*verdicts, *summed, *answered),
         folded,
         fold_seconds,
         seconds,

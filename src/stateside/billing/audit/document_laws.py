@@ -79,10 +79,10 @@ _TOTALS = """
     select documents.number, documents.currency, coalesce(added_up.lines, 0) as lines, kinds,
            documents.events, documents.amount_micros, documents.charged_micros,
            added_up.events as lines_events, added_up.amount_micros as lines_amount_micros,
-           added_up.charged_micros as lines_charged_micros
+           added_up.charged_micros + coalesce(rounding_micros, 0) as lines_charged_micros
     from documents left join added_up using (number, sequence)
     where (documents.events, documents.amount_micros, documents.charged_micros)
-        is distinct from (added_up.events, added_up.amount_micros, added_up.charged_micros)
+        is distinct from (lines_events, lines_amount_micros, lines_charged_micros)
         or added_up.lines <> kinds
     order by series, sequence
 """
@@ -98,7 +98,51 @@ def _say_totals(row: Row) -> str:
         f"{money(row[f'{of}charged_micros'], row['currency'])}, in {row[f'{of}events']:,} events"
         for of in ("", "lines_")
     )
-    return f"{row['number']} says in all {total}; its lines add up to {lines}."
+    return f"{row['number']} says in all {total}; its lines and their rounding add up to {lines}."
+
+
+# What the documents of an account charge together is, after each of them, their exact amount, rounded once: by the rule
+# of their lines' plans, where these have one, else by half-even. An invoice of Stateside 0.1 has no rounding line, and
+# so have its notes: they charge the sums of their lines, which is for the law before. Later invoices all have one.
+_ROUNDING = """
+    with rules as (
+        select number, min(rounding) as lowest, max(rounding) as highest, min(minor_micros) as minor
+        from lines join plans on plans.id = lines.plan group by number
+    ), running as (
+        select documents.*, minor, sum(amount_micros) over account as amount_upto,
+               sum(charged_micros) over account as charged_upto,
+               min(lowest) over account as rule_lowest, max(highest) over account as rule_highest,
+               first(rounding_micros is null) over account as by_lines
+        from documents join rules using (number)
+        window account as (partition by customer, period_end_us, documents.currency order by series, sequence)
+    ), apart as (
+        select *, charged_upto - rounded(
+            amount_upto, minor, case when rule_lowest = rule_highest then rule_lowest else 'half-even' end) as off
+        from running
+    ), judged as (
+        select *, off - lag(off, 1, 0) over (
+                partition by customer, period_end_us, currency order by series, sequence) as too_much,
+            (select min(sequence) from stored where kind = 'invoice' and rounding_micros is not null) as first_rounded
+        from apart
+    )
+    select number, customer, period, currency, charged_micros, charged_micros - too_much as right_charged_micros,
+           rounding_micros, by_lines
+    from judged
+    where (rounding_micros is null) <> by_lines
+        or case when by_lines then kind = 'invoice' and sequence > first_rounded else too_much <> 0 end
+    order by series, sequence
+"""
+
+
+def _say_rounding(row: Row) -> str:
+    document = f"{row['number']} of {row['customer']} for {row['period']}"
+    if (row["rounding_micros"] is None) != row["by_lines"]:
+        which = ("has no", "has one") if row["rounding_micros"] is None else ("has a", "has none")
+        return f"{document} {which[0]} rounding line, and its invoice {which[1]}."
+    if row["by_lines"]:
+        return f"{document} has no rounding line, and earlier invoices have one."
+    right, found = (money(row[name], row["currency"]) for name in ("right_charged_micros", "charged_micros"))
+    return f"{document} charges {found}; rounded once, its account's exact amount leaves {right} to charge."
 
 
 # The documents of an account, in their order, take its quantity from one total to the next. Each line is what that
@@ -259,7 +303,13 @@ DOCUMENT_LAWS = (
             f"{moment(row['period_end_us'])}, but no event allows more than {moment(row['closed_us'])}."
         ),
     ),
-    Law("totals", "A document's totals are the sums of its lines", _TOTALS, _say_totals),
+    Law("totals", "A document's totals are the sums of its lines and of its rounding", _TOTALS, _say_totals),
+    Law(
+        "rounding",
+        "What is charged is the exact amount rounded once, with rounding as a line",
+        _ROUNDING,
+        _say_rounding,
+    ),
     Law("prices", "A line's amount is the plan's price of its quantity, and is rounded once", _PRICES, _say_price),
     Law("headers", "A document's period is one of its plans' calendar", _HEADERS, _say_header),
     Law("notes", "A note corrects an earlier invoice of the same customer, period and currency", _NOTES, _say_note),

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
@@ -60,6 +61,7 @@ DOCUMENTS = pa.schema(
         ("event_ids", pa.list_(pa.string())),
         ("late", pa.bool_()),
         ("sealed_position", pa.int64()),
+        ("rounding_micros", pa.int64()),  # null in documents of Stateside 0.1, and in tables that have no other
     ]
 )
 DEAD_LETTERS = pa.schema(
@@ -177,4 +179,7 @@ def _read(path: Path, schema: pa.Schema) -> Any:
         return schema.empty_table()
     # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
     folder = pafs.SubTreeFileSystem(str(path.resolve()), pafs.LocalFileSystem())
-    return DeltaTable(path).to_pyarrow_dataset(filesystem=folder).scanner(columns=schema.names).to_reader()
+    dataset = DeltaTable(path).to_pyarrow_dataset(filesystem=folder)
+    nothing = {field.name: pc.scalar(pa.scalar(None, field.type)) for field in schema}
+    columns = {name: pc.field(name) if name in dataset.schema.names else nothing[name] for name in schema.names}
+    return dataset.scanner(columns=columns).to_reader()

@@ -15,7 +15,7 @@ import numpy as np
 from stateside.billing.calendar import Period
 from stateside.billing.generator.scenario import FEE, PACKAGE, Group, Ints
 from stateside.billing.model import QUANTITY_MAX
-from stateside.billing.money import MICROS_PER_UNIT, round_micros
+from stateside.billing.money import MICROS_PER_UNIT, round_micros, total_rounding
 from stateside.billing.plans.file import PlanVersion
 from stateside.checkpoint.steps import Steps
 
@@ -70,12 +70,10 @@ def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
 
 
 def charged_micros(group: Group, drawn: Drawn) -> int:
-    """What all of them are charged in the end: every line rounded once."""
-    return sum(
-        round_micros(amount, version.currency, version.rounding)
-        for version, amounts in lines(group, drawn)
-        for amount in amounts.tolist()
-    )
+    """What all of them are charged in the end: each one's exact amount, rounded once."""
+    rule = total_rounding(version.rounding for version, _ in lines(group, drawn))
+    amounts = _amounts_micros(group, drawn).tolist()
+    return sum(round_micros(amount, group.first.currency, rule) for amount in amounts)
 
 
 def _evened_out(random: np.random.Generator, group: Group, kinds: Ints, times_us: Ints) -> Drawn:

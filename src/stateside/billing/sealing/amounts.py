@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateside.billing.money import MICROS_DIGITS, Rounding, minor_digits, round_micros
+from stateside.billing.money import MICROS_DIGITS, ROUNDINGS, TOTAL_ROUNDING, Rounding, minor_digits, round_micros
 from stateside.billing.plans.file import PlanVersion
 from stateside.billing.sealing.columns import Longs, groups
 
@@ -40,11 +40,26 @@ class Amounts:
             found[rows] = round_all(amounts[rows], self.plans[plan].currency, self.plans[plan].rounding)
         return found
 
+    def rules(self, plans: pa.ChunkedArray) -> Longs:
+        """The rule by which each of these plans rounds, as its place in `ROUNDINGS`."""
+        found = plans.combine_chunks().dictionary_encode()
+        places = [ROUNDINGS.index(self.plans[plan].rounding) for plan in found.dictionary.to_pylist()]
+        return np.asarray(np.array(places, np.int64)[found.indices.to_numpy()], np.int64)
+
     def with_currency(self, lines: pa.Table) -> pa.Table:
         """Lines with the `currency` of their `plan`."""
         plans = lines["plan"].combine_chunks().dictionary_encode()
         currencies = [self.plans[plan].currency for plan in plans.dictionary.to_pylist()]
         return lines.append_column("currency", pa.array(currencies, pa.string()).take(plans.indices))
+
+
+def round_totals(amounts: Longs, currencies: pa.Array, lowest: Longs, highest: Longs) -> Longs:
+    """Totals of lines, each rounded by the rule of `total_rounding`, given the lowest and highest rule of its lines."""
+    rules = np.where(lowest == highest, lowest, ROUNDINGS.index(TOTAL_ROUNDING))
+    found = np.zeros(len(amounts), np.int64)
+    for (currency, rule), rows in groups(pa.table({"currency": currencies, "rule": rules}), "currency", "rule"):
+        found[rows] = round_all(amounts[rows], currency, ROUNDINGS[rule])
+    return found
 
 
 def round_all(amounts: Longs, currency: str, rule: Rounding) -> Longs:

@@ -2,8 +2,11 @@
 
 An invoice has the closed rows of a customer, a period and a currency, a line each. A note corrects one (`notes`). Each
 line has what its quantity costs, exactly (`amount_micros`), and that amount rounded once to the currency's minor unit
-(`charged_micros`); a document's sums are those of its lines. A document belongs to the moment at which its period ends:
-where a customer changed to a plan with another cycle, and two periods end at one moment, it has the longer one's name.
+(`charged_micros`). A document has the exact sum of its lines, and charges that sum rounded once; what its lines charge
+less or more than that is its `rounding_micros`. So lines + rounding = total. Documents of Stateside 0.1 charge the sum
+of their lines: their rounding is null, as is that of every later note to such an invoice. A document belongs to the
+moment at which its period ends: where a customer changed to a plan with another cycle, and two periods end at one
+moment, it has the longer one's name.
 
 Numbers: invoices I-000000001 and on, notes N-000000001 and on, in the order in which batches are sealed and, in a
 batch, by period's end, customer and currency. The highest ones are counters of the table, and change with the rows in
@@ -24,7 +27,7 @@ import pyarrow.compute as pc
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.billing.model import VIEW
 from stateside.billing.money import checked
-from stateside.billing.sealing.amounts import Amounts
+from stateside.billing.sealing.amounts import Amounts, round_totals
 from stateside.billing.sealing.columns import Longs, groups, longs, ranks, with_longs
 from stateside.layout import Layout
 
@@ -69,11 +72,13 @@ DOCUMENTS: Final = TableSpec(
             pa.field("event_ids", pa.list_(pa.string()), nullable=False),
             pa.field("late", pa.bool_(), nullable=False),
             pa.field("sealed_position", pa.int64(), nullable=False),
+            pa.field("rounding_micros", pa.int64()),
         ]
     ),
     partition_by=("period",),
     sealed=False,
 )
+ADDED: Final = ("rounding_micros",)  # columns that tables of Stateside 0.1 lack
 _NUMBERS: Final = ("number", "sequence")
 DRAFT: Final = pa.schema([field for field in DOCUMENTS.schema if field.name not in _NUMBERS])  # before it is numbered
 _LONG_SAFE: Final = 2.0**62  # a sum that is smaller than this as a float is exact as a long
@@ -107,13 +112,22 @@ def assemble(lines: pa.Table, amounts: Amounts, position: int) -> pa.Table:
     order, firsts = _in_order(lines)
     table = lines.select([*LINE.names, "period_end"]).take(order).combine_chunks()
     labels, starts = _periods(table, firsts, amounts)
+    currencies = lines["currency"].take(order[firsts])
+    sums = {name: _sums(longs(table[name]), firsts) for name in ("amount_micros", "charged_micros", "events")}
+    rules = amounts.rules(table["plan"])
+    charged = round_totals(
+        sums["amount_micros"], currencies, np.minimum.reduceat(rules, firsts), np.maximum.reduceat(rules, firsts)
+    )
     columns = {
         **{name: lines[name].take(order[firsts]) for name in ACCOUNT},
         "kind": pa.repeat(INVOICE, len(firsts)),
         "period": labels,
         "period_start": starts,
         "lines": _lists(table, firsts),
-        **{name: pa.array(_sums(longs(table[name]), firsts)) for name in ("amount_micros", "charged_micros", "events")},
+        "amount_micros": pa.array(sums["amount_micros"]),
+        "charged_micros": pa.array(charged),
+        "rounding_micros": pa.array(charged - sums["charged_micros"]),
+        "events": pa.array(sums["events"]),
         "corrects": pa.nulls(len(firsts), pa.string()),
         "event_ids": pa.ListArray.from_arrays(np.zeros(len(firsts) + 1, np.int32), pa.array([], pa.string())),
         "late": pa.repeat(False, len(firsts)),

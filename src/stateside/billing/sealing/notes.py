@@ -2,9 +2,13 @@
 
 A batch's late events of one account (customer, period's end, currency) make one note. Its lines are differences: with
 q the quantity of the invoice and its earlier notes, a late quantity l changes the exact amount by f(q + l) - f(q), and
-what is charged by the difference of these two amounts, each rounded once. So invoice and notes together always charge
-what one invoice of all quantities would have. A note that charges less is a credit note, any other a debit note; it is
-written even if it charges nothing, for it says what became of the events. Where no invoice is, the events make one.
+what is charged by the difference of these two amounts, each rounded once. The note's total is the account's exact
+amount after it, rounded once, less what the documents before it charge. So invoice and notes together always charge
+what one invoice of all quantities would have. Only where the invoice has no rounding line, as it is of Stateside 0.1,
+do its notes have none either: they charge the sum of their lines.
+
+A note that charges less is a credit note, any other a debit note; it is written even if it charges nothing, for it says
+what became of the events. Where no invoice is, the events make one.
 
 Late events that have the id of another late one of their customer and period, in the batch or in an earlier note or
 late invoice, are duplicates: the one that stands first in the journal counts.
@@ -20,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.sealing.amounts import Amounts
-from stateside.billing.sealing.columns import longs, with_longs
+from stateside.billing.money import checked
+from stateside.billing.sealing.amounts import Amounts, round_totals
+from stateside.billing.sealing.columns import Longs, longs, with_longs
 from stateside.billing.sealing.documents import CREDIT_NOTE, DEBIT_NOTE, DRAFT, INVOICE, TIME, assemble
 
 LATE: Final = pa.schema(  # the late events that `corrections` takes
@@ -36,7 +41,8 @@ LATE: Final = pa.schema(  # the late events that `corrections` takes
     ]
 )
 BEFORE: Final = (  # what it takes of documents
-    "number", "kind", "customer", "period", "period_start", "period_end", "currency", "lines", "event_ids"
+    "number", "kind", "customer", "period", "period_start", "period_end", "currency", "lines", "event_ids",
+    "amount_micros", "charged_micros", "rounding_micros",
 )  # fmt: skip
 
 _COUNTED = """
@@ -61,9 +67,25 @@ _HEADS = """
     with new as (
         select period_end, customer, currency, list(id order by "offset") as event_ids, max("offset") as last_offset
         from counted group by all
+    ), old as (
+        select period_end, customer, currency,
+               sum(amount_micros) as amount_before, sum(charged_micros) as charged_before
+        from before group by all
+    ), of_lines as (
+        select period_end, customer, currency, min(rule) as rule_lowest, max(rule) as rule_highest
+        from (
+            select period_end, customer, currency, plan from counted
+            union all
+            select period_end, customer, currency, line.plan
+            from (select period_end, customer, currency, unnest(lines) as line from before)
+        ) join rules using (plan) group by all
     )
-    select new.event_ids, last_offset, number as corrects, period, period_start
-    from new left join (select * from before where kind = 'invoice') using (period_end, customer, currency)
+    select new.event_ids, last_offset, number as corrects, period, period_start, rule_lowest, rule_highest,
+           coalesce(amount_before, 0) as amount_before, coalesce(charged_before, 0) as charged_before,
+           number is not null and rounding_micros is null as by_lines
+    from new join of_lines using (period_end, customer, currency)
+    left join old using (period_end, customer, currency)
+    left join (select * from before where kind = 'invoice') using (period_end, customer, currency)
     order by period_end, customer, currency
 """
 
@@ -81,18 +103,20 @@ def corrections(late: pa.Table, before: pa.Table, amounts: Amounts) -> Correctio
     """What late events (`LATE`) change, given all documents of their customers and periods so far (`BEFORE`)."""
     if not late.num_rows:
         return Corrections(DRAFT.empty_table(), DRAFT.empty_table(), 0)
-    lines, heads, counted = _joined(amounts.with_currency(late), before)
-    drafts = _headed(assemble(_differences(lines, amounts), amounts, 0), heads)
+    lines, heads, counted = _joined(amounts.with_currency(late), before, amounts)
+    drafts = _headed(_charged(assemble(_differences(lines, amounts), amounts, 0), heads), heads)
     is_note = pc.is_valid(drafts["corrects"])
     return Corrections(drafts.filter(is_note), drafts.filter(pc.invert(is_note)), late.num_rows - counted)
 
 
-def _joined(late: pa.Table, before: pa.Table) -> tuple[pa.Table, pa.Table, int]:
+def _joined(late: pa.Table, before: pa.Table, amounts: Amounts) -> tuple[pa.Table, pa.Table, int]:
     """Late quantities with those before them; what stands in each document's head; how many events count."""
     with duckdb.connect() as connection:
         connection.register("late", with_longs(late, period_end=longs(late["period_end"])))
         times = {name: longs(before[name]) for name in ("period_end", "period_start")}
         connection.register("before", with_longs(before.select(BEFORE), **times))
+        plans = pa.chunked_array([list(amounts.plans)], pa.string())
+        connection.register("rules", pa.table({"plan": plans, "rule": amounts.rules(plans)}))
         connection.execute(_COUNTED)
         (counted,) = connection.execute("select count(*) from counted").fetchall()[0]
         return connection.sql(_LINES).to_arrow_table(), connection.sql(_HEADS).to_arrow_table(), counted
@@ -104,6 +128,27 @@ def _differences(lines: pa.Table, amounts: Amounts) -> pa.Table:
     charged = amounts.charged(lines, new) - amounts.charged(lines, old)
     exact = {name: longs(lines[name]) for name in ("quantity", "events")}
     return with_longs(lines, **exact, amount_micros=new - old, charged_micros=charged)
+
+
+def _charged(drafts: pa.Table, heads: pa.Table) -> pa.Table:
+    """The drafts with the totals that their accounts' documents so far leave to charge."""
+    amounts, charged, roundings = (
+        longs(drafts[name]) for name in ("amount_micros", "charged_micros", "rounding_micros")
+    )
+    lines = charged - roundings
+    after = _plus(longs(heads["amount_before"]), amounts)
+    lowest, highest = (longs(heads[name]) for name in ("rule_lowest", "rule_highest"))
+    totals = round_totals(after, drafts["currency"], lowest, highest)
+    by_lines = heads["by_lines"].to_numpy()
+    charged = np.where(by_lines, lines, _plus(totals, -longs(heads["charged_before"])))
+    rounding = pa.array(_plus(charged, -lines), pa.int64(), mask=by_lines)
+    place = drafts.schema.get_field_index("rounding_micros")
+    return with_longs(drafts, charged_micros=charged).set_column(place, DRAFT.field(place), rounding)
+
+
+def _plus(some: Longs, others: Longs) -> Longs:
+    """The sums, pair by pair; MoneyOverflow rather than a wrong one."""
+    return np.array([checked(a + b) for a, b in zip(some.tolist(), others.tolist(), strict=True)], np.int64)
 
 
 def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:

@@ -45,6 +45,7 @@ from stateside.billing.sealing.columns import longs
 from stateside.billing.sealing.dead_letters import POSITION, dead_letters_table
 from stateside.billing.sealing.documents import (
     ACCOUNT,
+    ADDED,
     DOCUMENTS,
     INVOICE,
     INVOICES,
@@ -136,6 +137,7 @@ class BillingSink:
         self.reports.clear()
         for table in (self.documents, self.dead_letters):
             table.create(take_over=True)
+            table.add_columns(*ADDED)
             table.check_schema()
         needed = max(
             Frontier.of(self._opened(self.documents).counter).position,

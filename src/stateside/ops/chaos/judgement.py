@@ -68,7 +68,12 @@ def _judge(system: System, number: int, generator: Generator, nudges: int) -> tu
             return dict(client.rows(VIEW, customer, min_position=floor).document)
 
         end = system.journal.end()
-        audited = audit(layout, live_rows(system.replicas[number]), ask=ask)
+        audited = audit(
+            layout,
+            live_rows(system.replicas[number]),
+            ask=ask,
+            get=lambda path, floor: client.get(path, min_position=str(floor)),
+        )
         rows = [row for customer in range(generator.customers) for row in ask(f"c{customer}", end)["rows"]]
     outcome = Outcome.of(documents_table(layout).read(), dead_letters_table(layout).read(), rows)
     return audited, outcome, differences(generator, report, outcome, audited.counts, nudges)

@@ -15,7 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stateside.billing.money import MICROS_PER_UNIT
+from stateside.billing.money import format_micros
+from stateside.clock import age_text
 
 LINE_S = 5.0
 PERIODS_SHOWN = 2  # of a customer, the newest
@@ -73,7 +74,7 @@ def _line(moment: Moment) -> str:
     phase = f"{moment.phase} {moment.share_done:.0%}" if 0 < moment.share_done < 1 else moment.phase
     parts = [phase, f"{moment.events:,} events in", f"lag {moment.lag_events:,}"]
     if moment.stamp:
-        parts.insert(1, f"batch {moment.stamp['batch']}, age {moment.stamp['age_ms']} ms")
+        parts.insert(1, f"batch {moment.stamp['batch']}, age {age_text(moment.stamp['age_ms'])}")
     parts.append(f"open {', '.join(moment.open_periods) or 'none'}, {_sealed(moment)}")
     parts.append(f"{moment.requests:,} requests, {moment.failed} failed")
     return "  ".join(parts)
@@ -99,13 +100,17 @@ def _picture(moment: Moment) -> Group:
         ),
         ("sealed", _sealed(moment)),
         ("refused", f"{moment.dead_letters:,} dead letters, {moment.duplicates:,} duplicates came in"),
-        ("answers", f"{moment.requests:,}, {moment.failed} failed, newest {stamp.get('age_ms', '–')} ms old"),
+        ("answers", f"{moment.requests:,}, {moment.failed} failed, newest {_age(stamp)} old"),
         ("restarts", str(moment.restarts)),
     ):
         facts.add_row(Text(name, style="dim"), value)
     title = Text(f"stateside demo: {moment.phase}", style="bold")
     bar = Columns([ProgressBar(total=1.0, completed=moment.share_done, width=60)])
     return Group(title, bar, facts, _bills(moment.bills))
+
+
+def _age(stamp: dict[str, Any]) -> str:
+    return age_text(stamp["age_ms"]) if stamp else "–"
 
 
 def _bills(bills: Sequence[dict[str, Any]]) -> Table:
@@ -116,10 +121,5 @@ def _bills(bills: Sequence[dict[str, Any]]) -> Table:
     for bill in bills:
         for period in bill["periods"][-PERIODS_SHOWN:]:
             facts = (bill["customer"], period["period"], period["state"], str(period["events"]))
-            table.add_row(*facts, _amount(period["amount_micros"], period["currency"]))
+            table.add_row(*facts, format_micros(period["charged_micros"], period["currency"]))
     return table
-
-
-def _amount(micros: int, currency: str) -> str:
-    """An amount at a glance, in cents; the report is exact."""
-    return f"{micros / MICROS_PER_UNIT:,.2f} {currency}"

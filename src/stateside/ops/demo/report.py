@@ -9,6 +9,7 @@ from typing import Any
 from stateside.billing.audit import Audit
 from stateside.billing.generator import EVEN_MICROS, Report
 from stateside.billing.money import format_micros
+from stateside.clock import age_text
 from stateside.ops.demo.sample import Sample
 from stateside.ops.stage.proof import Outcome
 
@@ -95,8 +96,9 @@ class DemoReport:
             f"audit      {len(self.audit.verdicts)} laws, {len(broken)} of them broken",
             *(f"broken     {text}" for text in broken),
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
-            f"latency p50 {latency['p50']} ms, p99 {latency['p99']} ms",
-            f"freshness  age of answers p50 {age['p50']} ms, p99 {age['p99']} ms, at most {age['max']} ms; "
+            f"latency p50 {age_text(latency['p50'])}, p99 {age_text(latency['p99'])}",
+            f"freshness  age of answers p50 {age_text(age['p50'])}, p99 {age_text(age['p99'])}, "
+            f"at most {age_text(age['max'])}; "
             f"pipeline restarts {self.pipeline_restarts}"
             + (f", parts of the cluster {self.cluster_restarts}" if self.cluster_restarts else ""),
             *(f"problem    {problem}" for problem in d["problems"]),

@@ -298,7 +298,7 @@ class Demo:
         rows = self._all_rows(display)
         display.show(self._moment("recomputing every bill from the journal", 1.0))
         with self._interrupts.at_once():
-            audited = audit(self._layout, live_rows(self._layout), ask=self._ask)
+            audited = audit(self._layout, live_rows(self._layout), ask=self._ask, get=self._get)
             outcome = Outcome.of(documents_table(self._layout).read(), self._dead_letters.read(), rows)
             expected = self._generator.report()
             off = differences(self._generator, expected, outcome, audited.counts, self._feeder.nudges)
@@ -319,6 +319,9 @@ class Demo:
 
     def _ask(self, customer: str, floor: Position) -> dict[str, Any]:
         return dict(self._client.rows(VIEW, customer, min_position=floor).document)
+
+    def _get(self, path: str, floor: Position) -> dict[str, Any]:
+        return self._client.get(path, min_position=str(floor))
 
     def _all_rows(self, display: Display) -> list[dict[str, Any]]:
         """Every customer's open rows as of the journal's end, asked for one by one: with many it takes a while."""

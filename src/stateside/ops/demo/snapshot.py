@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from stateside.billing.money import format_micros
+from stateside.clock import age_text
 
 NAME: Final = "stateside-demo.html"
 _BAR_PX_MAX: Final = 120
@@ -44,7 +45,8 @@ def snapshot(
     parts = [
         _card("", f'<p class="verdict {verdict[0]}">{verdict[1]}</p>{_facts(report)}'),
         _card(
-            "All customers, by period", _table(("Period", "Events", "Amount", "Still open", "Sealed"), _totals(periods))
+            "All customers, by period",
+            _table(("Period", "Events", "Still open", "On invoices and notes", "Together"), _totals(periods)),
         ),
         _card(
             f"The bill of {bill['customer']}",
@@ -76,19 +78,22 @@ def _facts(report: Mapping[str, Any]) -> str:
         ("Notes", f"{documents['notes']:,}"),
         ("Dead letters", f"{sum(report['dead_letters'].values()):,}"),
         ("Answered", f"{requests['answered']:,}, {requests['failed']} failed"),
-        ("Latency", f"{report['latency_ms']['p50']} ms, 99 of 100 within {report['latency_ms']['p99']} ms"),
-        ("Age of answers", f"{report['age_ms']['p50']} ms, 99 of 100 within {report['age_ms']['p99']} ms"),
+        ("Latency", _quantiles(report["latency_ms"])),
+        ("Age of answers", _quantiles(report["age_ms"])),
     ]
     shown = (f'<div><dt>{name}</dt><dd class="num">{escape(value)}</dd></div>' for name, value in facts)
     return f'<dl class="facts">{"".join(shown)}</dl>'
 
 
+def _quantiles(found: Mapping[str, Any]) -> str:
+    return f"{age_text(found['p50'])}, 99 of 100 within {age_text(found['p99'])}"
+
+
 def _totals(periods: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[str]]:
     for period in periods:
         for total in period["currencies"]:
-            money = [
-                _money(total[name], total["currency"]) for name in ("amount_micros", "open_micros", "charged_micros")
-            ]
+            names = ("open_micros", "charged_micros", "total_micros")
+            money = [_money(total[name], total["currency"]) for name in names]
             yield period["period"], f"{total['events']:,}", *money
 
 
@@ -103,10 +108,10 @@ def _bars(batches: Sequence[Mapping[str, Any]]) -> str:
     longest = max((batch["duration_ms"] for batch in batches), default=1)
     bars = (
         f'<i style="height:{max(2, _BAR_PX_MAX * batch["duration_ms"] // longest)}px" '
-        f'title="batch {batch["batch"]}: {batch["duration_ms"]} ms, {batch["rows"]:,} events"></i>'
+        f'title="batch {batch["batch"]}: {age_text(batch["duration_ms"])}, {batch["rows"]:,} events"></i>'
         for batch in batches
     )
-    text = f"The last {len(batches)} batches; the longest took {longest:,} ms."
+    text = f"The last {len(batches)} batches; the longest took {age_text(longest)}."
     return f'<div class="batches" role="img" aria-label="{text}">{"".join(bars)}</div><p class="small muted">{text}</p>'
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateside.archive.followed import DataFile, FollowedTable
+from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.errors import StatesideError
 from stateside.layout import Layout, ViewLayout
@@ -69,6 +70,7 @@ class Status:
                 "stamp": None if stamp is None else stamp.as_dict(),
                 "lag_batches": condition.lag_batches,
                 "rows": condition.rows,
+                "operator": _operator(layout),
                 "bytes": condition.bytes,
                 "trouble": condition.trouble,
             },
@@ -121,6 +123,14 @@ def _bytes(folder: Path) -> int:
         except OSError:  # Spark deletes what is old meanwhile
             continue
     return total
+
+
+def _operator(layout: ViewLayout) -> int | None:
+    """Which of the query's stateful operators has the rows that the replica shows."""
+    try:
+        return Catalogue.load(layout.catalogue).operator
+    except (OSError, StatesideError):
+        return None
 
 
 def _file_rows(files: Sequence[DataFile], known: Mapping[Path, int]) -> dict[Path, int]:

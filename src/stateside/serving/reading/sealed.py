@@ -23,7 +23,7 @@ from stateside.archive.followed import FollowedTable
 from stateside.archive.table import BATCH_COLUMN
 from stateside.checkpoint.types import Array, Map, Primitive, SparkType, Struct
 from stateside.checkpoint.unsafe_row import Value
-from stateside.errors import KeyInvalid
+from stateside.errors import ArchiveAway, KeyInvalid
 from stateside.layout import Layout, ViewLayout
 from stateside.serving.reading.columns import Values
 from stateside.serving.reading.order import Found
@@ -73,7 +73,11 @@ class SealedRows:
         sets = {name: list(dict.fromkeys(values)) for name, values in wanted.items() if self._found_by(name, values)}
         equal = {name: values[0] for name, values in sets.items() if len(values) == 1}
         among = {name: values for name, values in sets.items() if name not in equal}
-        table = self._table.read(list(self._types), equal=equal, below={BATCH_COLUMN: batch + 1}, among=among)
+        try:
+            table = self._table.read(list(self._types), equal=equal, below={BATCH_COLUMN: batch + 1}, among=among)
+        except ArchiveAway as error:
+            next_step = "Ask for the live rows alone (source=live), or again once the storage is back"
+            raise ArchiveAway(error.what, where=error.where, next_step=next_step) from error
         if table is None:
             return iter(())
         for name in wanted:

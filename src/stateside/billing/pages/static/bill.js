@@ -1,6 +1,7 @@
 // My bill: the amount as it runs, what it is made of, its course and a forecast, and all earlier periods.
 
 import { ask, begin, decoded, empty } from "./app.js";
+import { showArchived } from "./archived.js";
 import { showChoice } from "./choice.js";
 import { Days } from "./days.js";
 import { el, icon, put, say } from "./dom.js";
@@ -38,6 +39,7 @@ class BillPage {
       },
     });
     this.trouble = el("div");
+    this.archived = el("div");
     this.amount = el("p", { class: "amount skeleton", id: "amount" }, "0.00");
     this.asOf = el("p", { class: "as-of", hidden: true });
     this.spoken = el("p", { class: "hidden", role: "status" });
@@ -60,6 +62,7 @@ class BillPage {
       { class: "stack" },
       el("div", { class: "page-head" }, el("div", {}, el("h1", {}, own ? "My bill" : "Bill"), plan), this.sign),
       this.trouble,
+      this.archived,
       el("section", { class: "card hero", "aria-label": "This period" }, hero, this.types),
       this.periods,
       el("details", { class: "card how" }, el("summary", { class: "card-head" }, el("h2", {}, "How this is made"), icon("down")), this.how),
@@ -155,6 +158,7 @@ class BillPage {
     this.amount.classList.remove("skeleton");
     this.showCurrent(current);
     this.showTypes(current);
+    this.periods.classList.toggle("stale", showArchived(this.archived, this.bill.archive));
     refresh(this.periods, periods, () => periodsCard(this.address, periods));
     this.showHow();
   }
@@ -213,10 +217,11 @@ class BillPage {
   showTypes(current) {
     const lines = [...(current?.lines ?? [])].sort((a, b) => b.charged_micros - a.charged_micros);
     const several = new Set(lines.map(({ plan }) => plan)).size > 1;
-    refresh(this.types, lines, () => {
+    refresh(this.types, [lines, current?.rounding_micros], () => {
       if (!lines.length) return empty("Nothing used yet", "Calls, messages and data appear here as they come in.");
       const most = Math.max(1, ...lines.map(({ charged_micros: micros }) => Math.abs(micros)));
-      return el("ul", {}, lines.map((line) => this.typeRow(current, line, most, several)));
+      const rounding = current.rounding_micros ? roundingRow(current) : null;
+      return el("ul", {}, lines.map((line) => this.typeRow(current, line, most, several)), rounding);
     });
   }
 
@@ -256,6 +261,11 @@ class BillPage {
     const text = "Each number is the sum of its events: choose one to see them. Open periods and invoices come from the same rows, so nothing is computed in two ways.";
     put(this.how, el("p", { class: "muted" }, text), el("dl", { class: "stamp" }, found.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { class: "mono" }, value)))));
   }
+}
+
+/** What the lines, each rounded by itself, lack to the amount. */
+function roundingRow({ rounding_micros: micros, currency }) {
+  return el("li", {}, el("div", { class: "type-row rounding" }, el("span", { class: "type-name" }, "Rounding"), el("span", { class: "type-amount num" }, money(micros, currency, { sign: true }))));
 }
 
 /** Whether a stamp is of an earlier batch than another one; nobody knows of two replicas, of which one may have been rolled back. */

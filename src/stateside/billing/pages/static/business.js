@@ -1,9 +1,10 @@
 // Business: what all customers together owe and were charged, period by period, and a box for questions of one's own.
 
 import { ask, begin, empty } from "./app.js";
+import { showArchived } from "./archived.js";
 import { Chart } from "./chart.js";
 import { el, put } from "./dom.js";
-import { money, moment, number, roughMoney } from "./format.js";
+import { money, moment, number, roughMoney, roundingOf } from "./format.js";
 import { Looked, freshSign } from "./live.js";
 import { PaceChart, paceTile } from "./pace.js";
 import { body, card, refresh, replace, row, table, trouble } from "./parts.js";
@@ -18,9 +19,10 @@ const main = document.getElementById("main");
 
 class BusinessPage {
   constructor() {
-    Object.assign(this, { periods: null, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
+    Object.assign(this, { periods: null, away: false, chosen: location.hash.slice(1), currency: null, deepMs: 0, deepOf: "" });
     this.looked = new Looked((signal) => this.look(signal));
     this.trouble = el("div");
+    this.archived = el("div");
     this.period = el("select", { id: "period", onchange: () => this.choose() });
     this.money = el("select", { id: "money", onchange: () => this.choose() });
     this.tiles = el("dl", { class: "kpis" });
@@ -43,13 +45,14 @@ class BusinessPage {
   }
 
   make() {
-    const sign = freshSign(this.looked, (fresh) => this.element?.classList.toggle("stale", ["lost", "paused", "old"].includes(fresh.kind)));
+    const sign = freshSign(this.looked, (fresh) => this.element?.classList.toggle("stale", this.away || ["lost", "paused", "old"].includes(fresh.kind)));
     const chosen = el("div", { class: "choose" }, el("label", { class: "hidden", for: "period" }, "Period"), this.period, el("label", { class: "hidden", for: "money" }, "Currency"), this.money, sign);
     return el(
       "div",
       { class: "stack" },
       el("div", { class: "page-head" }, el("h1", {}, "Business"), chosen),
       this.trouble,
+      this.archived,
       el("section", { class: "card", "aria-label": "At a glance" }, this.tiles),
       el("div", { class: "grid two" }, card("Day by day", this.pace.element), card("Revenue by period", this.revenue)),
       el("div", { class: "grid two" }, card("Top customers", this.customers), el("div", { class: "column" }, card("By type", this.types), card("Corrections", this.corrections))),
@@ -63,6 +66,7 @@ class BusinessPage {
     try {
       const found = await ask("/v1/periods", { signal });
       Object.assign(this, { periods: found.periods, plans: found.plans, stamp: found.stamp });
+      this.away = showArchived(this.archived, found.archive);
       this.show();
       trouble(this.trouble, null);
       if (Date.now() - this.deepMs > DEEP_MS || this.deepOf !== this.key()) this.lookDeeper();
@@ -115,7 +119,7 @@ class BusinessPage {
   }
 
   of(period) {
-    const none = { amount_micros: 0, open_micros: 0, sealed_micros: 0, charged_micros: 0, events: 0 };
+    const none = { open_micros: 0, charged_micros: 0, total_micros: 0, events: 0 };
     return period?.currencies.find(({ currency }) => currency === this.currency) ?? none;
   }
 
@@ -149,7 +153,7 @@ class BusinessPage {
     const now = this.of(this.now);
     const before = this.before();
     const tiles = [
-      [labelName(this.now.period), money(now.amount_micros, currency), now.open_micros ? "still open" : "closed"],
+      [labelName(this.now.period), money(now.total_micros, currency), now.open_micros ? `${money(now.open_micros, currency)} of it still open` : "closed"],
       before ? paceTile(this.paceNow(), currency, labelName(before.period)) : ["Against the period before", "–", "there is none"],
       ["Sealed", money(now.charged_micros, currency), "on invoices and notes"],
       ["Events", number(now.events), "behind these amounts"],
@@ -161,10 +165,10 @@ class BusinessPage {
     const { currency } = this;
     const shown = this.alike().slice(-24);
     const point = (name) => shown.map((period, index) => [index, this.of(period)[name]]);
-    const sealed = point("sealed_micros");
+    const sealed = point("charged_micros");
     const open = point("open_micros").map(([index, value]) => [index, value, sealed[index][1]]);
     this.chart.draw({
-      label: `Revenue of ${shown.length} periods; the newest has ${money(this.of(shown.at(-1)).amount_micros, currency)}. The arrow keys lead from one to the next.`,
+      label: `Revenue of ${shown.length} periods; the newest has ${money(this.of(shown.at(-1)).total_micros, currency)}. The arrow keys lead from one to the next.`,
       height: 240,
       x: { min: -0.5, max: Math.max(6, shown.length) - 0.5, ticks: shown.map((period, index) => ({ at: index, text: shortName(period.period) })) },
       y: { format: (value) => roughMoney(value, currency) },
@@ -173,7 +177,7 @@ class BusinessPage {
         { slot: 3, bars: true, points: open },
       ],
       stops: shown.map((period, index) => {
-        const { amount_micros: amount, sealed_micros: closed, open_micros: still } = this.of(period);
+        const { total_micros: amount, charged_micros: closed, open_micros: still } = this.of(period);
         return { x: index, y: amount, title: labelName(period.period), rows: [["all", money(amount, currency)], ["sealed", money(closed, currency)], ["open", money(still, currency)]] };
       }),
     });
@@ -181,12 +185,16 @@ class BusinessPage {
 
   showTypes() {
     const { currency } = this;
-    const totals = this.now.totals.filter((total) => total.currency === currency).sort((a, b) => b.amount_micros - a.amount_micros);
-    const all = Math.max(1, this.of(this.now).amount_micros);
-    refresh(this.types, totals, () => {
+    const totals = this.now.totals.filter((total) => total.currency === currency).sort((a, b) => b.total_micros - a.total_micros);
+    const { total_micros: sum } = this.of(this.now);
+    const all = Math.max(1, sum);
+    refresh(this.types, [totals, sum], () => {
+      const rounding = roundingOf(sum, totals.map((total) => total.total_micros), currency);
       const rows = totals.map((total) =>
-        el("tr", { class: slotOf(total.type) }, el("th", { scope: "row" }, el("span", { class: "typed" }, el("span", { class: "swatch" }), typeName(total.type))), el("td", { class: "right" }, quantity(total)), el("td", { class: "right" }, money(total.amount_micros, currency)), el("td", { class: "right muted" }, percentOf(total.amount_micros, all))),
+        el("tr", { class: slotOf(total.type) }, el("th", { scope: "row" }, el("span", { class: "typed" }, el("span", { class: "swatch" }), typeName(total.type))), el("td", { class: "right" }, quantity(total)), el("td", { class: "right" }, money(total.total_micros, currency)), el("td", { class: "right muted" }, percentOf(total.total_micros, all))),
       );
+      if (rounding) rows.push(row("Rounding", ["", "right"], [money(rounding, currency, { sign: true }), "right"], ["", "right"]));
+      rows.push(row(el("strong", {}, "Total"), ["", "right"], [el("strong", {}, money(sum, currency)), "right"], ["", "right"]));
       return table(["Type", "Quantity", "Amount", "Share"], rows);
     });
   }
@@ -233,7 +241,7 @@ class BusinessPage {
   async lookAtCustomers() {
     const { now, currency } = this;
     const rows = await topCustomers(now, currency, Object.keys(now.plans).filter((plan) => this.plans[plan] === currency));
-    const all = Math.max(1, this.of(now).amount_micros);
+    const all = Math.max(1, this.of(now).total_micros);
     const item = ([customer, micros, events]) => {
       const link = el("a", { href: `/bill/${encodeURIComponent(customer)}` }, customer);
       return row([link, "name"], [number(events), "right"], [money(micros, currency), "right"], [percentOf(micros, all), "right muted"]);

@@ -4,7 +4,7 @@ import { empty } from "./app.js";
 import { el, icon } from "./dom.js";
 import { showEvents } from "./events.js";
 import { money, number } from "./format.js";
-import { card, table } from "./parts.js";
+import { card, row, table } from "./parts.js";
 import { periodName, periodSpan, quantity, slotOf, typeName } from "./usage.js";
 
 const CHIPS = { draft: ["Draft", "accent"], sealed: ["Sealed", "good"], corrected: ["Corrected", "warn"] };
@@ -47,7 +47,10 @@ function periodBody(address, period) {
       el("td", { class: "right" }, money(line.charged_micros, currency)),
     ),
   );
-  const amounts = el("div", { class: "table-wrap" }, table(["Type", "Quantity", "Events", "Amount"], lines));
+  const micros = period.rounding_micros;
+  const rounding = micros ? [row("Rounding", ["", "right"], ["", "right"], [money(micros, currency, { sign: true }), "right"])] : [];
+  const total = row(el("strong", {}, "Total"), ["", "right"], [number(period.events), "right"], [el("strong", {}, money(period.charged_micros, currency)), "right"]);
+  const amounts = el("div", { class: "table-wrap" }, table(["Type", "Quantity", "Events", "Amount"], [...lines, ...rounding, total]));
   const papers = documents.map((document) => paper(document, currency));
   const open = period.state === "draft" ? el("p", { class: "muted small grace" }, "The period is over. Events that were on their way may still come in; then it is sealed.") : null;
   return el("div", { class: "period-body" }, open, papers.length ? el("ul", { class: "papers" }, papers) : null, amounts);

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { el, say } from "./dom.js";
-import { clock, number, rough, took } from "./format.js";
+import { age, clock, number, rough } from "./format.js";
 import { body, card } from "./parts.js";
 
 const PARTS = [
@@ -41,7 +41,7 @@ export class Batches {
     this.drawRows(batches, x);
     const slowest = batches.reduce((most, batch) => (batch.duration_ms > most.duration_ms ? batch : most));
     const mean = batches.reduce((sum, batch) => sum + batch.duration_ms, 0) / batches.length;
-    say(this.last, `${batches.length} ${batches.length === 1 ? "batch" : "batches"}: ${took(mean)} in the mean, batch ${number(slowest.batch)} took longest with ${took(slowest.duration_ms)}`);
+    say(this.last, `${batches.length} ${batches.length === 1 ? "batch" : "batches"}: ${age(mean)} in the mean, batch ${number(slowest.batch)} took longest with ${age(slowest.duration_ms)}`);
   }
 
   drawTimes(batches, x) {
@@ -57,16 +57,16 @@ export class Batches {
       }),
     }));
     this.times.draw({
-      label: `Time of the last ${batches.length} batches, from batch ${batches[0].batch} on. The newest took ${took(batches.at(-1).duration_ms)}.`,
+      label: `Time of the last ${batches.length} batches, from batch ${batches[0].batch} on. The newest took ${age(batches.at(-1).duration_ms)}.`,
       height: 190,
       x,
-      y: { format: (value) => took(value) },
+      y: { format: (value) => age(value) },
       series,
       stops: batches.map((batch, index) => ({
         x: index,
         y: bases[index],
-        title: `Batch ${number(batch.batch)}: ${took(batch.duration_ms)}`,
-        rows: [...PARTS.map(([part, name]) => [name, took(batch.parts_ms[part])]), ["at", clock(batch.time)]],
+        title: `Batch ${number(batch.batch)}: ${age(batch.duration_ms)}`,
+        rows: [...PARTS.map(([part, name]) => [name, age(batch.parts_ms[part])]), ["at", clock(batch.time)]],
       })),
     });
   }

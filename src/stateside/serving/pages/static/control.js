@@ -5,7 +5,7 @@ import { Audit } from "./audit.js";
 import { Batches } from "./batches.js";
 import { el, icon, put } from "./dom.js";
 import { findings } from "./findings.js";
-import { age, bytes, moment, number, took } from "./format.js";
+import { age, bytes, moment, number } from "./format.js";
 import { Heard } from "./heard.js";
 import { freshSign } from "./live.js";
 import { body, card, facts, refresh, row, table, trouble } from "./parts.js";
@@ -113,7 +113,7 @@ class Room {
       ["Behind the clock", closed ? age(Date.now() - Date.parse(stamp.watermark)) : "–"],
       ["Position", stamp?.position ?? "–"],
       ["Source’s end", view.job.source_end ?? "not known"],
-      ["Rows in the replica", number(rows ?? 0)],
+      ["Rows in the replica", rows === null ? "–" : number(rows)],
       ["Its size", bytes(size)],
       ["Replica", trouble ? `does not move on: ${trouble}` : (stamp?.replica ?? "not loaded yet")],
     ];
@@ -129,8 +129,10 @@ class Room {
 
   showOperators(view) {
     const names = ["Operator", "Rows", "Changed", "Left", "Came too late", "Memory"];
-    const rows = (view.batches.at(-1)?.operators ?? []).map((one) =>
-      row(one.name, ...[one.rows, one.updated, one.removed, one.late].map((value) => [number(value), "right"]), [bytes(one.bytes), "right"]),
+    const { operator, rows: replicated } = view.replica;
+    const kept = (one, index) => (one.rows !== null ? number(one.rows) : index === operator && replicated !== null ? `${number(replicated)} in the replica` : "not counted");
+    const rows = (view.batches.at(-1)?.operators ?? []).map((one, index) =>
+      row(one.name, [kept(one, index), "right"], ...[one.updated, one.removed, one.late].map((value) => [number(value), "right"]), [bytes(one.bytes), "right"]),
     );
     put(this.operators, rows.length ? table(names, rows) : empty("No report yet", "Of a job that is not ours there is none."));
   }
@@ -141,7 +143,7 @@ class Room {
       const held = Object.entries(views);
       const shares = held.map(([view, { share }]) => el("span", { class: "chip" }, share ? `${view} ${share}` : view));
       const of = (told) => [held.map(([, each]) => told(each)).join(", "), "right"];
-      return row(name, [url, "mono"], el("span", {}, shares), of(({ batch }) => number(batch)), of(({ age_ms: old }) => took(old)));
+      return row(name, [url, "mono"], el("span", {}, shares), of(({ batch }) => number(batch)), of(({ age_ms: old }) => age(old)));
     });
     const names = ["Server", "Address", "Views and shares", "Batch", "Age"];
     return put(this.servers, rows.length ? table(names, rows) : empty("No server has announced itself", "They do so every second."));

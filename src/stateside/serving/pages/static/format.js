@@ -28,6 +28,19 @@ export function money(micros, currency, { exact = false, sign = false } = {}) {
   return currencyFormat(currency, options).format(decimal(micros));
 }
 
+/** The amount in whole coins, as it is shown, still in micros. */
+function shownMicros(micros, currency) {
+  const coin = 10n ** BigInt(6 - currencyFormat(currency).resolvedOptions().maximumFractionDigits);
+  const whole = BigInt(micros);
+  const up = ((whole < 0n ? -whole : whole) * 2n + coin) / (2n * coin);
+  return (whole < 0n ? -up : up) * coin;
+}
+
+/** What shown amounts lack to a shown total, in micros: a line of its own, so that what is shown adds up. */
+export function roundingOf(total, amounts, currency) {
+  return amounts.reduce((left, micros) => left - shownMicros(micros, currency), shownMicros(total, currency));
+}
+
 /** The same in parts, so that each can have its own size. */
 export function moneyParts(micros, currency) {
   return currencyFormat(currency).formatToParts(decimal(micros));
@@ -74,24 +87,18 @@ export function duration(seconds) {
   return `${number(Math.floor(s / 3600))} h${minutes ? ` ${minutes} min` : ""}`;
 }
 
-/** How long something took. */
-export function took(ms) {
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  return ms < 60_000 ? `${number(ms / 1000, { maximumFractionDigits: 1 })} s` : duration(ms / 1000);
-}
+const LONGER = [
+  [2 * 86_400_000, 86_400_000, "d"],
+  [2 * 3_600_000, 3_600_000, "h"],
+  [100_000, 60_000, "min"],
+];
 
-/** How long ago, from a second on. */
+/** How old something is, or how long it took: 850 ms, 78.0 s, 2 min, 5 h, 3 d. The same rule as `age_text` in Python. */
 export function age(ms) {
-  const s = Math.max(0, Math.floor(ms / 1000));
-  if (s < 60) return `${s} ${s === 1 ? "second" : "seconds"}`;
-  const units = [
-    [86_400, "day"],
-    [3600, "hour"],
-    [60, "minute"],
-  ];
-  const [size, name] = units.find(([size]) => s >= size);
-  const count = Math.floor(s / size);
-  return `${count} ${name}${count === 1 ? "" : "s"}`;
+  const [, size, unit] = LONGER.find(([from]) => ms >= from) ?? [];
+  if (size) return `${number(Math.floor(ms / size))} ${unit}`;
+  if (ms < 1_000) return `${Math.max(0, Math.round(ms))} ms`;
+  return `${number(Math.floor(ms / 100) / 10, { minimumFractionDigits: 1, maximumFractionDigits: 1 })} s`;
 }
 
 export function date(time, zone, options = { day: "numeric", month: "short" }) {

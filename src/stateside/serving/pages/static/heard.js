@@ -1,12 +1,13 @@
 // What a server said of itself and of the others, look by look, and how fast things went between the looks.
 
 import { ask } from "./app.js";
-import { age, clock, moment } from "./format.js";
-import { ANSWER_MS_MAX } from "./live.js";
+import { age, moment } from "./format.js";
+import { ANSWER_MS_MAX, freshOf } from "./live.js";
 
 const SAMPLES = 60;
 const OVER_S = 5; // what a rate is the mean of
 const LATE_MS = 4_000; // what was not heard for so long is old
+const WORST = ["lost", "paused", "old", "none", "commit", "live"]; // of several views the sign tells of the worst
 
 /** What was heard of the server, and how long ago. */
 export class Heard extends EventTarget {
@@ -25,7 +26,8 @@ export class Heard extends EventTarget {
       const [status, { servers }] = await Promise.all([ask("/v1/status", { signal }), ask("/v1/servers", { signal }).catch(() => ({ servers: null }))]);
       Object.assign(this, { status, servers, heardMs: Date.now(), problem: null });
       const ages = Object.fromEntries(status.views.map(({ view, replica }) => [view, replica.stamp?.age_ms ?? 0]));
-      this.samples.push({ ms: Date.parse(status.time), end: status.journal?.end ?? 0, positions: positions(status), ages });
+      const rows = Object.fromEntries(status.views.map(({ view, replica }) => [view, replica.rows ?? 0]));
+      this.samples.push({ ms: Date.parse(status.time), end: status.journal?.end ?? 0, positions: positions(status), ages, rows });
       this.samples = this.samples.slice(-SAMPLES);
     } catch (error) {
       this.problem = error;
@@ -36,8 +38,17 @@ export class Heard extends EventTarget {
   fresh() {
     if (!this.heardMs) return { kind: "none", text: "Connecting", detail: "Nothing has been heard yet" };
     const oldMs = Date.now() - this.heardMs;
-    if (oldMs < LATE_MS) return { kind: "live", text: "Live", detail: `Heard at ${clock(this.heardMs)}` };
-    return { kind: "lost", text: `No connection · ${age(oldMs)} old`, detail: `As of ${moment(this.heardMs)}` };
+    if (oldMs >= LATE_MS) return { kind: "lost", text: `No connection · ${age(oldMs)} old`, detail: `As of ${moment(this.heardMs)}` };
+    const views = this.status.views.map((view) => [view.view, this.freshOf(view)]);
+    if (!views.length) return { kind: "none", text: "No view yet", detail: "Nothing is answered here" };
+    const [name, worst] = views.reduce((found, one) => (WORST.indexOf(one[1].kind) < WORST.indexOf(found[1].kind) ? one : found));
+    return worst.kind === "live" || views.length === 1 ? worst : { ...worst, text: `${name}: ${worst.text}` };
+  }
+
+  /** How fresh the answers of one view are: live as long as its job runs, and they are a few seconds old. */
+  freshOf({ job, replica }) {
+    if (!replica.stamp) return { kind: "none", text: "No answers yet", detail: "The replica is being loaded, or there is no batch" };
+    return freshOf({ stamp: replica.stamp, job, heardMs: this.heardMs });
   }
 
   /** So many a second, over the last seconds; null before there are two looks. */

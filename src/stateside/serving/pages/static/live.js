@@ -166,7 +166,7 @@ class Asking {
 }
 
 /** How fresh what is shown is, by the stamp and the job's state that were heard last: { kind, text, detail, asOf }. */
-function freshOf(heard) {
+export function freshOf(heard) {
   const { stamp, job } = heard;
   if (!stamp) return { kind: "none", text: "Connecting", detail: "Nothing has been heard yet" };
   const nowMs = Date.now();
@@ -177,7 +177,8 @@ function freshOf(heard) {
   }
   if (job && STANDS_STILL[job.state]) {
     const why = job.why ? `: ${job.why}` : "";
-    return { kind: "paused", text: `${STANDS_STILL[job.state]} · ${age(oldMs)} old`, detail: `As of ${asOf}${why}`, asOf };
+    const since = job.heard_ms == null ? "" : ` since ${moment(heard.heardMs - job.heard_ms)}`;
+    return { kind: "paused", text: `${STANDS_STILL[job.state]} · ${age(oldMs)} old`, detail: `${STANDS_STILL[job.state]}${since}${why}. As of ${asOf}`, asOf };
   }
   if (heard.behindMs && nowMs - heard.behindMs > LIVE_MS) {
     return { kind: "old", text: `${age(nowMs - heard.behindMs)} old`, detail: `As of ${moment(heard.behindMs)}`, asOf: moment(heard.behindMs) };

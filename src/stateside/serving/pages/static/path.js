@@ -2,7 +2,7 @@
 
 import { spark } from "./chart.js";
 import { el, put, say, svg } from "./dom.js";
-import { age, bytes, number, rough, took } from "./format.js";
+import { age, bytes, number, rough } from "./format.js";
 import { eventsIn } from "./heard.js";
 import { facts, refresh } from "./parts.js";
 
@@ -17,6 +17,8 @@ export const JOB = {
   removed: ["Removed", ""],
   unknown: ["Not ours", ""],
 };
+
+const FRESH = { live: ["Live", "good"], old: ["Stale", "warn"], paused: ["Stale", "bad"], lost: ["Stale", "bad"] };
 
 export class Path {
   constructor() {
@@ -98,7 +100,7 @@ function stationsOf(heard, view) {
     journalStation(heard),
     { ...pipelineStation(status, view, read), values: view ? heard.rates(ofView) : [], flow: read },
     { ...checkpointStation(status, view), flow: read },
-    { ...replicaStation(view), flow: read },
+    { ...replicaStation(heard, view), flow: read },
     { ...answersStation(heard, view), flow: read },
   ];
 }
@@ -116,7 +118,7 @@ function journalStation(heard) {
 function pipelineStation({ journal }, view, read) {
   const stamp = view?.replica.stamp;
   const waiting = journal?.end != null && stamp ? counted(Math.max(0, journal.end - eventsIn(stamp.position)), "event", "events") : "not known";
-  const heartbeat = view?.job.heard_ms == null ? "none" : `${took(view.job.heard_ms)} ago`;
+  const heartbeat = view?.job.heard_ms == null ? "none" : `${age(view.job.heard_ms)} ago`;
   return { name: "Pipeline", chip: JOB[view?.job.state] ?? ["No view yet", ""], main: perSecond(read), unit: "", rows: [["waiting", waiting], ["heartbeat", heartbeat]] };
 }
 
@@ -128,15 +130,15 @@ function checkpointStation(status, view) {
     name: "Checkpoint",
     main: stamp ? number(stamp.batch + (view.replica.lag_batches ?? 0)) : "–",
     unit: "batch",
-    rows: [["last batch took", newest ? took(newest.duration_ms) : "–"], ["committed", committed]],
+    rows: [["last batch took", newest ? age(newest.duration_ms) : "–"], ["committed", committed]],
     values: view?.batches.map((batch) => batch.duration_ms),
   };
 }
 
-function replicaStation(view) {
+function replicaStation(heard, view) {
   const { stamp, lag_batches: lag, rows } = view?.replica ?? {};
   const behind = lag == null ? "not known" : counted(lag, "batch", "batches");
-  const values = view?.batches.map((batch) => batch.operators[0]?.rows ?? 0);
+  const values = view ? heard.samples.map((one) => one.rows[view.view] ?? 0) : [];
   return { name: "Replica", main: stamp ? number(stamp.batch) : "–", unit: "batch", rows: [["behind", behind], ["rows", number(rows ?? 0)]], values };
 }
 
@@ -144,7 +146,8 @@ function answersStation(heard, view) {
   const stamp = view?.replica.stamp;
   const servers = heard.servers?.filter((server) => !view || server.views[view.view]);
   const values = view ? heard.samples.map((one) => one.ages[view.view] ?? 0) : [];
-  return { name: "Answers", main: stamp ? took(stamp.age_ms) : "–", unit: "old", rows: [["servers", servers ? number(servers.length) : "not known"], ["counted from", stamp?.age_basis ?? "–"]], values };
+  const kind = view ? heard.freshOf(view).kind : "none";
+  return { name: "Answers", chip: FRESH[kind], main: stamp ? age(stamp.age_ms) : "–", unit: "old", rows: [["servers", servers ? number(servers.length) : "not known"], ["counted from", stamp?.age_basis ?? "–"]], values };
 }
 
 function counted(count, one, several) {

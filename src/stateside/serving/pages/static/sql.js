@@ -4,7 +4,7 @@ import { ask, empty, failure, problemOf, send } from "./app.js";
 import { Chart } from "./chart.js";
 import { el, icon, put } from "./dom.js";
 import { isNumber } from "./exact.js";
-import { number, rough, took } from "./format.js";
+import { age, number, rough } from "./format.js";
 import { valueTable } from "./values.js";
 
 const ROWS_SHOWN = 500;
@@ -92,7 +92,7 @@ export class SqlBox {
   show({ stamps, columns, rows }, ms) {
     const of = stamps.map(({ view, batch }) => `${view} at batch ${number(batch)}`).join(", ");
     const cut = rows.length > ROWS_SHOWN ? ` The first ${number(ROWS_SHOWN)} are shown; the CSV has all.` : "";
-    put(this.told, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"} in ${took(ms)}${of ? `, of ${of}` : ""}.${cut}`);
+    put(this.told, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"} in ${age(ms)}${of ? `, of ${of}` : ""}.${cut}`);
     if (!rows.length) return put(this.result, empty("No rows", "The statement was answered, and nothing met it."));
     const table = el("div", { class: "table-wrap result", tabindex: "0", role: "region", "aria-label": "Result" }, valueTable(columns.map(({ name }) => name), rows.slice(0, ROWS_SHOWN), "Result"));
     const model = chartOf(columns, rows);

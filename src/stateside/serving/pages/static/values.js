@@ -8,7 +8,7 @@ const LONG = 40; // what has more characters is cut off where it is shown, and w
 const TIME = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})?$/;
 
 /** A table's cell, of this class too: numbers to the right, times for people, whatever has parts as JSON. */
-export function cell(value, kind = "") {
+function cell(value, kind = "") {
   if (value === null || value === undefined) return el("td", { class: `muted ${kind}` }, "null");
   if (isNumber(value)) return el("td", { class: `right ${kind}` }, shownNumber(value));
   if (typeof value === "object") return el("td", { class: `mono wrap ${kind}` }, written(value));
@@ -33,7 +33,7 @@ export function rowTable(key, rows, { ending = null, marked = () => false }) {
   const right = (name) => !keys.has(name) && rows.some((row) => isNumber(row[name]));
   const head = el("tr", {}, names.map((name) => el("th", { scope: "col", class: right(name) ? "right" : null }, name)), ending ? el("td", {}) : null);
   const end = (row) => (ending ? el("td", { class: "right" }, ending(row)) : null);
-  const lines = rows.map((row) => el("tr", { class: marked(row) ? "told" : null }, names.map((name) => cell(row[name], keys.has(name) ? "key" : "")), end(row)));
+  const lines = rows.map((row) => el("tr", { class: marked(row) ? "told" : null }, names.map((name) => cell(row[name], keys.has(name) ? "key" : right(name) ? "right" : "")), end(row)));
   return el("table", {}, el("thead", {}, head), el("tbody", {}, lines));
 }
 
@@ -41,6 +41,6 @@ export function rowTable(key, rows, { ending = null, marked = () => false }) {
 export function valueTable(columns, rows, caption) {
   const right = columns.map((_, index) => rows.some((row) => isNumber(row[index])));
   const head = el("tr", {}, columns.map((name, index) => el("th", { scope: "col", class: right[index] ? "right" : null }, name)));
-  const body = rows.map((row) => el("tr", {}, row.map((value) => cell(value))));
+  const body = rows.map((row) => el("tr", {}, row.map((value, index) => cell(value, right[index] ? "right" : ""))));
   return el("table", {}, caption ? el("caption", { class: "hidden" }, caption) : null, el("thead", {}, head), el("tbody", {}, body));
 }
