@@ -14,7 +14,7 @@ from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
 from stateside.journal.memory import MemoryWriter
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import segment_path
-from stateside.journal.settling import Answer, Request
+from stateside.journal.settling import Answer, Appended, Request
 from stateside.journal.upkeep import Place, drop
 from stateside.positions import Position
 from tests.sizes import examples
@@ -41,7 +41,7 @@ def one_by_one(writer: MemoryWriter, requests: Sequence[Request]) -> list[Answer
     for request in requests:
         try:
             if request.entity is None:
-                answers.append(writer.append(request.events))
+                answers.append(writer.append_each(request.events))
             else:
                 answers.append(writer.append_to(request.entity, request.events, request.expected_sequence))
         except (EventRefused, SequenceConflict) as error:
@@ -54,8 +54,8 @@ def told(answers: Iterable[Answer]) -> list[object]:
     return [
         (answer.first_sequence, answer.last_sequence, answer.repeated)
         if isinstance(answer, Receipt)
-        else answer
-        if isinstance(answer, Position)
+        else (answer.position, sorted(answer.repeated))
+        if isinstance(answer, Appended)
         else (type(answer), getattr(answer, "current", None))
         for answer in answers
     ]
