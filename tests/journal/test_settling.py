@@ -135,7 +135,8 @@ def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_pa
     first, repeat, last = old_and_new(tmp_path, lambda: drop(Place(tmp_path), 3, []))
     assert isinstance(repeat, EventRefused)
     assert "'old' is stored already, and dropped since" in str(repeat)
-    assert first == Position.of({"0": 5})
+    assert isinstance(first, Appended)
+    assert first.position == Position.of({"0": 5})
     assert isinstance(last, Receipt)
     assert [found.id for found in Journal(tmp_path).events(Position.of({"0": 4}))] == ["new", "next"]
 
@@ -143,7 +144,7 @@ def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_pa
 def test_who_repeats_an_event_that_is_damaged_is_told_and_nobody_else(tmp_path: Path) -> None:
     first, repeat, last = old_and_new(tmp_path, lambda: segment_path(tmp_path, 0).write_bytes(b"?" * 10_000))
     assert isinstance(repeat, JournalCorrupt)
-    assert (isinstance(first, Position), isinstance(last, Receipt)) == (True, True)
+    assert (isinstance(first, Appended), isinstance(last, Receipt)) == (True, True)
 
 
 def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

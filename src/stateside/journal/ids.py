@@ -8,6 +8,7 @@ A small journal has no index on disk at all: it is read. On disk an event takes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from stateside.errors import JournalAway
 from stateside.journal import base
@@ -93,7 +94,7 @@ class Ids:
         if index.covers != self._written:  # another process wrote meanwhile, or the index was deleted
             self._recent = {hash_: offset for hash_, offset in self._recent.items() if offset >= index.covers}
             self._read = index.covers if index.covers < self._written else max(self._read, index.covers)
-        for _ in self._read_on(end):
+        for _ in chain((None,), self._read_on(end)):  # first what was noted
             if len(self._recent) >= WRITTEN_AT_ONCE:
                 index.write(self._recent.items(), self._read, overwrite=False)
                 self._recent = {}

@@ -192,8 +192,12 @@ class KafkaWriter:
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
         """Repeat an append that got no receipt; `since` is the last receipt of its producer. The receipt covers all.
 
-        As `append`, which knows by itself what is stored.
+        As `append`, which knows by itself what is stored; the position is checked, and spares nothing any more.
         """
+        for number in self.partitions:
+            at = since[str(number)]
+            for _ in self._journal.located(str(number), at, at):  # PositionInvalid beyond the end
+                pass
         return self.append(events)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
