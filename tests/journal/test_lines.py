@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused
+from stateside.errors import EventRefused, IdConflict
 from stateside.journal import Event, Journal, JournalWriter, lines
 from stateside.journal.lines import BadLine, Intake, fields_of, parse
 

@@ -125,7 +125,8 @@ class Intake:
     def _append(self, events: list[Event], untimed: set[str]) -> None:
         if events:
             appended = self._writer.append_each(events, any_time=untimed)
-            self.receipt = appended.position
+            any_before = self.stored + self.repeated > 0
+            self.receipt = self.receipt.joined(appended.position) if any_before else appended.position
             self.repeated += len(appended.repeated)
             self.stored += len(events) - len(appended.repeated)
 
