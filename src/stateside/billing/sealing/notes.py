@@ -6,8 +6,8 @@ what is charged by the difference of these two amounts, each rounded once. So in
 what one invoice of all quantities would have. A note that charges less is a credit note, any other a debit note; it is
 written even if it charges nothing, for it says what became of the events. Where no invoice is, the events make one.
 
-Late events that have the id of another late one of their customer and period, in the batch or in an earlier note or
-late invoice, are duplicates: the one that stands first in the journal counts.
+Late events that repeat an earlier one are dead letters (`repeats`), and do not get here. Of those that have the id of
+another late one of their customer and period all the same, as in a batch that is stored twice, the first counts.
 """
 
 from __future__ import annotations
