@@ -127,7 +127,7 @@ REPEATED = """
     ), sealed as (
         select customer, period_end_us, min(sealed_position) as sealed_position
         from documents where not names_events group by all
-    ), named as (select distinct unnest(event_ids) as id from documents),
+    ), named as (select distinct unnest(event_ids) as id from documents where names_events),
     judged as (
         select coalesce(duplicates."offset", letters."offset") as "offset", coalesce(duplicates.id, letters.id) as id,
                first_offset, copies, letters.reason as found_reason,
