@@ -140,7 +140,11 @@ class TestAppend:
         )
         began_us = time.time_ns() // 1_000
         done = stateside("append", "--dir", str(tmp_path / "shop"), str(tmp_path / "events.jsonl"))
-        assert (done.returncode, done.stdout, done.stderr) == (0, "0:2\n", "2 events stored, 0 lines refused\n")
+        assert (done.returncode, done.stdout, done.stderr) == (
+            0,
+            "0:2\n",
+            "2 events stored, 0 repeated, 0 lines refused\n",
+        )
         first, second = Journal(tmp_path / "shop" / "journal").events()
         assert first == Event("1", "emma", "call", 1_769_860_800_000_000, {"s": 61})
         assert (second.entity, second.payload, second.tags) == ("ben", {}, ("night",))
@@ -159,12 +163,24 @@ class TestAppend:
         )
         assert [event.entity for event in Journal(tmp_path / "journal").events()] == ["a", "b"]
 
+    def test_the_same_lines_again_are_stored_once_and_another_event_under_a_stored_id_is_named(
+        self, tmp_path: Path
+    ) -> None:
+        line = '{"id": "1", "entity": "a", "type": "t"}\n'
+        for counts in ("1 events stored, 0 repeated", "0 events stored, 1 repeated"):
+            done = self.append(tmp_path, line)
+            assert (done.returncode, done.stdout) == (0, b"0:1\n")
+            assert done.stderr.decode() == f"{counts}, 0 lines refused\n"
+        done = self.append(tmp_path, line + line.replace('"t"', '"u"'))
+        assert done.returncode == 1
+        assert "Error: Line 2 is a conflict: its id '1' is that of another event" in done.stderr.decode()
+
     def test_dead_letters_take_the_bad_lines_with_their_reason_and_all_others_are_stored(self, tmp_path: Path) -> None:
         letters = tmp_path / "letters.jsonl"
         lines = b'{"entity": "a", "type": "t"}\nnonsense\n{"entity": "\xff"}\n{"entity": "b", "type": "t"}\n'
         for _ in range(2):
             done = self.append(tmp_path, lines, "--dead-letters", str(letters))
-            assert (done.returncode, done.stderr) == (0, b"2 events stored, 2 lines refused\n")
+            assert (done.returncode, done.stderr) == (0, b"2 events stored, 0 repeated, 2 lines refused\n")
         assert done.stdout == b"0:4\n"
         found = [json.loads(line) for line in letters.read_text().splitlines()]
         assert found[:2] == found[2:]

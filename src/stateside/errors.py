@@ -3,6 +3,7 @@
     StatesideError                  code                    http   whose fault, what kind
     ├── InputError                                                 the user's: fix the request or the input
     │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
+    │   │   └── IdConflict          id-conflict             409    …or has the id of another event: names it
     │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the one expected
     │   ├── CommandRefused          command-refused         409    an entity in its state does not do what it is asked
     │   ├── EntityUnknown           entity-unknown          404    an entity that no event of the journal is about
@@ -128,6 +129,36 @@ class EventRefused(InputError):
     """The journal's append was given something that is no event. Nothing of the batch was stored."""
 
     code = "event-refused"
+
+
+class IdConflict(EventRefused):
+    """An append has the id of an event that says something else. Nothing of it was stored.
+
+    `events`: the numbers, in the append, of those that have such ids; `ids`: the ids themselves.
+    """
+
+    code = "id-conflict"
+    status = 409
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next_step: str | None = None,
+        events: tuple[int, ...] = (),
+        ids: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.events, self.ids = events, ids
+
+    def problem(self) -> dict[str, Any]:
+        """With the ids, and which of the request's events have them."""
+        return super().problem() | {"ids": list(self.ids), "events": list(self.events)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"events": self.events, "ids": self.ids}
 
 
 class SequenceConflict(InputError):

@@ -49,7 +49,7 @@ def append(layout: Layout, events: Sequence[tuple[int, Event]]) -> Journal:
     with JournalWriter(layout.journal, clock=clock) as writer:
         for appended_us, together in groupby(events, itemgetter(0)):
             clock.time_us = appended_us
-            writer.append([event for _, event in together])
+            writer.append([event for _, event in together], compare_ids=False)
     return Journal(layout.journal)
 
 

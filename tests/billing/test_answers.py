@@ -53,7 +53,7 @@ class Folder:
 
     def append(self, *events: Event) -> Position:
         with JournalWriter(self.layout.journal, clock=self.clock) as writer:
-            return writer.append(events)
+            return writer.append(events, compare_ids=False)
 
     def used(self, id_: str, type_: str, quantity: int, customer: str = "emma", **named: Any) -> Event:
         """Usage in January."""
@@ -190,7 +190,7 @@ class TestExplaining:
     def test_late_events_are_shown_with_their_note_and_late_duplicates_as_they_were_charged(
         self, folder: Folder
     ) -> None:
-        """A late event with the id of one that came in time is charged: that is beyond the horizon."""
+        """Documents of an older version may charge a late event with the id of one that came in time."""
         folder.append(folder.used("m-1", "message", 8), folder.used("m-1", "message", 8))
         folder.batch(JANUARY.end_us)
         folder.append(folder.used("m-2", "message", 4), folder.used("m-1", "message", 1))

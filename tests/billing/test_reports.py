@@ -20,12 +20,13 @@ from stateside.billing.rating.rating import events_table, rate
 from stateside.billing.rating.reports import NEVER_US, Report, Reports, reports_of
 from stateside.billing.sealing import sweep as sweep_module
 from stateside.billing.sealing.frontier import Corner, Frontier
+from stateside.billing.sealing.repeats import Repeats
 from stateside.billing.sealing.sweep import Planned, sweep
 from stateside.journal import Event, Journal
 from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at
 from tests.billing.story import BATCHES, ENDS, OPENING, at
-from tests.billing.test_sink import DEAD, DEAD_LAST, EXPECTED, dead, told
+from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, EXPECTED, dead, told
 from tests.sizes import examples, not_in_fast, some
 
 REPORT = Report(10, 20_010, (11, 12), 5)
@@ -145,7 +146,9 @@ def test_with_any_reports_the_sweep_finds_what_it_finds_without(
         planned = Planned(start, stop, data.draw(st.just(0) | watermarks), 0)
         corner = Corner(data.draw(offsets), data.draw(watermarks))
         frontier = data.draw(st.sampled_from([Frontier(), Frontier((corner,))]))
-        found, expected = sweep(journal, book, planned, frontier, made), sweep(journal, book, planned, frontier)
+        found, expected = (
+            sweep(journal, book, planned, frontier, Repeats(Path(folder), journal), reports) for reports in (made, ())
+        )
         assert found.late.equals(expected.late)
         assert found.bad.equals(expected.bad)
 
@@ -155,7 +158,7 @@ def _events(drawn: list[tuple[int, int, str, str, int]]) -> list[tuple[int, Even
     for number, (days, late_days, customer, type_, quantity) in enumerate(drawn):
         now_us += days * DAY_US
         time_us = max(now_us - late_days * DAY_US, at("2025-12-03"))
-        bad_or_not = Event(f"{number}", customer, type_, time_us, {"quantity": quantity})
+        bad_or_not = Event(f"{number % 9}", customer, type_, time_us, {"quantity": quantity})
         made.append((now_us, clock_tick(time_us, f"{number}") if type_ == CLOCK else bad_or_not))
     return made
 
@@ -168,7 +171,7 @@ def test_of_a_range_with_a_report_only_the_suspects_are_rated(story: Layout, mon
         sweep_module, "rate", lambda events, book: (offsets.extend(events["offset"].to_pylist()), rate(events, book))[1]
     )
     planned = Planned(0, ENDS[-1], 0, 0)
-    sweep(journal, book, planned, Frontier(), [report(journal, 0, ENDS[-1])])
+    sweep(journal, book, planned, Frontier(), Repeats(story.root, journal), [report(journal, 0, ENDS[-1])])
     assert offsets == [offset for offset, *_ in [*DEAD, DEAD_LAST]]
 
 
@@ -198,4 +201,4 @@ def test_documents_are_the_same_with_reports_whatever_crashes_and_none_is_left(s
         query = query.run(end, on_step)
         assert not any(reports_of(story.view("bill")).folder.iterdir())
     assert told(story) == EXPECTED
-    assert dead(story) == [*DEAD, DEAD_LAST]
+    assert dead(story) == [*DEAD, *AGAIN, DEAD_LAST]

@@ -9,7 +9,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import pytest
 
 from stateside.clock import Clock, ManualClock
-from stateside.errors import EventRefused, JournalFenced, JournalLocked, PositionInvalid, SequenceConflict
+from stateside.errors import EventRefused, IdConflict, JournalFenced, JournalLocked, PositionInvalid, SequenceConflict
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Receipt
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
+from stateside.journal.settling import Appended
 from stateside.positions import Position
 
 
@@ -31,7 +32,8 @@ class Writer(Protocol):
 
     @property
     def end(self) -> Position: ...
-    def append(self, events: Sequence[Event]) -> Position: ...
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position: ...
+    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended: ...
     def append_once(self, events: Sequence[Event]) -> Sequence[int | Position]: ...
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position: ...
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt: ...
@@ -172,11 +174,99 @@ class JournalContract(ABC):
                     writer.append_to(name, [_event("a", name)])
             assert writer.append_to("emma", [_event("a", "emma")], expected_sequence=0).last_sequence == 1
 
-    def test_the_same_event_appended_twice_is_there_twice(self, tmp_path: Path) -> None:
+    def test_an_event_that_is_stored_already_is_stored_once_and_answered_with_its_receipt(self, tmp_path: Path) -> None:
         with self.writer(tmp_path, ManualClock()) as writer:
-            writer.append(_events(1, 0) * 2)
-            writer.append(_events(1, 0))
-        assert list(self.reader(tmp_path).events()) == _events(1, 0) * 3
+            first = writer.append(_events(2, 0))
+            assert writer.append([*_events(2, 2), *_events(1, 2)]).covers(first)  # one of them is there twice
+        with self.writer(tmp_path, ManualClock()) as writer:
+            end = writer.end
+            assert writer.append(_events(2, 0)) == first
+            assert writer.append(_events(4, 0)) == end
+            assert writer.append_unstored(_events(1, 3), since=first) == end
+            assert len(set(writer.append_once([*_events(4, 0), *_events(4, 0)]))) == 4
+            assert writer.append_to("entity", _events(2, 0)).repeated
+            assert writer.end == end
+            later = writer.append(_events(6, 0))
+            assert later == writer.end != end
+        assert list(self.reader(tmp_path).events()) == _events(6, 0)
+
+    def test_which_of_the_events_were_there_before_is_told(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            assert not writer.append_each(_events(2, 0)).repeated
+            again = writer.append_each([*_events(3, 0), *_events(1, 2)])
+            assert sorted(again.repeated) == [0, 1, 3]
+            assert again.place(2) == again.place(3)
+            assert writer.append_once(_events(1, 2)) == writer.append_once(_events(3, 0))[2:]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            Event("a", "ben", "call", 5, {"seconds": 1}, ("night",)),
+            Event("a", "emma", "text", 5, {"seconds": 1}, ("night",)),
+            Event("a", "emma", "call", 6, {"seconds": 1}, ("night",)),
+            Event("a", "emma", "call", 5, {"seconds": 2}, ("night",)),
+            Event("a", "emma", "call", 5, b"1", ("night",)),
+            Event("a", "emma", "call", 5, {"seconds": 1}),
+            Event("a", "emma", "call", 5, {"seconds": 1}, ("night",), version=2),
+        ],
+        ids=["entity", "type", "time", "payload", "bytes", "tags", "version"],
+    )
+    def test_a_stored_id_with_other_content_is_a_conflict_and_nothing_of_the_append_is_stored(
+        self, tmp_path: Path, other: Event
+    ) -> None:
+        event = Event("a", "emma", "call", 5, {"seconds": 1}, ("night",), metadata={"trace": "1"})
+        with self.writer(tmp_path, ManualClock()) as writer:
+            with pytest.raises(IdConflict):
+                writer.append([event, other])
+            end = writer.append([event])
+            new = _event("new", other.entity)
+            for append in (
+                lambda: writer.append([new, other]),
+                lambda: writer.append_once([new, other]),
+                lambda: writer.append_unstored([new, other], since=end),
+            ):
+                with pytest.raises(IdConflict, match="'a'") as conflict:
+                    append()
+                assert (conflict.value.events, conflict.value.ids) == ((1,), ("a",))
+            with pytest.raises(IdConflict, match="'a'"):
+                writer.append_to(other.entity, [other])
+            assert writer.end == end
+            same = Event("a", "emma", "call", 5, {"seconds": 1}, ("night",), metadata={"trace": "2"})
+            assert writer.append([same]) == end
+        assert [each.id for each in self.reader(tmp_path).events()] == ["a"]
+
+    def test_a_time_that_the_producer_did_not_give_is_not_compared(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            end = writer.append([Event("a", "emma", "call", 5, {})])
+            assert writer.append_each([Event("a", "emma", "call", 6, {})], any_time={"a"}).position == end
+
+    def test_a_payload_is_compared_as_what_it_says_however_it_is_written(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            end = writer.append([Event("a", "emma", "call", 5, {"one": [1, 2], "two": "ü"})])
+            assert writer.append([Event("a", "emma", "call", 5, {"two": "ü", "one": (1, 2)})]) == end
+
+    def test_a_producer_with_unique_ids_of_its_own_may_spare_the_look(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer:
+            writer.append(_events(1, 0) * 2, compare_ids=False)
+            writer.append(_events(1, 0), compare_ids=False)
+            assert len(set(writer.append_once(_events(2, 0)))) == 2
+        assert list(self.reader(tmp_path).events()) == [*_events(1, 0) * 3, *_events(1, 1)]
+
+    def test_a_conflict_of_one_thread_fails_no_other_thread_s_append(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path, ManualClock()) as writer, ThreadPoolExecutor(8) as pool:
+            writer.append([_event("a", "emma")])
+
+            def append(number: int) -> bool:
+                try:
+                    writer.append(
+                        [_event(f"{number}", "emma"), Event("a", "emma", "other", number % 2, {})][: 1 + number % 2]
+                    )
+                except IdConflict:
+                    return False
+                return True
+
+            assert list(pool.map(append, range(64))) == [number % 2 == 0 for number in range(64)]
+        assert {event.id for event in self.reader(tmp_path).events()} == {"a", *(str(n) for n in range(0, 64, 2))}
 
     def test_a_writer_opened_again_goes_on_where_the_last_one_ended(self, tmp_path: Path) -> None:
         receipt = Position.start()

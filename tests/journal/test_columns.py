@@ -47,7 +47,7 @@ def test_fields_of_a_newer_schema_survive_reading_exporting_and_appending(tmp_pa
     assert known.extra == {"region": "north", "raw": "/w==", "seen": "2026-01-31T12:00:00+00:00"}
     with JournalWriter(tmp_path) as writer:
         writer.append_batch(newer)
-        writer.append([event_of(fields_of(known), 0)])
+        writer.append([event_of(fields_of(known), 0)], compare_ids=False)
     assert [event.extra for event in Journal(tmp_path).events()] == [known.extra, {}, known.extra]
 
 

@@ -45,7 +45,7 @@ def test_written_appends_are_synced_with_the_next_segment_and_at_the_close(
         synced.clear()
         while len(segment_offsets(tmp_path)) < 2:
             assert synced == []
-            writer.append(make_events(1))
+            writer.append(make_events(1, first=writer.end["0"]))
             assert Journal(tmp_path).end() == writer.end
         first, second = (segment_path(tmp_path, offset).name for offset in segment_offsets(tmp_path))
         assert synced == [first, "end"]

@@ -30,7 +30,7 @@ def test_verify_and_stat_tell_of_an_index_that_was_cut_short(tmp_path: Path, run
 ids.WRITTEN_AT_ONCE = 100
 with JournalWriter(folder) as writer:
     writer.append(events)
-    writer.append_once(events[:1])
+    writer.append(events[:1])
 """
     run_python(FILL + fill, tmp_path)
     cut(tmp_path / "ids")

@@ -31,10 +31,9 @@ def stored(folder: Path) -> list[str]:
 def test_an_event_that_is_there_already_is_answered_with_its_first_offset(tmp_path: Path) -> None:
     with JournalWriter(tmp_path) as writer:
         assert writer.append_once([event("a"), event("b"), event("a")]) == [0, 1, 0]
-        assert writer.append_once([event("c"), event("b", "ben")]) == [2, 1]
+        assert writer.append_once([event("c"), event("b")]) == [2, 1]
         assert writer.append_once([]) == []
     assert stored(tmp_path) == ["a", "b", "c"]
-    assert next(iter(Journal(tmp_path).events())).entity == "emma"
 
 
 def test_a_bad_event_refuses_the_whole_append(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_a_bad_event_refuses_the_whole_append(tmp_path: Path) -> None:
 
 def test_events_that_were_appended_in_other_ways_count_too(tmp_path: Path) -> None:
     with JournalWriter(tmp_path) as writer:
-        writer.append([event("a"), event("a"), event("b")])
+        writer.append([event("a"), event("a"), event("b")], compare_ids=False)
         assert writer.append_once([event("b"), event("a"), event("c")]) == [2, 0, 3]
 
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused
+from stateside.errors import EventRefused, IdConflict
 from stateside.journal import Event, Journal, JournalWriter, lines
 from stateside.journal.lines import BadLine, Intake, fields_of, parse
 
 GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
+OTHER = b'{"id": "2", "entity": "emma", "type": "call"}'
 
 
 @pytest.mark.parametrize(
@@ -124,5 +125,30 @@ def test_without_dead_letters_a_bad_line_ends_it_with_all_before_it_stored(tmp_p
         with pytest.raises(EventRefused, match=r"Line 1 is no event.*Nothing is stored"):
             intake.take(io.BytesIO(b"nonsense\n" + GOOD))
         with pytest.raises(EventRefused, match=r"Line 3 is no event.*2 events before it are stored, receipt 0:2"):
-            intake.take(io.BytesIO(GOOD + b"\n" + GOOD + b"\nnonsense\n" + GOOD))
+            intake.take(io.BytesIO(GOOD + b"\n" + OTHER + b"\nnonsense\n" + GOOD))
     assert Journal(tmp_path).end().events() == 2
+
+
+def test_the_same_lines_again_are_counted_as_repeated_and_stored_once(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path) as writer:
+        intake = Intake(writer)
+        for counts in ((2, 1), (2, 4)):
+            intake.take(io.BytesIO(b"\n".join([GOOD, OTHER, GOOD])))
+            assert (intake.stored, intake.repeated) == counts
+        assert str(intake.receipt) == "0:2"
+    assert [event.id for event in Journal(tmp_path).events()] == ["1", "2"]
+
+
+def test_a_line_with_the_id_of_another_event_is_named_and_refused(tmp_path: Path) -> None:
+    conflict = b'{"id": "1", "entity": "emma", "type": "text"}'
+    with JournalWriter(tmp_path / "journal") as writer:
+        with pytest.raises(IdConflict, match=r"Line 3 is a conflict: its id '1' .*2 events before it are stored"):
+            Intake(writer).take(io.BytesIO(b"\n".join([GOOD, OTHER, conflict, GOOD])))
+        intake = Intake(writer, tmp_path / "letters")
+        third = b'{"id": "3", "entity": "emma", "type": "call"}'
+        intake.take(io.BytesIO(b"\n".join([conflict, b"nonsense", GOOD, third])))
+        assert (intake.stored, intake.repeated, intake.refused) == (1, 1, 2)
+    letters = [json.loads(line) for line in (tmp_path / "letters").read_bytes().splitlines()]
+    assert sorted(letter["line"] for letter in letters) == [1, 2]
+    assert "its id '1' is that of another event" in "".join(letter["reason"] for letter in letters)
+    assert [event.id for event in Journal(tmp_path / "journal").events()] == ["1", "2", "3"]

@@ -87,7 +87,7 @@ def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp
     expected = ids(months, BY["types"])
     path = summaries.path_of(segment_path(months.directory, 200))
     content = path.read_bytes()
-    other = fill(tmp_path / "other", [[event(i, "other") for i in range(100)]] * 2)
+    other = fill(tmp_path / "other", [[event(i, "other") for i in range(first, first + 100)] for first in (0, 100)])
     ids(other, BY["types"])
     there = {
         "changed": content[:-1] + bytes([content[-1] ^ 1]),

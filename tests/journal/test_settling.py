@@ -14,7 +14,7 @@ from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
 from stateside.journal.memory import MemoryWriter
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import segment_path
-from stateside.journal.settling import Answer, Request
+from stateside.journal.settling import Answer, Appended, Request
 from stateside.journal.upkeep import Place, drop
 from stateside.positions import Position
 from tests.sizes import examples
@@ -41,7 +41,7 @@ def one_by_one(writer: MemoryWriter, requests: Sequence[Request]) -> list[Answer
     for request in requests:
         try:
             if request.entity is None:
-                answers.append(writer.append(request.events))
+                answers.append(writer.append_each(request.events))
             else:
                 answers.append(writer.append_to(request.entity, request.events, request.expected_sequence))
         except (EventRefused, SequenceConflict) as error:
@@ -54,8 +54,8 @@ def told(answers: Iterable[Answer]) -> list[object]:
     return [
         (answer.first_sequence, answer.last_sequence, answer.repeated)
         if isinstance(answer, Receipt)
-        else answer
-        if isinstance(answer, Position)
+        else (answer.position, sorted(answer.repeated))
+        if isinstance(answer, Appended)
         else (type(answer), getattr(answer, "current", None))
         for answer in answers
     ]
@@ -135,7 +135,8 @@ def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_pa
     first, repeat, last = old_and_new(tmp_path, lambda: drop(Place(tmp_path), 3, []))
     assert isinstance(repeat, EventRefused)
     assert "'old' is stored already, and dropped since" in str(repeat)
-    assert first == Position.of({"0": 5})
+    assert isinstance(first, Appended)
+    assert first.position == Position.of({"0": 5})
     assert isinstance(last, Receipt)
     assert [found.id for found in Journal(tmp_path).events(Position.of({"0": 4}))] == ["new", "next"]
 
@@ -143,7 +144,7 @@ def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_pa
 def test_who_repeats_an_event_that_is_damaged_is_told_and_nobody_else(tmp_path: Path) -> None:
     first, repeat, last = old_and_new(tmp_path, lambda: segment_path(tmp_path, 0).write_bytes(b"?" * 10_000))
     assert isinstance(repeat, JournalCorrupt)
-    assert (isinstance(first, Position), isinstance(last, Receipt)) == (True, True)
+    assert (isinstance(first, Appended), isinstance(last, Receipt)) == (True, True)
 
 
 def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

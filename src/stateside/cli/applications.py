@@ -144,7 +144,7 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 @kafka_option
 @click.option("--node", metavar="NAME", help="Append as this node, to its own log (docs/nodes.md).")
 @click.option("--take-over", is_flag=True, help="Of a node whose owner is paused or away: fence it.")
-@click.option("--dead-letters", type=FILE, help="Go on at lines that are no events, and add them here with the reason.")
+@click.option("--dead-letters", type=FILE, help="Go on at lines that are refused, and add them here with the reason.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt and the counts as a JSON object.")
 @click.argument("lines", metavar="[FILE]", type=click.File("rb"), default="-")
 def append(
@@ -166,7 +166,8 @@ def append(
     payload an empty one. Lines are appended as they come in, in order, beside other producers and the running job.
 
     Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
-    stops, and says which one, why, and what is stored. Appending the same lines again stores them again.
+    stops, and says which one, why, and what is stored. An event whose id is stored already, with the same content, is
+    not stored again; a line that has the id of another event is refused as one that is no event.
 
     With --kafka this process becomes the owner of that topic, and whoever was it before is told so; the folder holds
     its index. Where the folder's own journal is a topic (docs/cluster.md), it takes turns with others, as on files.
@@ -185,8 +186,10 @@ def append(
         try:
             intake.take(lines)
         finally:
-            click.echo(f"{intake.stored:,} events stored, {intake.refused:,} lines refused", err=True)
-        told = {"receipt": str(intake.receipt), "stored": intake.stored, "refused": intake.refused}
+            counts = f"{intake.stored:,} events stored, {intake.repeated:,} repeated, {intake.refused:,} lines refused"
+            click.echo(counts, err=True)
+        told = {"receipt": str(intake.receipt), "stored": intake.stored, "repeated": intake.repeated}
+        told["refused"] = intake.refused
         click.echo(json.dumps(told) if as_json else told["receipt"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import pyarrow as pa
@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 from stateside.clock import Clock
 from stateside.errors import EventsGone, JournalCorrupt
 from stateside.journal.columns import conformed, encode
+from stateside.journal.content import Found, Place, read_contents
 from stateside.journal.event import Event
 from stateside.journal.group import Group
 from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
-from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
+from stateside.journal.settling import Answers, Appended, Request, Rows, Turn, events_of, settle
 from stateside.positions import Position
 
 
@@ -37,21 +38,33 @@ class Appending(ABC):
         """The position after the last durable event, as of this writer's last turn."""
         return Position.of({PARTITION: self._offset})
 
-    def append(self, events: Sequence[Event]) -> Position:
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
         """Store the events, all or none, and return their receipt once they are durable.
+
+        An id is stored once: an event that is there already, with the same content, is not stored again, and the
+        receipt covers the stored one. IdConflict if it is there with other content, in the journal or in the append.
+        A producer that guarantees unique ids itself may spare the look (`compare_ids`): then a repeated one is stored.
 
         Threads that share a writer share its syncs, too (`group`): many of them store more than one alone.
         """
-        if not events:
-            return self.end
-        position = self._group.append(Request(events))
-        assert isinstance(position, Position)
-        return position
+        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
+
+    def append_each(
+        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
+    ) -> Appended:
+        """As `append`; where each event stands, and which were there before.
+
+        `any_time`: the ids of events whose times the producer did not give: those times are not compared.
+        """
+        appended = self._group.append(Request(events, compare_ids=compare_ids, any_time=any_time))
+        assert isinstance(appended, Appended)
+        return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
 
-        They get their sequences here, whatever the batch has.
+        They get their sequences here, whatever the batch has. Ids are not compared: for producers that guarantee
+        unique ones, and copies of streams that have repetitions.
         """
         batch = conformed(batch)
         with self._turn():
@@ -75,8 +88,8 @@ class Appending(ABC):
         """Store events of one entity if its last one has the expected sequence (0: it has none yet).
 
         SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
-        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
-        there, or an event is another entity's.
+        with the first receipt and not stored twice, whatever is expected. IdConflict if their content is another one,
+        EventRefused if only some of the ids are there, or an event is another entity's.
         """
         receipt = self._group.append(Request(events, entity, expected_sequence))
         assert isinstance(receipt, Receipt)
@@ -92,40 +105,45 @@ class Appending(ABC):
             return None if offset is None else repeated(entity, (), self._stored([offset]))
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
+        """Repeat an append that got no receipt; `since` is the last receipt of its producer. The receipt covers all.
 
-        For a producer that got no receipt for them: `since` is its last receipt. Looking and storing are one turn, so
-        two that repeat the same events at the same time store them once. The receipt covers all the events.
+        As `append`, which knows by itself what is stored; the position is checked, and spares nothing any more.
         """
-        batch = encode(events, self._clock.now_us())
-        with self._turn():
-            unstored = {event.id for event in events}
-            for _, found in self._read(since[PARTITION], self._offset):
-                unstored.difference_update(found.column("id").to_pylist())
-            wanted = pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string()))
-            return self._append(batch.filter(wanted))
+        self._check_since(since)
+        return self.append(events)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """Store those of the events whose ids the journal does not have yet, all or none; the offset of each event.
+        """As `append`; returns the offset of each event, of one that was there before the stored one's.
 
-        For an event whose id is there already that is the first one's, whatever else they say; so whoever repeats an
-        append gets the same answer again. A receipt for an event is the position just after its offset.
+        A receipt for an event is the position just after its offset.
         """
-        batch = encode(events, self._clock.now_us())
-        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
-        with self._turn():
-            there = dict(zip(rows, self._offsets(list(rows)), strict=True))
-            new = sorted(row for id_, row in rows.items() if there[id_] is None)
-            stored = {events[row].id: self._offset + number for number, row in enumerate(new)}
-            if new:
-                self._append(batch.take(pa.array(new)))
-        return [(there | stored)[event.id] or 0 for event in events]
+        if not events:
+            return []
+        place = self.append_each(events).place
+        return [place(number).offset for number in range(len(events))]
 
     def _append_together(self, requests: Sequence[Request]) -> Answers:
         """What a group of threads appends."""
         batch = encode(events_of(requests), self._clock.now_us())
         with self._turn():
-            return settle(requests, batch, Turn(self._stored_of, self._lasts, self._append_parts))
+            turn = Turn(self._places, self._contents, self._stored_of, self._lasts, self._append_parts)
+            return settle(requests, batch, turn)
+
+    def _check_since(self, since: Position) -> None:
+        if since[PARTITION] > self._offset:
+            with self._turn():
+                for _ in self._read(since[PARTITION], self._offset):  # PositionInvalid
+                    pass
+
+    def _places(self, ids: Sequence[str]) -> list[Place | None]:
+        return [None if offset is None else Place(PARTITION, offset) for offset in self._offsets(ids)]
+
+    def _contents(self, places: Collection[Place]) -> dict[Place, Found]:
+        def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+            for first, batch in self._read(start, stop):
+                yield range(first, first + batch.num_rows), conformed(batch)
+
+        return read_contents(read, PARTITION, [place.offset for place in places])
 
     def _stored_of(self, requests: Sequence[Request]) -> list[list[Stored]]:
         offsets = iter(self._offsets([event.id for event in events_of(requests)]))
@@ -140,10 +158,10 @@ class Appending(ABC):
             first = min(offsets, key=lambda id_: offsets[id_])
             return [Stored.without_content(offsets[first], first, error)]
 
-    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
         first = self._offset
         self._append(batch)
-        return [Position(((PARTITION, first + high),)) if first + high else Position.start() for _, high in parts]
+        return [_appended(first + low, first + high) for low, high in parts]
 
     def _append(self, batch: pa.RecordBatch) -> Position:
         """Number the events and store them, in this writer's turn."""
@@ -198,6 +216,11 @@ class Appending(ABC):
     @abstractmethod
     def _note(self, lasts: Mapping[str, int]) -> None:
         """What was stored last moved these entities' last sequences; `_lasts` was asked before. It must not fail."""
+
+
+def _appended(first: int, behind: int) -> Appended:
+    position = Position(((PARTITION, behind),)) if behind else Position.start()
+    return Appended(position, lambda number: Place(PARTITION, first + number))
 
 
 _KNOWN_BY = ("id", "entity", "sequence")

@@ -22,8 +22,7 @@ from itertools import pairwise
 
 from stateside.errors import EntityElsewhere, EventRefused, JournalAway
 from stateside.journal.receipt import Receipt
-from stateside.journal.settling import Answer, Answers, Request
-from stateside.positions import Position
+from stateside.journal.settling import Answer, Answers, Appended, Request
 
 EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
 PAUSE_S = 0.0005  # if nobody comes for so long, nobody else is waited for; a sync takes about as long
@@ -45,7 +44,7 @@ class Group:
         self._gathering: _Append | None = None  # who leads, as long as it waits for so many
         self._changing = threading.Lock()  # who stands in line, who leads next, and who wakes whom
 
-    def append(self, request: Request) -> Position | Receipt:
+    def append(self, request: Request) -> Appended | Receipt:
         """Store the events, with those of other threads perhaps; the receipt for these.
 
         If they are refused, or the journal is away, that is raised here; a refusal of others' events is not.
@@ -201,5 +200,5 @@ class _Append:
 def _interrupted(error: BaseException) -> JournalAway:
     return JournalAway(
         f"The thread that was storing this append with its own was interrupted: {type(error).__name__}",
-        next_step="The events are stored or not: append_unstored stores what of them is not",
+        next_step="The events are stored or not: the same append again stores what of them is not",
     )

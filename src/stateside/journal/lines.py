@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,8 +32,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from stateside.clock import Clock, SystemClock
-from stateside.errors import EventRefused
+from stateside.errors import EventRefused, IdConflict
 from stateside.journal.event import Event, fault
+from stateside.journal.settling import Appended
 from stateside.positions import Position
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
@@ -58,17 +59,18 @@ class Writer(Protocol):
     def end(self) -> Position:
         """The position after the last durable event."""
 
-    def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, all or none."""
+    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended:
+        """Store the events, all or none, each id once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no event, and why."""
+    """A line that is no event, or has the id of another one (`conflict`), and why."""
 
     number: int
     text: str
     reason: str
+    conflict: bool = False
 
     def as_json(self) -> bytes:
         """A dead letter: one line of JSON."""
@@ -81,6 +83,7 @@ class Intake:
 
     A bad line ends it: what stands before the line is stored, what stands behind it is not. With a file for dead
     letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
+    A line whose id is that of another event is bad, too; an event that is stored already counts as repeated.
     """
 
     def __init__(self, writer: Writer, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
@@ -89,23 +92,43 @@ class Intake:
         self._clock = clock or SystemClock()
         self.receipt = writer.end
         self.stored = 0
+        self.repeated = 0
         self.refused = 0
 
     def take(self, lines: Input) -> None:
         """Append all lines; EventRefused at a bad one."""
         for group in _groups(lines):
-            parsed = [parse(number, text, self._clock.now_us()) for number, text in group]
-            bad = [line for line in parsed if isinstance(line, BadLine)]
-            if bad and self._dead_letters is None:
-                self._append([line for line in parsed[: parsed.index(bad[0])] if isinstance(line, Event)])
-                raise self._refusal(bad[0])
-            self._bury(bad)
-            self._append([line for line in parsed if isinstance(line, Event)])
+            found = [_read(number, text, self._clock.now_us()) for number, text in group]
+            untimed = {line.id for line, timed in found if isinstance(line, Event) and not timed}
+            self._take(group, [line for line, _ in found], untimed)
 
-    def _append(self, events: list[Event]) -> None:
+    def _take(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine], untimed: set[str]) -> None:
+        """Append what came in at once. That ids are those of other events turns out then: again, without such lines."""
+        buried: set[int] = set()
+        while True:
+            bad = [line for line in parsed if isinstance(line, BadLine)]
+            if self._dead_letters is None:
+                parsed = parsed[: parsed.index(bad[0]) + 1] if bad else parsed
+            else:
+                self._bury([line for line in bad if line.number not in buried])
+                buried.update(line.number for line in bad)
+            places = [place for place, line in enumerate(parsed) if isinstance(line, Event)]
+            try:
+                self._append([line for line in parsed if isinstance(line, Event)], untimed)
+                break
+            except IdConflict as conflict:
+                for number, id_ in zip(conflict.events, conflict.ids, strict=True):
+                    parsed[places[number]] = _conflicting(*group[places[number]], id_)
+        if bad and self._dead_letters is None:
+            raise self._refusal(bad[0])
+
+    def _append(self, events: list[Event], untimed: set[str]) -> None:
         if events:
-            self.receipt = self._writer.append(events)
-            self.stored += len(events)
+            appended = self._writer.append_each(events, any_time=untimed)
+            any_before = self.stored + self.repeated > 0
+            self.receipt = self.receipt.joined(appended.position) if any_before else appended.position
+            self.repeated += len(appended.repeated)
+            self.stored += len(events) - len(appended.repeated)
 
     def _bury(self, bad: list[BadLine]) -> None:
         if not bad:
@@ -119,8 +142,9 @@ class Intake:
 
     def _refusal(self, line: BadLine) -> EventRefused:
         stored = f"{self.stored:,} events before it are stored, receipt {self.receipt}" if self.stored else None
-        return EventRefused(
-            f"Line {line.number} is no event: {line.reason}",
+        kind = IdConflict if line.conflict else EventRefused
+        return kind(
+            f"Line {line.number} is {'a conflict' if line.conflict else 'no event'}: {line.reason}",
             next_step=f"{stored or 'Nothing is stored'}. Mend the line and append from it on, "
             "or collect such lines with --dead-letters",
         )
@@ -128,14 +152,27 @@ class Intake:
 
 def parse(number: int, line: bytes, now_us: int) -> Event | BadLine:
     """The event that a line tells of, or what is wrong with the line."""
+    return _read(number, line, now_us)[0]
+
+
+def _read(number: int, line: bytes, now_us: int) -> tuple[Event | BadLine, bool]:
+    """The same, and whether the line has a time."""
     try:
         if len(line) > LINE_BYTES_MAX:
             raise ValueError(f"it is longer than {LINE_BYTES_MAX} bytes")
-        event = event_of(_fields(line), now_us)
+        fields = _fields(line)
+        event = event_of(fields, now_us)
         reason = fault(event)
     except (ValueError, RecursionError) as error:
         reason = str(error)
-    return event if reason is None else BadLine(number, line.decode(errors="backslashreplace"), reason)
+    if reason is None:
+        return event, has_time(fields)
+    return BadLine(number, line.decode(errors="backslashreplace"), reason), False
+
+
+def _conflicting(number: int, line: bytes, id_: str) -> BadLine:
+    reason = f"its id {id_!r} is that of another event, with other content"
+    return BadLine(number, line.decode(errors="backslashreplace"), reason, conflict=True)
 
 
 def _fields(line: bytes) -> Any:
@@ -168,6 +205,11 @@ def event_of(fields: Any, now_us: int) -> Event:
         metadata=fields.get("metadata", {}),
         extra=fields.get("extra", {}),
     )
+
+
+def has_time(fields: dict[str, Any]) -> bool:
+    """Whether the producer says when; else the event has the time of reading, another one when it comes again."""
+    return "time" in fields or "time_us" in fields
 
 
 def fields_of(event: Event) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stateside.errors import EventRefused, EventsGone, JournalCorrupt, SequenceConflict
+from stateside.errors import EventRefused, EventsGone, IdConflict, JournalCorrupt, SequenceConflict
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION
 from stateside.positions import Position
 
 _SHOWN_MAX = 5
+_IDS_OF_THEIR_OWN = "Nothing of the append was stored; give new events ids of their own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,20 @@ def check_kept(stored: Sequence[Stored]) -> None:
 def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> Receipt:
     """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
 
-    EventRefused if that is not all of them, or one is another entity's: then it is no repetition. EventsGone or
-    JournalCorrupt if one cannot be read.
+    EventRefused if that is not all of them, IdConflict if one is another entity's: then it is no repetition.
+    EventsGone or JournalCorrupt if one cannot be read.
     """
     for found in stored:
         if found.unread is not None:
             raise found.unread
         if found.entity != entity:
             whose = "another entity" if found.entity is None else repr(found.entity)
-            raise _refused(f"The id {found.id!r} is that of an event of {whose}, which is stored already")
+            raise IdConflict(
+                f"The id {found.id!r} is that of an event of {whose}, which is stored already",
+                next_step=_IDS_OF_THEIR_OWN,
+                events=tuple(number for number, event in enumerate(events) if event.id == found.id),
+                ids=(found.id,),
+            )
     there = {found.id for found in stored}
     others = [event.id for event in events if event.id not in there]
     if others:
@@ -98,7 +104,7 @@ def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> 
 
 
 def _refused(what: str) -> EventRefused:
-    return EventRefused(what, next_step="Nothing of the append was stored; give new events ids of their own")
+    return EventRefused(what, next_step=_IDS_OF_THEIR_OWN)
 
 
 def _shown(ids: Sequence[str]) -> str:

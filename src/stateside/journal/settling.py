@@ -1,13 +1,16 @@
 """Settling: what becomes of appends that come together (`group`) in one turn: which are stored, and what each is told.
 
-All that are stored are stored as one, all or none. An append on a condition is looked at as if those before it were
-stored already; if it has an id of theirs, it has to come after them, in another turn.
+All that are stored are stored as one, all or none. Each is looked at as if those before it were stored already; if it
+has an id of theirs, it has to come after them, in another turn.
+
+An id is stored once. The same event again (`content`) is answered with the place of the stored one; another event under
+a stored id is a conflict, for which its append alone is refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 
@@ -15,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.errors import StatesideError
+from stateside.journal.content import Found, Place, conflict, content_of, is_same
 from stateside.journal.event import Event
 from stateside.journal.receipt import Receipt, Stored, check_entity, check_expected, check_kept, repeated
 from stateside.positions import Position
@@ -22,14 +26,29 @@ from stateside.positions import Position
 
 @dataclass(slots=True)  # not frozen, which would take several times as long to make: there is one for each append
 class Request:
-    """An append. With `entity` on a condition: of it alone, at the expected sequence if one is given, each id once."""
+    """An append. With `entity` on a condition: of it alone, at the expected sequence if one is given.
+
+    `compare_ids`: look whether they are stored already. `any_time`: ids of events whose times the producer did not
+    give, and which are not compared therefore.
+    """
 
     events: Sequence[Event]
     entity: str | None = None
     expected_sequence: int | None = None
+    compare_ids: bool = True
+    any_time: Collection[str] = ()
 
 
-Answer = Position | Receipt | Exception  # of an append, of one on a condition, and of one that is not stored
+@dataclass(slots=True)
+class Appended:
+    """What an append is told: the position that covers its events, where each stands, which were there before."""
+
+    position: Position
+    place: Callable[[int], Place]  # of an event, by its number in the append
+    repeated: Collection[int] = ()  # numbers
+
+
+Answer = Appended | Receipt | Exception  # of an append, of one on a condition, and of one that is not stored
 Answers = Sequence[Answer | None]  # None: it comes after these
 Rows = tuple[int, int]  # from the one up to the other
 
@@ -38,14 +57,18 @@ Rows = tuple[int, int]  # from the one up to the other
 class Turn:
     """A journal, as nobody else appends to it.
 
-    `stored`: of each append those of its events that are there, by their ids; of those that cannot be read, that one
-    cannot: it concerns this append and no other. `lasts`: the sequences of entities' last events. `append`: store a
-    batch, and tell for each of its parts the position behind it.
+    `places`: where the first event with each id stands. `contents`: what the events at some places say; those whose
+    content is gone are left out. `stored`: of each append on a condition those of its events that are there, by their
+    ids; of those that cannot be read, that one cannot: it concerns this append and no other. `lasts`: the sequences of
+    entities' last events. `append`: store a batch, and tell for each of its parts the position behind it, and where its
+    events stand.
     """
 
+    places: Callable[[Sequence[str]], Sequence[Place | None]]
+    contents: Callable[[Collection[Place]], Mapping[Place, Found]]
     stored: Callable[[Sequence[Request]], Sequence[Sequence[Stored]]]
     lasts: Callable[[Sequence[str]], Sequence[int]]
-    append: Callable[[pa.RecordBatch, Sequence[Rows]], Sequence[Position]]
+    append: Callable[[pa.RecordBatch, Sequence[Rows]], Sequence[Appended]]
 
 
 def settle(requests: Sequence[Request], batch: pa.RecordBatch, turn: Turn) -> Answers:
@@ -54,67 +77,189 @@ def settle(requests: Sequence[Request], batch: pa.RecordBatch, turn: Turn) -> An
     The first one has an answer always.
     """
     rows = _parts(len(request.events) for request in requests)
-    if all(request.entity is None for request in requests):
+    there = _there(requests, turn)
+    if all(request.entity is None for request in requests) and not there and _are_different(requests):
         return turn.append(batch, rows)
-    decided = _Decided(_known(requests, turn))
-    for number, request in enumerate(requests):
-        decided.take(number, request)
-    chosen = np.concatenate([np.arange(*rows[number]) for number in decided.lasts] or [np.empty(0, np.int64)])
-    some = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen))
-    positions = turn.append(some, _parts(len(requests[number].events) for number in decided.lasts))
-    for (number, last), position in zip(decided.lasts.items(), positions, strict=True):
-        count = len(requests[number].events)
-        decided.answers[number] = position if last is None else Receipt(position, last + 1, last + count)
+    decided = _Decided(batch, turn, there, _known(requests, turn))
+    for number, (request, (first, _)) in enumerate(zip(requests, rows, strict=True)):
+        decided.take(number, request, first)
+    decided.store()
     return [decided.answers.get(number) for number in range(len(requests))]
+
+
+def _there(requests: Sequence[Request], turn: Turn) -> dict[str, Place]:
+    """Where those of the ids that are stored already stand; of appends that compare them, without a condition."""
+    plain = [request for request in requests if request.entity is None and request.compare_ids]
+    if not plain:
+        return {}
+    ids = [event.id for event in events_of(plain)]
+    return {id_: place for id_, place in zip(ids, turn.places(ids), strict=True) if place is not None}
+
+
+def _are_different(requests: Sequence[Request]) -> bool:
+    """Whether no id is there twice; or nobody wants to know."""
+    if not any(request.compare_ids for request in requests):
+        return True
+    ids = [event.id for event in events_of(requests)]
+    return len(set(ids)) == len(ids)
 
 
 def _known(requests: Sequence[Request], turn: Turn) -> dict[int, tuple[Sequence[Stored], int]]:
     """Of each append on a condition, by its number, which of its events are there, and its entity's last sequence."""
     numbers = [number for number, request in enumerate(requests) if request.entity is not None]
+    if not numbers:
+        return {}
     entities = [entity for request in requests if (entity := request.entity) is not None]
     stored, lasts = turn.stored([requests[number] for number in numbers]), turn.lasts(entities)
     return dict(zip(numbers, zip(stored, lasts, strict=True), strict=True))
 
 
 @dataclass(slots=True)
+class _Chosen:
+    """An append that is stored: the rows of its new events, and where others of it stand: in the journal, or in it."""
+
+    rows: Sequence[int]
+    there: Mapping[int, Place]  # by the event's number in the append
+    inside: Mapping[int, int]  # by its number, that of the same event before it
+    last: int | None = None  # its entity's last sequence, on a condition
+
+    def answer(self, first: int, count: int, new: Appended | None) -> Answer:
+        """What it is told; `new`: of its new events. Its first row, and how many it has, say which those are."""
+        if self.last is not None:
+            assert new is not None
+            return Receipt(new.position, self.last + 1, self.last + len(self.rows))
+        if new is not None and len(self.rows) == count:
+            return new
+        numbers = {row - first: number for number, row in enumerate(self.rows)}
+        position = Position.start() if new is None else new.position
+        for place in self.there.values():
+            position = position.joined(Position.of({place.log: place.offset + 1}))
+
+        def place_of(number: int) -> Place:
+            number = self.inside.get(number, number)
+            if number in self.there:
+                return self.there[number]
+            assert new is not None
+            return new.place(numbers[number])
+
+        return Appended(position, place_of, {*self.there, *self.inside})
+
+
+@dataclass(slots=True)
 class _Decided:
     """Which of the appends are stored now. Of the others some have an answer, and the rest comes later."""
 
+    batch: pa.RecordBatch
+    turn: Turn
+    there: Mapping[str, Place]
     known: dict[int, tuple[Sequence[Stored], int]]
-    lasts: dict[int, int | None] = field(default_factory=dict)  # of those that are: their entity's, on a condition
     answers: dict[int, Answer] = field(default_factory=dict)
+    _chosen: dict[int, tuple[_Chosen, int, int]] = field(default_factory=dict)  # with its first row, and its count
     _ids: set[str] = field(default_factory=set)
     _counts: Counter[str] = field(default_factory=Counter)  # by entity
 
-    def take(self, number: int, request: Request) -> None:
-        """The next one."""
-        if request.entity is None:
-            self._choose(number, request, None)
-        elif self._ids.isdisjoint(event.id for event in request.events):
-            try:
-                self._decide(number, request, request.entity)
-            except StatesideError as error:  # which is its own: nothing is read or stored here
-                self.answers[number] = error
+    def take(self, number: int, request: Request, first: int) -> None:
+        """The next one; its events begin with this row of the batch."""
+        waits = request.entity is not None or request.compare_ids
+        if waits and not self._ids.isdisjoint(event.id for event in request.events):
+            return
+        try:
+            if request.entity is not None:
+                self._decide(number, request, first, request.entity)
+            elif request.compare_ids:
+                self._choose(number, request, first, self._compared(request, first))
+            else:
+                self._choose(number, request, first, _all_new(request, first))
+        except StatesideError as error:  # which is its own: nothing is stored here
+            self.answers[number] = error
 
-    def _decide(self, number: int, request: Request, entity: str) -> None:
+    def store(self) -> None:
+        """Store the new events of all that were chosen, and answer those."""
+        storing = {
+            number: chosen
+            for number, (chosen, _, _) in self._chosen.items()
+            if len(chosen.rows) or chosen.last is not None  # of nothing, on a condition: it is told where that is
+        }
+        rows = np.concatenate([np.empty(0, np.int64), *(np.asarray(chosen.rows) for chosen in storing.values())])
+        some = self.batch if len(rows) == self.batch.num_rows else self.batch.take(pa.array(rows.astype(np.int64)))
+        stored = self.turn.append(some, _parts(len(chosen.rows) for chosen in storing.values())) if storing else ()
+        new = dict(zip(storing, stored, strict=True))
+        for number, (chosen, first, count) in self._chosen.items():
+            self.answers[number] = chosen.answer(first, count, new.get(number))
+
+    def _decide(self, number: int, request: Request, first: int, entity: str) -> None:
         check_entity(entity, request.events)
         stored, last = self.known[number]
         if stored:
             check_kept(stored)
-            self.answers[number] = repeated(entity, request.events, stored)
+            receipt = repeated(entity, request.events, stored)
+            there = {found.id: Place(found.log, found.offset) for found in stored}
+            self._check_same({row: there[event.id] for row, event in enumerate(request.events)}, request, first)
+            self.answers[number] = receipt
             return
         last += self._counts[entity]
         check_expected(entity, request.expected_sequence, last)
-        self._choose(number, request, last)
+        chosen = _all_new(request, first)
+        chosen.last = last
+        self._choose(number, request, first, chosen)
 
-    def _choose(self, number: int, request: Request, last: int | None) -> None:
-        self.lasts[number] = last
-        self._ids.update(event.id for event in request.events)
-        self._counts.update(event.entity for event in request.events)
+    def _compared(self, request: Request, first: int) -> _Chosen:
+        """Which of the events are new. IdConflict if one has the id of another that says something else."""
+        there: dict[int, Place] = {}
+        inside: dict[int, int] = {}
+        firsts: dict[str, int] = {}
+        for number, event in enumerate(request.events):
+            if event.id in self.there:
+                there[number] = self.there[event.id]
+            elif firsts.setdefault(event.id, number) != number:
+                inside[number] = firsts[event.id]
+        self._check_same(there, request, first)
+        others = {
+            number: request.events[number].id
+            for number, earlier in inside.items()
+            if not is_same(
+                content_of(self.batch, first + earlier),
+                content_of(self.batch, first + number),
+                any_time=request.events[number].id in request.any_time,
+            )
+        }
+        if others:
+            raise conflict(others, stored=False)
+        rows = [first + number for number in firsts.values()]
+        return _Chosen(rows, there, inside)
+
+    def _check_same(self, there: Mapping[int, Place], request: Request, first: int) -> None:
+        """IdConflict if events of an append, by their numbers, say something else than the stored ones do.
+
+        Of a stored one whose content is gone nothing but the id is known: it counts as the same.
+        """
+        found = self.turn.contents(set(there.values())) if there else {}
+        others = {}
+        for number, place in there.items():
+            stored, id_ = found.get(place), request.events[number].id
+            if isinstance(stored, StatesideError):
+                raise stored
+            given = content_of(self.batch, first + number)
+            if stored is not None and not is_same(stored, given, any_time=id_ in request.any_time):
+                others[number] = id_
+        if others:
+            raise conflict(others)
+
+    def _choose(self, number: int, request: Request, first: int, chosen: _Chosen) -> None:
+        self._chosen[number] = chosen, first, len(request.events)
+        events = [request.events[row - first] for row in chosen.rows]
+        self._ids.update(event.id for event in events)
+        self._counts.update(event.entity for event in events)
+
+
+def _all_new(request: Request, first: int) -> _Chosen:
+    return _Chosen(range(first, first + len(request.events)), {}, {})
 
 
 def events_of(requests: Sequence[Request]) -> list[Event]:
     """The events of all of them, in order."""
+    if len(requests) == 1:
+        return list(requests[0].events)
     return list(chain.from_iterable(request.events for request in requests))
 
 

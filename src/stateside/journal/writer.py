@@ -34,7 +34,7 @@ from stateside.storage import CLOSED, write_atomically
 
 Durability = Literal["synced", "written"]
 
-_OPEN_AGAIN = "Open the journal again; then append_unstored repeats what of the last append is not stored"
+_OPEN_AGAIN = "Open the journal again; the same append then stores what of the last one is not stored"
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,8 @@ class JournalWriter(Appending):
     7. The turn is given back, and the receipt returned: the position just after the events.
 
     A crash or an error between steps 4 and 7 may keep the events although their producer got no receipt. They are in
-    the journal once; but `append` compares no ids, so a producer that appends them again has them twice. Instead it
-    repeats them so, with the last receipt that it has:
-
-        writer.append_unstored(events, since=last_receipt)
-
-    or, of one entity, with `append_to`, which does compare them.
+    the journal once: a producer that appends them again, exactly as they were, gets the receipt, and stores nothing
+    twice (`settling`). Not so with `append_batch`, and without `compare_ids`.
 
     After a failed sync nobody knows what the disk holds: this writer then takes nothing more until it is opened again.
     Others go on, as after a crash.
@@ -170,8 +166,10 @@ class JournalWriter(Appending):
         """Steps 4 to 6, in this writer's turn."""
         if not self._schema_is_ours or self._rolling.is_due(self._end, self._clock.now_us()):
             self._roll()
-        self._write(segment.pack_frame(self._id, self._end.offset, batch), batch.num_rows)
+        first = self._end.offset
+        self._write(segment.pack_frame(self._id, first, batch), batch.num_rows)
         self._publish()
+        self._ids.note(batch.column("id").to_pylist(), first, self._end)
 
     def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         with self._there():

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import RequestInvalid, StatesideError, TooManyRequests
+from stateside.errors import IdConflict, RequestInvalid, StatesideError, TooManyRequests
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.kafka.placed import placed
 from stateside.journal.kafka.placed_writer import PlacedWriter
@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request's events, and where the answer goes: the offset of each."""
+    """A request's events, those of them whose times it did not give, and where the answer goes: the offset of each."""
 
     events: Sequence[Event]
+    untimed: Collection[str]
     answer: asyncio.Future[list[int]]
     loop: asyncio.AbstractEventLoop
 
@@ -74,14 +75,15 @@ class Appender:
         self._topic: Topic | None = None  # that is the journal, if one is
         self._trouble: str | None = None  # what the log was last told of
 
-    async def append(self, events: Sequence[Event]) -> list[int]:
+    async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> list[int]:
         """Store the events that are not there yet, each id once, and return the offset of each.
 
-        The events must be such as the journal takes (`event.fault`). TooManyRequests if too many wait already,
-        JournalAway if the journal cannot be written.
+        The events must be such as the journal takes (`event.fault`); `untimed`: the ids of those whose times were not
+        given. IdConflict if one has the id of another event, TooManyRequests if too many wait already, JournalAway if
+        the journal cannot be written.
         """
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(events, loop.create_future(), loop)
+        waiting = _Waiting(events, untimed, loop.create_future(), loop)
         with self._changed:
             if self._count() + len(events) > WAITING_EVENTS_MAX:
                 raise TooManyRequests(
@@ -109,7 +111,7 @@ class Appender:
             together = self._next()
             try:
                 writer = writer or self._open()
-                offsets = writer.append_once([event for waiting in together for event in waiting.events])
+                answers = _appended(writer, together)
             except Exception as error:  # each of them is told; the next ones are tried with a writer opened anew
                 if writer is not None:
                     writer.close()
@@ -119,9 +121,8 @@ class Appender:
                     waiting.tell(error)
                 continue
             self._tell(None)
-            for waiting in together:
-                own, offsets = offsets[: len(waiting.events)], offsets[len(waiting.events) :]
-                waiting.tell(own)
+            for waiting, answer in zip(together, answers, strict=True):
+                waiting.tell(answer)
 
     def _next(self) -> list[_Waiting]:
         """What is appended together; waits for it."""
@@ -159,6 +160,20 @@ class Appender:
             self._trouble = trouble
             unexpected = None if isinstance(error, StatesideError) else error
             log.warning("appending: %s", trouble or "the journal takes events again", exc_info=unexpected)
+
+
+def _appended(writer: JournalWriter | PlacedWriter, together: Sequence[_Waiting]) -> list[list[int] | Exception]:
+    """Store the events of requests as one; if there is a conflict, each by itself: only its own request is refused."""
+    events = [event for waiting in together for event in waiting.events]
+    untimed = {id_ for waiting in together for id_ in waiting.untimed}
+    try:
+        place = writer.append_each(events, any_time=untimed).place
+    except IdConflict as conflict:
+        if len(together) == 1:
+            return [conflict]
+        return [answer for waiting in together for answer in _appended(writer, [waiting])]
+    offsets = iter([place(number).offset for number in range(len(events))])
+    return [[next(offsets) for _ in waiting.events] for waiting in together]
 
 
 def _read_by_views(layout: Layout) -> UUID | None:

@@ -84,7 +84,7 @@ class Pen:
         """Append events at this time; the offset of the first."""
         self._clock.time_us = us(appended)
         with JournalWriter(self._journal, clock=self._clock) as writer:
-            return writer.append(list(events))["0"] - len(events)
+            return writer.append(list(events), compare_ids=False)["0"] - len(events)
 
 
 def used(id: str, customer: str, type: str, time: str, quantity: Any, **more: Any) -> Event:

@@ -437,8 +437,31 @@ def _a_duplicate_beyond_the_horizon(books: Books) -> Broken:
         "in 2 events, 9.98 EUR: 1 of quantity too many, 1 event too many, 4.99 EUR too much (in I-000000002, "
         "N-000000002). The event 'b-1' came twice, at offsets 9 and 25, and counts once; N-000000002 billed the "
         "repetition, which came beyond the horizon of de-duplication.",
+        "repeated": "The event 'b-1' at offset 25 has the id of the one at offset 9, whose period was closed, but",
         "counts": "1 too many",
     }
+
+
+def _a_repetition_after_the_close_that_nothing_says_anything_of(books: Books) -> Broken:
+    books.pen.append("2026-02-05T00:00", used("late-1", "emma", "call", "2026-01-20T12:00", 61))
+    return {"repeated": "The event 'late-1' at offset 25 has the id of the one at offset 23, whose period was closed"}
+
+
+def _a_repetition_with_other_content_that_is_told_as_the_same(books: Books) -> Broken:
+    books.pen.append("2026-02-05T00:00", used("late-1", "emma", "call", "2026-01-20T12:00", 62))
+    books.letters.append(letter(25, "late-1", "repeated"))
+    return {"repeated": "at offset 23, and is id-conflict, but its dead letter says repeated."}
+
+
+def _a_letter_of_a_repetition_that_is_there_twice(books: Books) -> Broken:
+    books.pen.append("2026-02-05T00:00", used("late-1", "emma", "call", "2026-01-20T12:00", 61))
+    books.letters += [letter(25, "late-1", "repeated")] * 2
+    return {"repeated": "The event 'late-1' at offset 25 is a dead letter 2 times.", "counts": "1 too many"}
+
+
+def _a_new_event_that_is_told_to_be_repeated(books: Books) -> Broken:
+    books.letters.append(letter(24, "late-2", "repeated"))
+    return {"repeated": "is a dead letter, repeated, but no event before it has its id and counts.", "counts": "1 too"}
 
 
 def _a_duplicate_that_nothing_removed(books: Books) -> Broken:

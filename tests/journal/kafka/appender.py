@@ -28,7 +28,9 @@ def main(address: str, topic: str, folder: str, id_: str, step: str = "0", how: 
     with KafkaWriter(Topic(address, topic), Path(folder), on_step=on_step) as writer:
         try:
             while True:
-                events = [Event(f"{id_}-{number}{part}", "emma", "call", 0, {}) for part in "ab"]
+                events = [
+                    Event(f"{id_}-{number}{part}", "emma", "call", 0, {"id": f"{id_}-{number}{part}"}) for part in "ab"
+                ]
                 receipt = writer.append_to("emma", events)
                 print(events[0].id, events[1].id, receipt.position, flush=True)
                 number += 1

@@ -24,7 +24,7 @@ from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
 from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.topic import partition_of
 from stateside.journal.receipt import Receipt
-from stateside.journal.settling import Request
+from stateside.journal.settling import Appended, Request
 from stateside.ops.broker import Broker
 from stateside.positions import Position
 from tests.journal.kafka.topics import (
@@ -131,7 +131,7 @@ def test_who_repeats_an_event_that_was_deleted_is_refused_and_nobody_else(broker
         requests = [Request([event("new", "ben")]), Request([event("old")], "emma")]
         (lane,) = writer._groups
         first, repeat = writer._append_together(lane, requests)
-        assert isinstance(first, Position)
+        assert isinstance(first, Appended)
         assert isinstance(repeat, EventRefused)
         assert "'old' is stored already, and dropped since" in str(repeat)
 

@@ -375,3 +375,21 @@ def test_events_without_other_columns_have_an_empty_payload() -> None:
     assert event.payload == {}
     assert len(event.id) <= 200
     assert emission.events_of(rows.slice(0, 0), BATCH) == []
+
+
+def test_of_a_rerun_that_makes_other_events_the_stored_ones_count_and_the_log_is_told(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a query whose rows have something random in them."""
+    rows = table(1, 2)
+    with pytest.raises(Crash):
+        open_sink(layout, lambda step: _crash(step == 5)).write(rows.slice(0, 1), BatchId("query", 0))
+    other = rows.set_column(rows.schema.get_field_index("n"), rows.schema.field("n"), [[7, 2]])
+    open_sink(layout).write(other, BatchId("query", 0))
+    assert [event.payload["n"] for event in emitted(layout)] == [1, 2]
+    assert "a rerun makes other events" in caplog.text
+
+
+def _crash(now: bool) -> None:
+    if now:
+        raise Crash

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.errors import EventRefused, JournalAway, TooManyRequests
+from stateside.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.layout import Layout
 from stateside.serving import appender
@@ -91,6 +91,28 @@ def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_a
         [f"{n}-{m}" for m in range(n % 3 + 1)] for n in range(50)
     ]
     assert len(list(Journal(layout.journal).batches(0, len(ids)))) < 50, "one sync for several requests"
+
+
+def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(layout: Layout) -> None:
+    made = Appender(layout)
+
+    async def go() -> None:
+        first, other = Event("a", "e", "t", 1, {}), Event("a", "e", "t", 1, {"n": 1})
+        assert await made.append([first]) == [0]
+        requests = [[Event("b", "e", "t", 1, {})], [Event("c", "e", "t", 1, {}), other], [first], [other]]
+        told = await asyncio.gather(*(made.append(events) for events in requests), return_exceptions=True)
+        assert [told[0], told[2]] == [[1], [0]]
+        for conflict, number in ((told[1], 1), (told[3], 0)):
+            assert isinstance(conflict, IdConflict)
+            assert (conflict.ids, conflict.events) == (("a",), (number,))
+
+    asyncio.run(go())
+    assert [each.id for each in Journal(layout.journal).events()] == ["a", "b"]
+
+
+def test_a_request_without_times_may_be_sent_again(layout: Layout) -> None:
+    body = b'{"events": [{"id": "a", "entity": "e", "type": "t"}]}'
+    assert post(layout, body) == post(layout, body)
 
 
 def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_anew(layout: Layout) -> None:
@@ -172,6 +194,13 @@ class TestOverHttp:
         assert len(set(answers)) == 10
         ids = [each.id for each in Journal(folder.journal).events() if each.id.startswith("many-")]
         assert len(ids) == len(set(ids)) == 200
+
+    def test_another_event_under_a_stored_id_is_a_problem_document_that_names_it(self, url: str) -> None:
+        for more, status in (({}, 200), ({}, 200), ({"payload": {"seconds": 1}}, 409)):
+            got = httpx.post(f"{url}/v1/events", json={"events": [event("conflicting", **more)]})
+            assert got.status_code == status
+        assert got.json()["type"] == "urn:stateside:problem:id-conflict"
+        assert (got.json()["ids"], got.json()["events"]) == (["conflicting"], [0])
 
     @pytest.mark.parametrize(
         ("content", "status", "code"),

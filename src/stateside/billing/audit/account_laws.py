@@ -94,7 +94,8 @@ def _twice(ledger: Ledger, key: list[object]) -> str:
 
 DEAD_LETTERS = """
     with letters as (
-        select "offset", count(*) as copies, min(reason) as reason, min(id) as id from dead_letters group by "offset"
+        select "offset", count(*) as copies, min(reason) as reason, min(id) as id
+        from dead_letters where reason not in ('repeated', 'id-conflict') group by "offset"
     )
     select coalesce(bad."offset", letters."offset") as "offset", coalesce(bad.id, letters.id) as id, copies,
            bad.reason as reason, letters.reason as found_reason, letters.id as found_id
@@ -117,12 +118,47 @@ def _say_dead_letter(row: Row) -> str:
     return f"{event} is a dead letter under another id, {row['found_id']!r}."
 
 
+# A repetition is in time, and dropped, before the invoice of its period is sealed; a later one is a dead letter. So is
+# one of an event that came late itself, which a document names.
+REPEATED = """
+    with letters as (
+        select "offset", count(*) as copies, min(reason) as reason, min(id) as id
+        from dead_letters where reason in ('repeated', 'id-conflict') group by "offset"
+    ), sealed as (
+        select customer, period_end_us, min(sealed_position) as sealed_position
+        from documents where not names_events group by all
+    ), named as (select distinct unnest(event_ids) as id from documents where names_events),
+    judged as (
+        select coalesce(duplicates."offset", letters."offset") as "offset", coalesce(duplicates.id, letters.id) as id,
+               first_offset, copies, letters.reason as found_reason,
+               case when says_the_same then 'repeated' when not says_the_same then 'id-conflict' end as reason,
+               coalesce(sealed_position <= duplicates."offset", false) or named.id is not null as closed
+        from duplicates full join letters on letters."offset" = duplicates."offset"
+        left join sealed using (customer, period_end_us) left join named on named.id = duplicates.id
+    )
+    select * from judged where reason is null or copies > 1 or found_reason <> reason or (closed and copies is null)
+    order by "offset"
+"""
+
+
+def _say_repeated(row: Row) -> str:
+    event = f"The event {row['id']!r} at offset {row['offset']:,}"
+    if row["reason"] is None:
+        return f"{event} is a dead letter, {row['found_reason']}, but no event before it has its id and counts."
+    first = f"{event} has the id of the one at offset {row['first_offset']:,}"
+    if row["copies"] is None:
+        return f"{first}, whose period was closed, but there is no dead letter of it."
+    if row["copies"] > 1:
+        return f"{event} is a dead letter {row['copies']} times."
+    return f"{first}, and is {row['reason']}, but its dead letter says {row['found_reason']}."
+
+
 COUNTS = """
     select (select events from fold) as events,
            (select coalesce(sum(events), 0) from open_rows) as open,
            (select coalesce(sum(events), 0) from lines where series = 'I') as invoiced,
            (select coalesce(sum(events), 0) from lines where series = 'N') as corrected,
-           (select count(*) from duplicates) as duplicates,
+           (select count(*) from duplicates anti join dead_letters using ("offset")) as duplicates,
            (select count(*) from dead_letters) as dead_letters,
            (select count(*) from plans) + (select count(*) from assignments) as reference,
            (select clocks from fold) as clock
@@ -179,6 +215,12 @@ ACCOUNT_LAWS = (
         "The dead letters are the bad events, each once and for the same reason",
         DEAD_LETTERS,
         _say_dead_letter,
+    ),
+    Law(
+        "repeated",
+        "No id is billed twice: what has one again after its period was closed is a dead letter, once",
+        REPEATED,
+        _say_repeated,
     ),
     Law(
         "counts",

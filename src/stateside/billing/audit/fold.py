@@ -95,28 +95,34 @@ _CLASSIFY = f"""
 
 _PERIODS = """
     create or replace temp table valid as
-    select classified."offset", id, customer, bill_type as type, plan, quantity, periods.end_us as period_end_us
-    from classified asof join periods
-        on periods.kind = classified.kind and periods.time_zone = classified.time_zone
-        and periods.anchor_day = classified.anchor_day and classified.time_us >= periods.start_us
-    where reason is null
+    with counted as (
+        select classified.*, hash(entity, chunk.type, chunk.time_us, payload) as content
+        from classified join chunk on chunk."offset" = classified."offset" where reason is null
+    )
+    select counted."offset", id, customer, bill_type as type, plan, quantity, content, periods.end_us as period_end_us
+    from counted asof join periods
+        on periods.kind = counted.kind and periods.time_zone = counted.time_zone
+        and periods.anchor_day = counted.anchor_day and counted.time_us >= periods.start_us
 """
 
 _DUPLICATES = """
     create or replace temp table repeated as
-    with firsts as (select id, min("offset") as "offset" from valid group by id),
-    known as (select seen.id, seen."offset" from seen semi join firsts on firsts.id = seen.id)
-    select valid."offset", coalesce(known."offset", firsts."offset") as first_offset
+    with firsts as (
+        select id, min("offset") as "offset", arg_min(content, "offset") as content from valid group by id
+    ),
+    known as (select seen.id, seen."offset", seen.content from seen semi join firsts on firsts.id = seen.id)
+    select valid."offset", coalesce(known."offset", firsts."offset") as first_offset,
+           valid.content = coalesce(known.content, firsts.content) as says_the_same
     from valid join firsts on firsts.id = valid.id left join known on known.id = valid.id
     where known.id is not null or valid."offset" > firsts."offset"
 """
 
 _STORE = f"""
     insert into duplicates
-        select "offset", id, first_offset, customer, period_end_us, type, plan, quantity
+        select "offset", id, first_offset, says_the_same, customer, period_end_us, type, plan, quantity
         from valid join repeated using ("offset");
     insert into seen
-        select id, "offset", customer, period_end_us from valid anti join repeated using ("offset");
+        select id, "offset", customer, period_end_us, content from valid anti join repeated using ("offset");
     insert into sums
         select customer, period_end_us, type, plan, sum(quantity), count(*)
         from valid anti join repeated using ("offset") group by all;

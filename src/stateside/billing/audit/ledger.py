@@ -19,7 +19,7 @@ import duckdb
 from stateside.billing.audit.money import MACROS, STEPS_TYPE
 from stateside.errors import OperatingError
 
-FORMAT = 2  # of the tables; a ledger of another one is made anew
+FORMAT = 3  # of the tables; a ledger of another one is made anew
 MEMORY_MAX = "1GB"  # beyond that DuckDB works on disk
 LOG_ROWS_MIN = 1_000_000  # of sums that are not added up yet
 
@@ -47,8 +47,8 @@ _TABLES = f"""
         kind text, time_zone text, anchor_day int, label text, start_us bigint, end_us bigint
     );
 
-    -- The ids of the events that count, where each stands, and whose it is.
-    create table seen (id text, "offset" bigint, customer text, period_end_us bigint);
+    -- The ids of the events that count, where each stands, whose it is, and a hash of what it says.
+    create table seen (id text, "offset" bigint, customer text, period_end_us bigint, content ubigint);
 
     -- What they add up to. A log of sums: an account may have several rows, which count together.
     create table sums (
@@ -58,7 +58,7 @@ _TABLES = f"""
     create table added_up (number bigint);  -- how many rows there were when each account had one
 
     create table duplicates (
-        "offset" bigint, id text, first_offset bigint,
+        "offset" bigint, id text, first_offset bigint, says_the_same boolean,
         customer text, period_end_us bigint, type text, plan text, quantity bigint
     );
     create table bad ("offset" bigint, id text, entity text, type text, reason text);

@@ -33,10 +33,10 @@ def bill(rated: DataFrame) -> DataFrame:
     """Quantity and number of events for each customer, period, type and version of a plan, duplicates counted once.
 
     A period's rows leave the state as soon as the watermark, which trails the newest event by the grace time, has
-    passed its end: those rows are the invoice. An id is remembered for as long as its period is open; of several events
-    with one id, whatever else they say, the first in the journal counts. Only if they say different things and come in
-    one batch, read by different tasks, it may be another one of them: then the auditor finds it. Ids that are appended
-    over HTTP, or by `append_once`, are stored once.
+    passed its end: those rows are the invoice. An id is remembered for as long as its period is open; what comes later
+    is found when it is sealed (`sealing.repeats`). Of several events with one id the first in the journal counts. Only
+    if they say different things, which a journal that compares ids does not store, and come in one batch, read by
+    different tasks, or in two open periods, it may be another one of them, or both: then the auditor finds it.
     """
     return _summed(_with_periods(rated, "id").dropDuplicates(["id", "period_end"]))
 

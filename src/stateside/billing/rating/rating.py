@@ -17,7 +17,8 @@ What does not count has a reason, the first of these that holds:
 | `not-in-plan` | the version has no price for it |
 | `wrong-currency` | the event names another currency than the version |
 
-A tick of the clock has the reason `future-dated` or none.
+A tick of the clock has the reason `future-dated` or none. Two more reasons, `repeated` and `id-conflict`, depend on
+when periods closed, and are given to late events when a batch is sealed (`sealing.repeats`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 The table's counter `position` says up to where the journal's dead letters are stored. Whether an event is one depends
 on what stands before it in the journal and on nothing else: so a batch, of whatever query, stores those from there on.
+Not so repeats (`repeats`), which depend on when their periods closed, too: they are looked for by their offsets.
 """
 
 from __future__ import annotations
@@ -48,4 +49,9 @@ def dead_letters(events: pa.Table, rated: pa.Table) -> pa.Table:
     table = events.filter(bad)
     for name in ("reason", "detail"):
         table = table.append_column(name, rated[name].filter(bad))
-    return table.select(DEAD_LETTERS.schema.names).cast(DEAD_LETTERS.schema)
+    return letters_of(table)
+
+
+def letters_of(events: pa.Table) -> pa.Table:
+    """Events that have a reason against them, as the table has them."""
+    return events.select(DEAD_LETTERS.schema.names).cast(DEAD_LETTERS.schema)

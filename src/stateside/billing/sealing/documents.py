@@ -39,7 +39,6 @@ NUMBER_DIGITS: Final = 9
 
 INVOICES: Final = "invoices"  # the table's counters: the highest numbers given,
 NOTES: Final = "notes"
-LATE_DUPLICATES: Final = "late_duplicates"  # and how many late events were dropped as duplicates
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 LINE: Final = pa.struct(
@@ -87,11 +86,6 @@ _LONG_SAFE: Final = 2.0**62  # a sum that is smaller than this as a float is exa
 def documents_table(layout: Layout) -> ArchiveTable:
     """The documents of an application's folder."""
     return ArchiveTable(layout.table(DOCUMENTS.name), DOCUMENTS, layout.view(VIEW).mark(DOCUMENTS.name))
-
-
-def late_duplicates(layout: Layout) -> int:
-    """How many late events were dropped, in all batches so far, because a note or late invoice had their id."""
-    return documents_table(layout).opened().counter(LATE_DUPLICATES) or 0
 
 
 def invoices(rows: pa.Table, amounts: Amounts, position: int) -> pa.Table:

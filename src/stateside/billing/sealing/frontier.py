@@ -77,6 +77,13 @@ class Frontier:
             covered |= (offsets < corner.position) & (ends_us <= corner.closed_us)
         return covered
 
+    def closed_before(self, offsets: npt.NDArray[np.int64], ends_us: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which events, with these offsets and ends of their periods, came after documents had closed the period."""
+        closed = np.zeros(len(offsets), np.bool_)
+        for corner in self.corners:
+            closed |= (offsets >= corner.position) & (ends_us <= corner.closed_us)
+        return closed
+
     def moved(self, position: int, watermark_us: int) -> Frontier:
         """The frontier once a batch that ends so is sealed."""
         new = Corner(position, max(watermark_us, self.closed_us))

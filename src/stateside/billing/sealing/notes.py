@@ -10,8 +10,8 @@ do its notes have none either: they charge the sum of their lines.
 A note that charges less is a credit note, any other a debit note; it is written even if it charges nothing, for it says
 what became of the events. Where no invoice is, the events make one.
 
-Late events that have the id of another late one of their customer and period, in the batch or in an earlier note or
-late invoice, are duplicates: the one that stands first in the journal counts.
+Late events that repeat an earlier one are dead letters (`repeats`), and do not get here. Of those that have the id of
+another late one of their customer and period all the same, as in a batch that is stored twice, the first counts.
 """
 
 from __future__ import annotations

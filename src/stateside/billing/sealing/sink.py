@@ -8,7 +8,8 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
    another journal. Their frontier says which events they account for already (`frontier`).
 3. The range is swept for late and bad events, with the help of the reports that its tasks left (`rating.reports`):
    whichever there are, the same is found. Rows of periods that are not closed yet become invoices; late events that
-   the frontier does not cover become notes, from what that version of the documents has of their accounts.
+   the frontier does not cover become notes, from what that version of the documents has of their accounts. A late
+   event that repeats an earlier one becomes a dead letter.
 4. The documents, their numbers and the new frontier are stored in one step, on top of that very version. If there are
    none, nothing is written.
 5. The dead letters are opened; those behind their position are stored, with the new position, in one step.
@@ -49,7 +50,6 @@ from stateside.billing.sealing.documents import (
     DOCUMENTS,
     INVOICE,
     INVOICES,
-    LATE_DUPLICATES,
     NOTES,
     documents_table,
     invoices,
@@ -58,6 +58,7 @@ from stateside.billing.sealing.documents import (
 from stateside.billing.sealing.frontier import Frontier
 from stateside.billing.sealing.notes import BEFORE, Corrections, corrections
 from stateside.billing.sealing.plan_file import extend_plans
+from stateside.billing.sealing.repeats import ID_CONFLICT, REPEATED, Repeats
 from stateside.billing.sealing.sweep import Planned, Swept, sweep
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import ArchiveInvalid, JournalAway, ViewInvalid
@@ -117,7 +118,8 @@ class BillingSink:
         documents = self._opened(self.documents)
         frontier = Frontier.of(documents.counter) if self.guarded else Frontier()
         self.on_step(3)
-        swept = sweep(self.journal, book, planned, frontier, self.reports.read(_journal_id(self.journal)))
+        repeats = Repeats(self.places.root, self.journal)
+        swept = sweep(self.journal, book, planned, frontier, repeats, self.reports.read(_journal_id(self.journal)))
         sealing = _sealing(rows, swept, documents, planned, frontier, Amounts(book.plans))
         if self.guarded:
             _check_absent(sealing.invoices, documents)
@@ -164,16 +166,15 @@ class BillingSink:
 
     def _store_documents(self, sealing: _Sealing, documents: OpenedTable, moved: Frontier, batch: BatchId) -> None:
         """Step 4."""
-        if not sealing.invoices.num_rows + sealing.notes.num_rows + sealing.duplicates:
+        if not sealing.invoices.num_rows + sealing.notes.num_rows:
             return
-        highest = {name: documents.counter(name) or 0 for name in (INVOICES, NOTES, LATE_DUPLICATES)}
+        highest = {name: documents.counter(name) or 0 for name in (INVOICES, NOTES)}
         rows = pa.concat_tables(
             [numbered(sealing.invoices, "I", highest[INVOICES]), numbered(sealing.notes, "N", highest[NOTES])]
         )
         counts = {
             INVOICES: highest[INVOICES] + sealing.invoices.num_rows,
             NOTES: highest[NOTES] + sealing.notes.num_rows,
-            LATE_DUPLICATES: highest[LATE_DUPLICATES] + sealing.duplicates,
         }
         documents.store(rows, batch.batch, {**counts, **moved.counters(), **self._whose(batch)})
         log.info("batch %d: %d invoices, %d notes", batch.batch, sealing.invoices.num_rows, sealing.notes.num_rows)
@@ -182,7 +183,7 @@ class BillingSink:
         """Step 5."""
         opened = self._opened(self.dead_letters)
         position = (opened.counter(POSITION) or 0) if self.guarded else 0
-        new = bad.filter(pc.greater_equal(bad["offset"], position))
+        new = bad.filter(pc.or_(pc.greater_equal(bad["offset"], position), _unstored_repeats(bad, opened)))
         if new.num_rows:
             opened.store(new, batch.batch, {POSITION: stop, **self._whose(batch)})
 
@@ -192,11 +193,10 @@ class BillingSink:
 
 @dataclass(frozen=True, slots=True)
 class _Sealing:
-    """The drafts of a batch, in the order of their numbers, and how many late duplicates it has."""
+    """The drafts of a batch, in the order of their numbers."""
 
     invoices: pa.Table
     notes: pa.Table
-    duplicates: int
 
 
 def _sealing(
@@ -207,13 +207,21 @@ def _sealing(
     drafts = invoices(rows.filter(pa.array(longs(rows["period_end"]) > closed_us)), amounts, planned.stop)
     found = _corrections(swept.late, documents, amounts)
     # Late invoices are of periods that were closed before those of the rows: this is the order of their numbers.
-    return _Sealing(pa.concat_tables([found.late_invoices, drafts]), found.notes, found.duplicates)
+    return _Sealing(pa.concat_tables([found.late_invoices, drafts]), found.notes)
 
 
 def _corrections(late: pa.Table, documents: OpenedTable, amounts: Amounts) -> Corrections:
     accounts = [pc.field(name).isin(late[name].unique()) for name in ("period_end", "customer")]
     before = documents.read(BEFORE, accounts[0] & accounts[1]) if late.num_rows else DOCUMENTS.schema.empty_table()
     return corrections(late, before, amounts)
+
+
+def _unstored_repeats(bad: pa.Table, letters: OpenedTable) -> pa.ChunkedArray:
+    """Which of the dead letters are repeats that are not stored yet."""
+    is_repeat = pc.is_in(bad["reason"], pa.array([REPEATED, ID_CONFLICT]))
+    offsets = bad["offset"].filter(is_repeat)
+    stored = letters.read(("offset",), pc.field("offset").isin(offsets))["offset"] if len(offsets) else offsets
+    return pc.and_(is_repeat, pc.invert(pc.is_in(bad["offset"], stored.combine_chunks())))
 
 
 def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:

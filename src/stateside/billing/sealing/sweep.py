@@ -1,6 +1,7 @@
 """The sweep: reads a batch's range of the journal back, and finds what its rows do not have.
 
-Those are the late events, which Spark's aggregation dropped, and the bad ones, which never got there. The rule for late
+Those are the late events, which Spark's aggregation dropped, and the bad ones, which never got there. A late event that
+repeats the id of an earlier one is bad, too (`repeats`). The rule for late
 ones is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends at or before the watermark in
 `offsets/N-1`, the batch before; batch 0 drops none. Rating is the same pure function that the aggregation's rows went
 through, and depends on the events up to the batch's end alone: so the two never disagree.
@@ -26,9 +27,10 @@ from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
 from stateside.billing.rating.reports import Report
 from stateside.billing.sealing.columns import Longs, groups, longs
-from stateside.billing.sealing.dead_letters import DEAD_LETTERS, dead_letters
+from stateside.billing.sealing.dead_letters import DEAD_LETTERS, dead_letters, letters_of
 from stateside.billing.sealing.frontier import Frontier
 from stateside.billing.sealing.notes import LATE
+from stateside.billing.sealing.repeats import Repeats
 from stateside.checkpoint.log import Checkpoint, Plan
 from stateside.errors import CheckpointGap
 from stateside.journal import Journal
@@ -66,7 +68,14 @@ class Swept:
     bad: pa.Table
 
 
-def sweep(journal: Journal, book: Book, planned: Planned, frontier: Frontier, reports: Sequence[Report] = ()) -> Swept:
+def sweep(
+    journal: Journal,
+    book: Book,
+    planned: Planned,
+    frontier: Frontier,
+    repeats: Repeats,
+    reports: Sequence[Report] = (),
+) -> Swept:
     """What a batch's rows do not have, and documents neither. With any reports of this journal the same is found."""
     closed_us = max(planned.watermark_before_us, frontier.closed_us)
     start = frontier.sweep_from(planned.start, planned.watermark_before_us)
@@ -75,9 +84,11 @@ def sweep(journal: Journal, book: Book, planned: Planned, frontier: Frontier, re
         events = _suspects(journal, part, closed_us) if isinstance(part, Report) else events_table(journal, *part)
         if events.num_rows:
             rated = rate(events, book)
-            late.append(_late(rated, book, frontier, closed_us))
-            bad.append(dead_letters(events, rated))
-    return Swept(pa.concat_tables(late), pa.concat_tables(bad))
+            old = _old(rated, book, closed_us)
+            again = repeats.of(_came_after(events, old, frontier, planned), book, planned.stop)
+            late.append(_late(old, frontier, again["offset"]))
+            bad += [dead_letters(events, rated), letters_of(again)]
+    return Swept(pa.concat_tables(late), pa.concat_tables(bad).sort_by("offset"))
 
 
 def _parts(start: int, stop: int, reports: Sequence[Report]) -> Iterator[Report | tuple[int, int]]:
@@ -107,15 +118,30 @@ def _suspects(journal: Journal, report: Report, closed_us: int) -> pa.Table:
     return joined(found)
 
 
-def _late(rated: pa.Table, book: Book, frontier: Frontier, closed_us: int) -> pa.Table:
-    """The usage of closed periods that is not accounted for. A period ends after all of its events, so few qualify."""
+def _old(rated: pa.Table, book: Book, closed_us: int) -> pa.Table:
+    """The usage of periods that end up to this time, with the end. A period ends after its events: so few qualify."""
     usage = pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))
-    old = pa.array(longs(rated["time"]) < closed_us)
-    events = rated.filter(pc.and_(usage, old))
+    events = rated.filter(pc.and_(usage, pa.array(longs(rated["time"]) < closed_us)))
     ends_us = _ends_us(events, book)
-    late = (ends_us <= closed_us) & ~frontier.covers(longs(events["offset"]), ends_us)
     events = events.append_column("period_end", pa.array(ends_us).cast(LATE.field("period_end").type))
-    return events.filter(pa.array(late)).select(LATE.names).cast(LATE)
+    return events.filter(pa.array(ends_us <= closed_us))
+
+
+def _came_after(events: pa.Table, old: pa.Table, frontier: Frontier, planned: Planned) -> pa.Table:
+    """The events that came when their periods were closed; of those that are accounted for meanwhile as well.
+
+    A batch that is run again finds the same: what it sealed itself closes nothing before its own end.
+    """
+    offsets, ends_us = longs(old["offset"]), longs(old["period_end"])
+    after = (ends_us <= planned.watermark_before_us) | frontier.closed_before(offsets, ends_us)
+    return events.filter(pc.is_in(events["offset"], pa.array(offsets[after])))
+
+
+def _late(old: pa.Table, frontier: Frontier, repeated: pa.ChunkedArray) -> pa.Table:
+    """The usage of closed periods that is not accounted for, and repeats nothing."""
+    new = ~frontier.covers(longs(old["offset"]), longs(old["period_end"]))
+    new &= ~np.isin(longs(old["offset"]), longs(repeated))
+    return old.filter(pa.array(new)).select(LATE.names).cast(LATE)
 
 
 def _ends_us(events: pa.Table, book: Book) -> Longs:

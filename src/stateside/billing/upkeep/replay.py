@@ -18,6 +18,7 @@ import pyarrow as pa
 from stateside.billing.answers.letters import DeadLetter
 from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
+from stateside.billing.sealing.repeats import REPEATED
 from stateside.billing.upkeep.publication import current_book
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RequestInvalid
@@ -62,6 +63,11 @@ def repaired(letter: DeadLetter, changes: Mapping[str, str]) -> Event:
         raise RequestInvalid(
             f"The dead letter at offset {letter.offset} is no usage but a refused {letter.type}: {letter.detail}",
             next_step=f"Do it anew: `stateside billing {'plan publish' if letter.type == PLAN else 'assign'}`",
+        )
+    if letter.reason == REPEATED:
+        raise RequestInvalid(
+            f"The dead letter at offset {letter.offset} repeats an event that counts: {letter.detail}",
+            next_step="There is nothing to repair: appended under another id, it would be billed twice",
         )
     event = Event(f"replay/{letter.offset}", letter.entity, letter.type, letter.time_us, _payload(letter))
     for name, value in changes.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.errors import EventsGone, JournalAway, JournalCorrupt
+from stateside.journal import content
 from stateside.journal.kafka.admin import Admin, Described
 from stateside.journal.kafka.index import Index, Place
 from stateside.journal.kafka.journal import KafkaJournal
@@ -52,18 +53,25 @@ class Known:
         """The position just behind the last events of these partitions."""
         return position_of({number: self._index.behind_last(number) for number in partitions})
 
-    def ids(self, partition: int, since: int) -> Iterator[list[str]]:
-        """The ids of a partition's events from an offset on, as far as they are known."""
-        stop = max(since, self._index.covers(partition))  # the end may lie behind what is known: others sent something
-        for _, batch in self._journal.located(str(partition), since, stop):
-            yield batch.column("id").to_pylist()
-
     def stored(self, ids: Sequence[str]) -> list[Stored]:
         """Those of the events with these ids that are there, as they stand in the topic."""
         found: list[Stored] = []
         for id_, place in zip(ids, self.places(ids), strict=True):
             if place is not None:
                 found.extend(self._stored_at(place, id_))
+        return found
+
+    def contents(self, places: Collection[content.Place]) -> dict[content.Place, content.Found]:
+        """What the events at these places say. Those that Kafka's retention deleted are left out."""
+        found: dict[content.Place, content.Found] = {}
+        for partition in {place.log for place in places}:
+
+            def read(start: int, stop: int, of: str = partition) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
+                for offsets, batch in self._journal.located(of, start, stop):
+                    yield offsets.tolist(), batch
+
+            offsets = [place.offset for place in places if place.log == partition]
+            found |= content.read_contents(read, partition, offsets)
         return found
 
     def _stored_at(self, place: Place, id_: str) -> Iterator[Stored]:

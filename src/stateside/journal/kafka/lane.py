@@ -26,7 +26,7 @@ OnStep = Callable[
     [int], None
 ]  # told the number of each step of an append before it is done: for tests that crash there
 
-_OPEN_AGAIN = "Open the journal again: that settles it. Then append_to, or append_unstored, repeats what is not stored"
+_OPEN_AGAIN = "Open the journal again: that settles it. The same append then stores what is not stored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ and commands can all append, they take turns, as writers of a journal on files d
 
 The lock is for peace, not for safety: Kafka's fence alone decides who may store. Where it does not reach, as on other
 machines whose file system has no such locks, a writer that is fenced in its turn becomes the owner again and repeats
-the append, if that compares ids: then it is stored once. `append` and `append_batch` compare none, and raise
-JournalFenced instead.
+the append, which is stored once, as ids are compared. `append_batch` compares none, and raises JournalFenced instead.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -41,6 +41,7 @@ from stateside.journal.kafka.placed import INDEX, TopicLog
 from stateside.journal.kafka.topic import Topic
 from stateside.journal.kafka.writer import KafkaWriter
 from stateside.journal.segment import PARTITION
+from stateside.journal.settling import Appended
 from stateside.journal.turns import Turns
 from stateside.positions import Position
 
@@ -77,20 +78,25 @@ class PlacedWriter:
         return self._log.end()
 
     def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, all or none, and return their receipt once they are durable."""
-        return self._in_stamps(self._in_turn(lambda owner: owner.append(events), repeatable=False))
+        """As of any journal's writer (`Appending.append`)."""
+        return self._in_stamps(self._in_turn(lambda owner: owner.append(events)))
+
+    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended:
+        """As of any journal's writer (`Appending.append_each`); of the position alone the topic's name is part."""
+        appended = self._in_turn(lambda owner: owner.append_each(events, any_time=any_time))
+        return replace(appended, position=self._in_stamps(appended.position))
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
+        """Store events that already stand in a record batch, as they are numbered here. Ids are not compared."""
         return self._in_stamps(self._in_turn(lambda owner: owner.append_batch(batch), repeatable=False))
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Store those of the events whose ids do not stand in the journal from a position on, all or none."""
+        """Repeat an append that got no receipt: as `append`, which knows by itself what is stored."""
         plain = Position.of({PARTITION: since.one()})
         return self._in_stamps(self._in_turn(lambda owner: owner.append_unstored(events, plain)))
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """Store those of the events whose ids are not there yet, all or none; the offset of each."""
+        """As `append`; the offset of each event, of one that was there before the stored one's."""
         return self._in_turn(lambda owner: owner.append_once(events))
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import JournalAway, StatesideError
+from stateside.journal import content
 from stateside.journal.columns import conformed, encode
 from stateside.journal.event import Event
 from stateside.journal.group import Group
@@ -30,7 +30,7 @@ from stateside.journal.kafka.owner import own_all, own_some
 from stateside.journal.kafka.topic import Topic
 from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.sequences import numbered
-from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
+from stateside.journal.settling import Answers, Appended, Request, Rows, Turn, events_of, settle
 from stateside.positions import Position
 
 MESSAGE_BYTES_MAX = 1_000_000  # of a topic that does not say, or takes more
@@ -72,7 +72,7 @@ class KafkaWriter:
        partitions.
 
     A crash before step 5 leaves an open transaction, which the next owner's step 1 has aborted. A crash after it leaves
-    events that are stored without a receipt: `append_to` with the same ids, at any owner, gives the first one.
+    events that are stored without a receipt: the same append again, at any owner, gives the first one.
 
     Why sequences have no gap and no double: what an owner stored is settled before its successor reads (`owner`, step
     3), and the successor knows of all of it before it numbers anything. Nobody else stores anything in between.
@@ -130,19 +130,27 @@ class KafkaWriter:
         """The position just behind the last event of each of this owner's partitions, as far as it knows."""
         return self._known.end(self.partitions)
 
-    def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, all or none, and return their receipt once they are durable.
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
+        """As of any journal's writer (`Appending.append`); threads that share it share its transactions, too.
 
-        Threads that share a writer share its transactions, too.
+        An owner of some partitions knows the ids that stand in those.
         """
-        if not events:
-            return self.end
-        position = self._groups[self._lanes.of(_entities(events))].append(Request(events))
-        assert isinstance(position, Position)
-        return position
+        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
+
+    def append_each(
+        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
+    ) -> Appended:
+        """As of any journal's writer (`Appending.append_each`)."""
+        request = Request(events, compare_ids=compare_ids, any_time=any_time)
+        appended = self._groups[self._lanes.of(_entities(events))].append(request)
+        assert isinstance(appended, Appended)
+        return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch; they get their sequences here, whatever the batch has."""
+        """Store events that already stand in a record batch; they get their sequences here, whatever the batch has.
+
+        Ids are not compared.
+        """
         batch = conformed(batch)
         return self._in_turn(
             self._lanes.of_batch(batch), lambda: _receipt(self._append(batch)) if batch.num_rows else self.end
@@ -160,8 +168,8 @@ class KafkaWriter:
         """Store events of one entity if its last one has the expected sequence (0: it has none yet).
 
         SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
-        with the first receipt and not stored twice, whatever is expected. EventRefused if only some of the ids are
-        there, or an event is another entity's.
+        with the first receipt and not stored twice, whatever is expected. IdConflict if their content is another one,
+        EventRefused if only some of the ids are there, or an event is another entity's.
         """
         receipt = self._groups[self._lanes.of([entity] if entity.isprintable() else [])].append(
             Request(events, entity, expected_sequence)
@@ -182,41 +190,22 @@ class KafkaWriter:
         return self._in_turn(self._lanes.of([entity]), act)
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Store those of the events whose ids do not stand in the journal from a position on, all or none.
+        """Repeat an append that got no receipt; `since` is the last receipt of its producer. The receipt covers all.
 
-        For a producer that got no receipt for them: `since` is its last receipt. The receipt covers all the events.
+        As `append`, which knows by itself what is stored; the position is checked, and spares nothing any more.
         """
-        batch = encode(events, self._clock.now_us())
-        lane = self._lanes.of(_entities(events))
-        touched = sorted({self._known.partition_of(entity) for entity in _entities(events)})
-
-        def act() -> Position:
-            unstored = {event.id for event in events}
-            for number in touched:
-                for ids in self._known.ids(number, since[str(number)]):
-                    unstored.difference_update(ids)
-            wanted = batch.filter(pc.is_in(batch.column("id"), pa.array(sorted(unstored), pa.string())))
-            there = self._known.end(touched)
-            return there.joined(_receipt(self._append(wanted))) if wanted.num_rows else there
-
-        return self._in_turn(lane, act)
+        for number in self.partitions:
+            at = since[str(number)]
+            for _ in self._journal.located(str(number), at, at):  # PositionInvalid beyond the end
+                pass
+        return self.append(events)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """Store those of the events whose ids are not there yet, all or none; the offset of each in its partition.
-
-        For an event whose id is there already that is the first one's, whatever else they say.
-        """
-        batch = encode(events, self._clock.now_us())
-        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
-
-        def act() -> list[int]:
-            there = dict(zip(rows, self._known.places(rows), strict=True))
-            new = sorted(row for id_, row in rows.items() if there[id_] is None)
-            stored = self._append(batch.take(pa.array(new))) if new else []
-            places = there | {events[row].id: place for row, place in zip(new, stored, strict=True)}
-            return [place.offset for event in events if (place := places[event.id]) is not None]
-
-        return self._in_turn(self._lanes.of_batch(batch), act)
+        """As `append`; the offset of each event in its partition, of one that was there before the stored one's."""
+        if not events:
+            return []
+        place = self.append_each(events).place
+        return [place(number).offset for number in range(len(events))]
 
     def close(self) -> None:
         """Append no more. Everything acknowledged is stored already."""
@@ -263,15 +252,21 @@ class KafkaWriter:
     def _append_together(self, lane: Lane, requests: Sequence[Request]) -> Answers:
         """What a group of threads appends."""
         batch = encode(events_of(requests), self._clock.now_us())
-        turn = Turn(self._stored_of, self._known.lasts, self._append_parts)
+        turn = Turn(self._places, self._known.contents, self._stored_of, self._known.lasts, self._append_parts)
         return self._in_turn(lane, lambda: settle(requests, batch, turn))
 
     def _stored_of(self, requests: Sequence[Request]) -> list[Sequence[Stored]]:
         return [self._known.stored([event.id for event in request.events]) for request in requests]
 
-    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+    def _places(self, ids: Sequence[str]) -> list[content.Place | None]:
+        return [None if place is None else _placed(place) for place in self._known.places(ids)]
+
+    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
         places = self._append(batch) if batch.num_rows else []
-        return [_receipt(places[low:high]) if low < high else self.end for low, high in parts]
+        return [self._appended(places[low:high]) for low, high in parts]
+
+    def _appended(self, places: Sequence[Place]) -> Appended:
+        return Appended(_receipt(places) if places else self.end, lambda number: _placed(places[number]))
 
     def _append(self, batch: pa.RecordBatch) -> list[Place]:
         """Number the events and store them, in a turn; where each stands."""
@@ -308,7 +303,7 @@ class KafkaWriter:
                     what,
                     where=self.topic.where,
                     next_step="See that all brokers run, and who else has a transaction open in this topic. "
-                    "Open the journal again; the same append_to then gives the receipt",
+                    "Open the journal again; the same append then gives the receipt",
                 )
             time.sleep(_LOOK_S)
 
@@ -329,6 +324,10 @@ def _entities(events: Sequence[Event]) -> list[str]:
     """The entities of what may be events; the others are refused for what they are, later."""
     found = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
     return sorted(entity for entity in found if entity.isprintable())
+
+
+def _placed(place: Place) -> content.Place:
+    return content.Place(str(place.partition), place.offset)
 
 
 def _receipt(places: Sequence[Place]) -> Position:

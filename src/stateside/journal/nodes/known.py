@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateside.errors import EventsGone, JournalCorrupt
+from stateside.journal import content
 from stateside.journal.index import hash_of
 from stateside.journal.nodes.ids import NodeIds, Place
 from stateside.journal.nodes.lasts import Logs
-from stateside.journal.reader import Journal
 from stateside.journal.receipt import Stored
-from stateside.positions import Position
 
 
 class KnownIds:
@@ -50,6 +49,16 @@ class KnownIds:
         found = zip(ids, self.places(ids, end), strict=True)
         return [self._stored(entity, id_, place) for id_, place in found if place is not None]
 
+    def contents(self, log: str, offsets: Sequence[int]) -> dict[content.Place, content.Found]:
+        """What the events at these offsets of a log say. Those that were trimmed are left out."""
+        journal = self._logs()[log]
+
+        def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+            for first, batch in journal.batches(start, stop):
+                yield range(first, first + batch.num_rows), batch
+
+        return content.read_contents(read, log, offsets)
+
     def close(self) -> None:
         """Let the files go."""
         if self._ids is not None:
@@ -68,27 +77,6 @@ class KnownIds:
             for _, batch in self._logs()[place.log].batches(place.behind - 1, place.behind):
                 return str(batch.column("entity")[0].as_py())
         return None
-
-
-def unstored(ids: Sequence[str], since: Position, logs: Mapping[str, Journal]) -> set[str]:
-    """Those of the ids that do not stand in the logs from a position on.
-
-    Of the nodes that the position names, their logs from there on; of a position that names none, all logs.
-    EventsGone if they were trimmed.
-    """
-    wanted = set(ids)
-    for name, start in _behind(since, logs):
-        for _, batch in logs[name].batches(start, logs[name].durable_end().offset):
-            wanted.difference_update(batch.column("id").to_pylist())
-    return wanted
-
-
-def _behind(since: Position, logs: Mapping[str, Journal]) -> Iterator[tuple[str, int]]:
-    """The logs that have something behind the position, and from where on."""
-    newest = {node_of(log): epoch_of(log) for log, _ in sorted(since.parts, key=lambda part: epoch_of(part[0]))}
-    for name in logs:
-        if not newest or epoch_of(name) >= newest.get(node_of(name), epoch_of(name) + 1):
-            yield name, since[name]
 
 
 def node_of(log: str) -> str:

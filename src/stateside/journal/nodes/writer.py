@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EntityElsewhere, JournalAway
 from stateside.journal.columns import conformed, encode
+from stateside.journal.content import Found, Place
 from stateside.journal.event import Event
 from stateside.journal.group import Group
 from stateside.journal.nodes.epoch import Fence
 from stateside.journal.nodes.fenced import FencedLog
 from stateside.journal.nodes.ids import copy_index
-from stateside.journal.nodes.known import KnownIds, unstored
+from stateside.journal.nodes.known import KnownIds
 from stateside.journal.nodes.lasts import Lasts
 from stateside.journal.nodes.log import NODES, NodeLog, complete_logs, epochs, log_name, node_logs
 from stateside.journal.nodes.ownership import become_owner, check_folder, check_name, giving_back, opening, seal_earlier
@@ -29,7 +29,7 @@ from stateside.journal.nodes.slots import Slots, slot_of
 from stateside.journal.receipt import Receipt, Stored, repeated
 from stateside.journal.segment import PARTITION
 from stateside.journal.sequences import numbered
-from stateside.journal.settling import Answers, Request, Rows, Turn, events_of, settle
+from stateside.journal.settling import Answers, Appended, Request, Rows, Turn, events_of, settle
 from stateside.journal.turns import WAIT_S_MAX
 from stateside.journal.writer import SEGMENT_BYTES_MAX
 from stateside.positions import Position
@@ -70,8 +70,8 @@ class NodeWriter:
     its log has (step 2), what earlier owners left lies before their seals, which it read when it was opened, and what
     other nodes wrote of the entity it read when it got the slot. Nobody else writes to the slot meanwhile.
 
-    An append that failed between steps 4 and 7 may be stored without a receipt. `append_to` with the same event ids, at
-    this node or at whichever has the entity by then, gives the first receipt in that case.
+    An append that failed between steps 4 and 7 may be stored without a receipt. The same append again, at this node or
+    at whichever has the entities by then, gives the first receipt in that case.
     """
 
     def __init__(
@@ -124,20 +124,28 @@ class NodeWriter:
         """The slots that this node has."""
         return sorted(self._granted)
 
-    def append(self, events: Sequence[Event]) -> Position:
-        """Store the events, of any entities of this node, all or none; their receipt once they are durable.
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
+        """As of any journal's writer (`Appending.append`), of events of any entities of this node.
 
-        Ids are not compared. Threads that share a node share its syncs, too (`group`).
+        The ids of all events are known that this node wrote, or other nodes of its entities before it had them. The
+        same id at two nodes, of entities of each, nobody compares. Threads that share a node share its syncs, too.
         """
-        if not events:
-            return self.end
+        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
+
+    def append_each(
+        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
+    ) -> Appended:
+        """As of any journal's writer (`Appending.append_each`)."""
         self._claim_before(_slots_of(events))
-        position = self._group.append(Request(events))
-        assert isinstance(position, Position)
-        return position
+        appended = self._group.append(Request(events, compare_ids=compare_ids, any_time=any_time))
+        assert isinstance(appended, Appended)
+        return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """As `append`, of events that already stand in a record batch: at least with the columns `columns.GIVEN`."""
+        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
+
+        Ids are not compared.
+        """
         batch = conformed(batch)
         with self._turn(batch.column("entity").unique().to_pylist()):
             return self._store(batch)
@@ -150,32 +158,18 @@ class NodeWriter:
         return receipt
 
     def append_once(self, events: Sequence[Event]) -> list[Position]:
-        """Store those of the events whose ids no log has yet, all or none; the receipt of each event.
-
-        For an event whose id is there already that is the first one's, in whichever log: a position, as no offset alone
-        would tell where.
-        """
-        batch = encode(events, self._clock.now_us())
-        rows = {event.id: row for row, event in reversed(list(enumerate(events)))}  # of equal ids the first
-        with self._turn({event.entity for event in events}):
-            there = dict(zip(rows, self._known.places(list(rows), self._offset), strict=True))
-            new = sorted(row for id_, row in rows.items() if there[id_] is None)
-            receipts = {events[row].id: self._behind(self._offset + number) for number, row in enumerate(new, 1)}
-            if new:
-                self._store(batch.take(pa.array(new)))
-        receipts |= {id_: Position.of({place.log: place.behind}) for id_, place in there.items() if place is not None}
-        return [receipts[event.id] for event in events]
+        """As `append`; the receipt of each event, of one that was there before the stored one's, in whichever log."""
+        if not events:
+            return []
+        place = self.append_each(events).place
+        return [Position.of({log: offset + 1}) for log, offset in map(place, range(len(events)))]
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Store those of the events whose ids do not stand in the logs from a position on, all or none.
+        """Repeat an append that got no receipt; `since` are the last receipts of its producer. The receipt covers all.
 
-        For a producer that got no receipt for them: `since` are its last receipts, of each node that it appended to
-        (`Position.joined`). The receipt covers those of the events that are stored in this node's log.
+        As `append`, which knows by itself what is stored.
         """
-        batch = encode(events, self._clock.now_us())
-        with self._turn({event.entity for event in events}):
-            wanted = unstored([event.id for event in events], since, self._all_logs())
-            return self._store(batch.filter(pc.is_in(batch.column("id"), pa.array(sorted(wanted), pa.string()))))
+        return self.append(events)
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
         """The receipt of one of the entity's events by its id; None if no event has that id.
@@ -237,7 +231,18 @@ class NodeWriter:
         batch = encode(events_of(requests), self._clock.now_us())
         entities = {request.entity for request in requests if request.entity is not None}
         with self._turn(entities.union(batch.column("entity").unique().to_pylist())):
-            return settle(requests, batch, Turn(self._stored_of, self._last, self._store_parts))
+            turn = Turn(self._places, self._contents, self._stored_of, self._last, self._store_parts)
+            return settle(requests, batch, turn)
+
+    def _places(self, ids: Sequence[str]) -> list[Place | None]:
+        found = self._known.places(ids, self._offset)
+        return [None if place is None else Place(place.log, place.behind - 1) for place in found]
+
+    def _contents(self, places: Collection[Place]) -> dict[Place, Found]:
+        found: dict[Place, Found] = {}
+        for log in {place.log for place in places}:
+            found |= self._known.contents(log, [place.offset for place in places if place.log == log])
+        return found
 
     def _stored_of(self, requests: Sequence[Request]) -> list[Sequence[Stored]]:
         there: list[Sequence[Stored]] = []
@@ -246,10 +251,13 @@ class NodeWriter:
             there.append(self._known.stored(request.entity or "", ids, self._offset) if ids else [])
         return there
 
-    def _store_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Position]:
+    def _store_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
         first = self._offset
         self._store(batch)
-        return [self._behind(first + high) for _, high in parts]
+        return [self._appended(first + low, first + high) for low, high in parts]
+
+    def _appended(self, first: int, behind: int) -> Appended:
+        return Appended(self._behind(behind), lambda number: Place(self.log, first + number))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -7,13 +7,14 @@ goes on:
 2. What goes is every segment that lies wholly before the position, but never the newest one, nor what a reader has not
    passed: then EventsNeeded names it. The first segment that stays must be one whose events have their own sequences.
 3. With an archive: each segment becomes a Parquet file there, named after its offsets; durable, and its rows counted.
-4. The writers' turn: none of them reads what goes, or counts from what was there before. The index of ids, if there is
-   one, takes in what it has not yet.
+4. The writers' turn: none of them reads what goes, or counts from what was there before. The index of ids takes in
+   what it has not yet.
 5. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
 6. The segments are deleted, the oldest first.
 
 Who reads a segment that is deleted meanwhile reads on in it. What comes later is an error, EventsGone. The ids of
-dropped events are known as long as the index of ids is not made anew; afterwards the same event again is a new one.
+dropped events are known as long as the index of ids is not made anew; afterwards the same event again is a new one. Of
+what they said nothing is known: an event under such an id counts as the stored one, whatever its content.
 """
 
 from __future__ import annotations
@@ -186,8 +187,7 @@ def _base(place: Place, cut: int) -> Base:
 
 def _keep_ids(place: Place) -> None:
     journal = Journal(place.directory)
-    if place.ids.exists():
-        Ids(journal).keep(journal.durable_end())
+    Ids(journal).keep(journal.durable_end())
 
 
 def _lay_base(place: Place, found: Base) -> None:

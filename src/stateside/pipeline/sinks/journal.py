@@ -10,8 +10,8 @@ How a batch gets in exactly once; a crash at any step, followed by a rerun of th
 3. The mark beside the checkpoint must say whose events these are, and from which position on they may be found: some
    journal end from before this batch's first append. It is written before the first append of a query, and now and
    then moved on, before the first append of a new batch.
-4. The events are appended, in groups that fit into a frame each. If the batch may be a rerun, then in the same turn in
-   which a group is appended the journal is read from there on, and events whose ids it has are left out.
+4. The events are appended, in groups that fit into a frame each. If the batch may be a rerun, events whose ids the
+   journal has are left out; if a rerun makes another event of a row, the stored one counts, and the log is told.
 5. The caller lets Spark commit the batch. A crash before that repeats the batch, which then finds all its ids.
 
 The steady state is step 4 alone, without a look: a batch is known to be new by its number. An old position in
@@ -25,6 +25,7 @@ another type than those that are read.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.checkpoint.log import Checkpoint
-from stateside.errors import ArchiveInvalid, JournalLocked, OperatingError, SinkAway
+from stateside.errors import ArchiveInvalid, IdConflict, JournalLocked, OperatingError, SinkAway
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.segment import PARTITION
 from stateside.layout import Layout
@@ -45,6 +46,8 @@ from stateside.storage import Storage, write_atomically
 
 EVENTS_PER_APPEND_MAX = 2_000  # so that even the largest events fit into one frame
 LOOK_EVENTS_MAX = 100_000  # how far behind the journal's end to look from, before that is moved on
+
+log = logging.getLogger(__name__)
 
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
@@ -194,6 +197,11 @@ class JournalSink:
 def _append(writer: JournalWriter, events: list[Event], since: Position | None) -> None:
     """Step 4, for one group; with `since`, some of it may be stored."""
     if since is None:
-        writer.append(events)
-    else:
+        writer.append(events, compare_ids=False)  # they have the batch's number in their ids, and it is new
+        return
+    try:
         writer.append_unstored(events, since=since)
+    except IdConflict as conflict:
+        log.warning("a rerun makes other events than those that are stored, which count: %s", conflict.what)
+        others = [event for number, event in enumerate(events) if number not in conflict.events]
+        _append(writer, others, since)

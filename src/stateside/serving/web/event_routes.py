@@ -7,7 +7,7 @@ from typing import Any
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RouteUnknown
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
-from stateside.journal.lines import event_of
+from stateside.journal.lines import event_of, has_time
 from stateside.layout import Layout
 from stateside.serving.access.appends import check_appends
 from stateside.serving.appender import Appender
@@ -58,8 +58,9 @@ _ANSWER = {
     },
 }
 _TEXT = (
-    "append events to the journal: durable when this answers. Each id is stored once: an event whose id is there "
-    "already is answered with the first one's receipt, so that a request may be repeated"
+    "append events to the journal: durable when this answers. Each id is stored once: an event that is there already "
+    "is answered with the first one's receipt, so that a request may be repeated; another event under its id is a "
+    "conflict (409), and nothing of the request is stored"
 )
 
 
@@ -75,7 +76,7 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
             )
         events = _events(request.document(), clock.now_us())
         check_appends(request.holder, events)
-        offsets = await appender.append(events)
+        offsets = await appender.append(events, _untimed(request.document()))
         return Response({"receipt": appender.receipt(max(offsets)), "receipts": list(map(appender.receipt, offsets))})
 
     return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
@@ -90,6 +91,11 @@ def _events(document: dict[str, Any], now_us: int) -> list[Event]:
             next_step="Send them so; more of them in several requests",
         )
     return [_event(number, fields, now_us) for number, fields in enumerate(found)]
+
+
+def _untimed(document: dict[str, Any]) -> set[str]:
+    """The ids of the events whose times are not given: they are not compared when a request is repeated."""
+    return {fields["id"] for fields in document["events"] if not has_time(fields)}
 
 
 def _event(number: int, fields: Any, now_us: int) -> Event:

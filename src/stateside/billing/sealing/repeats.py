@@ -1,0 +1,123 @@
+"""Repeats: late events under an id that an earlier event has. They are not billed again, and become dead letters.
+
+The running query drops a repeated id as long as its period is open, and forgets it when that closes. Whether a late
+event repeats an earlier one is looked up in an index of the journal's ids, beside the view's checkpoint:
+
+    ids/    an `index` (journal.index): of each id, the offset of the first event with it
+
+It comes from the journal alone, whatever that is stored on, and is brought up to a batch's end when the batch has late
+events: so it may be deleted at any time, and what it says depends on the journal and on nothing else. An event takes
+about 130 bytes there. Ids of events that retention dropped before the index had them are not known.
+
+Of several events with one id the first counts that breaks no rule of billing. A later one is `repeated` if it says the
+same (customer, type, time, payload), else an `id-conflict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.book.book import Book
+from stateside.billing.model import CLOCK
+from stateside.billing.rating.rating import events_of, events_table, joined, rate
+from stateside.journal import Journal
+from stateside.journal.index import Index, hash_of, keeping
+
+REPEATED: Final = "repeated"
+ID_CONFLICT: Final = "id-conflict"
+WRITTEN_AT_ONCE: Final = 50_000  # ids; in memory they take some 10 MB
+
+_CONTENT: Final = ("entity", "type", "time", "payload")
+
+
+class Repeats:
+    """The index of one view's folder. Only the driver's sink may use it."""
+
+    def __init__(self, folder: Path, journal: Journal) -> None:
+        self._directory, self._journal = folder / "ids", journal
+
+    def of(self, events: pa.Table, book: Book, stop: int) -> pa.Table:
+        """Those of the events (as `events_table` has them) that repeat an earlier one, with `reason` and `detail`.
+
+        The events are usage that counts, before the offset `stop`, up to which the book reaches.
+        """
+        ids, offsets = (events[name].to_pylist() for name in ("id", "offset"))
+        firsts = self._firsts(ids, stop) if ids else []
+        later = {row: first for row, first in enumerate(firsts) if first is not None and first < offsets[row]}
+        found = self._earlier({ids[row]: first for row, first in later.items()}, offsets, book)
+        told = [_told(events, row, found.get(ids[row], ()), offsets[row]) for row in range(len(ids))]
+        repeats = pa.array([each is not None for each in told], pa.bool_())
+        reasons = pa.array([each for each in told if each is not None], pa.struct(list(_REASON.items())))
+        table = events.filter(repeats)
+        for number, field in enumerate(_REASON):
+            table = table.append_column(field, reasons.field(number))
+        return table
+
+    def _firsts(self, ids: Sequence[str], stop: int) -> list[int | None]:
+        """The offset of the first event with each id in the journal; it is looked for before `stop` at least."""
+        self._directory.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            keeping("ids of billed events", self._directory),
+            Index(self._directory, "events", self._journal, max(stop, self._journal.end().one())) as index,
+        ):
+            recent: dict[bytes, int] = {}
+            start = max(index.covers, self._journal.begin().one())
+            for first, batch in self._journal.batches(start, stop) if start < stop else ():
+                for offset, id_ in enumerate(batch.column("id").to_pylist(), first):
+                    recent.setdefault(hash_of(id_), offset)
+                if len(recent) >= WRITTEN_AT_ONCE:
+                    index.write(recent.items(), first + batch.num_rows, overwrite=False)
+                    recent = {}
+            if recent:
+                index.write(recent.items(), stop, overwrite=False)
+            return index.numbers([hash_of(id_) for id_ in ids])
+
+    def _earlier(self, firsts: Mapping[str, int], offsets: Sequence[int], book: Book) -> dict[str, list[pa.Table]]:
+        """By id, the events that count among those with it, in order: the first, or all where the first does not."""
+        found: dict[str, list[pa.Table]] = {}
+        counted = _counted(joined(events_table(self._journal, at, at + 1) for at in sorted(set(firsts.values()))), book)
+        for row in _rows(counted):
+            found[row["id"][0].as_py()] = [row]
+        others = {id_: first for id_, first in firsts.items() if id_ not in found}
+        if others:
+            wanted = pa.array(sorted(others), pa.string())
+            for events in self._with_ids(wanted, min(others.values()) + 1, max(offsets)):
+                for row in _rows(_counted(events, book)):
+                    found.setdefault(row["id"][0].as_py(), []).append(row)
+        return found
+
+    def _with_ids(self, wanted: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
+        """The events of a range that have one of these ids. Reads the whole range."""
+        for first, batch in self._journal.batches(start, max(start, stop)):
+            rows = pc.indices_nonzero(pc.is_in(batch.column("id"), wanted))
+            if len(rows):
+                yield events_of(batch.take(rows), rows.to_numpy().astype("int64") + first)
+
+
+def _counted(events: pa.Table, book: Book) -> pa.Table:
+    """Those of the events that are usage which breaks no rule."""
+    rated = rate(events, book)
+    return events.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
+
+
+def _rows(table: pa.Table) -> Iterator[pa.Table]:
+    return (table.slice(row, 1) for row in range(table.num_rows))
+
+
+def _told(events: pa.Table, row: int, earlier: Sequence[pa.Table], offset: int) -> dict[str, str] | None:
+    """Why an event is no new one; None if it is."""
+    before = [other for other in earlier if other["offset"][0].as_py() < offset]
+    if not before:
+        return None
+    first, at = before[0], before[0]["offset"][0].as_py()
+    if all(events[name][row] == first[name][0] for name in _CONTENT):
+        return {"reason": REPEATED, "detail": f"The same event stands at offset {at}, and counts there"}
+    return {"reason": ID_CONFLICT, "detail": f"Another event with this id stands at offset {at}, and counts"}
+
+
+_REASON: Final = {"reason": pa.string(), "detail": pa.string()}
