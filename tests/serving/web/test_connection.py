@@ -37,13 +37,13 @@ class Rooms:
     def routes(self) -> list[Route]:
         body = Body({}, NOTE_BYTES_MAX)
         return [
-            Route("/v1/hello", self._hello, reach="anyone"),
-            Route("/v1/next", self._next, reach="anyone"),
-            Route("/v1/slow", self.slow, reach="anyone"),
-            Route("/v1/note", self._hello, reach="anyone", method="POST", body=body),
-            Route("/v1/locked", self._hello, reach="append", method="POST", body=body),
-            Route("/v1/stream", self._stream, reach="anyone"),
-            Route("/v1/canary/{name}", self._canary, reach="anyone"),
+            Route("/v1/hello", self._hello, "", "anyone"),
+            Route("/v1/next", self._next, "", "anyone"),
+            Route("/v1/slow", self.slow, "", "anyone"),
+            Route("/v1/note", self._hello, "", "anyone", method="POST", body=body),
+            Route("/v1/locked", self._hello, "", "append", method="POST", body=body),
+            Route("/v1/stream", self._stream, "", "anyone"),
+            Route("/v1/canary/{name}", self._canary, "", "anyone"),
         ]
 
     async def _hello(self, request: Request) -> Response:
