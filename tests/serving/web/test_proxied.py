@@ -80,7 +80,7 @@ def port(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
     folder, port = tmp_path_factory.mktemp("proxied"), free_port()
     layout = Layout(folder / "application")
     Issuer(layout).create("somebody")
-    slow = Route("/v1/slow", rooms.slow, reach="anyone", method="POST", body=Body({}, NOTE_BYTES_MAX))
+    slow = Route("/v1/slow", rooms.slow, "", "anyone", method="POST", body=Body({}, NOTE_BYTES_MAX))
     with Running(Application(Views(layout), [*rooms.routes(), slow], guard=Guard.of(layout))) as running:
         configuration = folder / "nginx.conf"
         configuration.write_text(CONFIGURATION.format(folder=folder, server=running.port, port=port))
