@@ -69,19 +69,21 @@ class Planner:
 
     def _plan(self, view: View, session: SparkSession) -> PlannedView:
         source = self.app.source_of(view)
-        frame = view.query(source.load(session, self._reading()), self.layout)
+        frame = view.query(source.load(session, self._reading(view)), self.layout)
         _check_streaming(view, frame)
         derive = derive_state_catalogue if view.state else derive_catalogue
         catalogue = derive(self.app.name, view, frame) if view.key else None
         return PlannedView(frame, catalogue, declaration.plan_text(frame, source))
 
-    def _reading(self) -> Reading:
+    def _reading(self, view: View) -> Reading:
         return Reading(
             self.layout.journal,
             self.app.fields,
             events_per_batch_max=self.settings.events_per_batch_max,
             stop_at=self.settings.stop_at,
             pause_file=self.pause_file,
+            refused=self.layout.view(view.name).refused,
+            future_us_max=self.settings.future_us_max,
         )
 
 

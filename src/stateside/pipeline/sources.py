@@ -33,13 +33,17 @@ _FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a run reads its sources: where the journal is, with which payload fields, how much a batch, up to where."""
+    """How a run reads a view's source: where the journal is, with which payload fields, how much a batch, up to where,
+    and what becomes of events that are refused.
+    """
 
     journal: Path
     fields: str = ""
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
     pause_file: Path | None = None
+    refused: Path | None = None  # where events that do not reach the view go (`dead_letters`); None: each is a row
+    future_us_max: int | None = None  # those, too, that are dated so far beyond their append time
 
 
 class Source(Protocol):
@@ -61,6 +65,7 @@ class JournalEvents:
     tags: tuple[str, ...] = ()
     columns: tuple[str, ...] = field(default=(), repr=False, kw_only=True)  # none of them changes what is read
     start: str | None = field(default=None, repr=False, kw_only=True)  # of a new query
+    dead_letters: bool = field(default=True, repr=False, kw_only=True)
 
     needs_jars: ClassVar[tuple[str, ...]] = ()
 
@@ -81,6 +86,8 @@ class JournalEvents:
             "tags": json.dumps(self.tags) if self.tags else None,
             "columns": ", ".join(self.columns),
             "start": self.start,
+            "refused": reading.refused if self.dead_letters else None,
+            "futureUsMax": reading.future_us_max,
         }
         return {name: str(value) for name, value in options.items() if value not in (None, "")}
 
@@ -192,14 +199,21 @@ class Stream:
 
 
 def journal(
-    types: Sequence[str] = (), tags: Sequence[str] = (), *, columns: Sequence[str] = (), start: str | None = None
+    types: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    *,
+    columns: Sequence[str] = (),
+    start: str | None = None,
+    dead_letters: bool = True,
 ) -> Source:
     """The application's journal: all its events, or those of these types, or with any of these tags.
 
     `columns`: which of `partition`, `sequence`, `version`, `metadata`, `data`, `extra` the events have as well.
     `start`: where a new query begins, a position, or `begin`: at the first event that retention has left.
+    `dead_letters`: whether events that do not fit the fields, or are dated too far ahead, become dead letters. If not,
+    each is a row, one that does not fit with nulls for all fields, and the view must guard its watermark itself.
     """
-    return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start)
+    return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start, dead_letters=dead_letters)
 
 
 def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] | None = None) -> Source:
