@@ -49,10 +49,10 @@ def payload_fields(app: App) -> dict[str, ViewFields]:
     found = {}
     for view in app.views.values():
         source = app.source_of(view)
-        fields = (
-            (getattr(source, "fields", "") or app.fields) if isinstance(source, JournalEvents | KafkaEvents) else ""
-        )
-        if fields and source.dead_letters:
+        if not isinstance(source, JournalEvents | KafkaEvents) or not source.dead_letters:
+            continue
+        fields = getattr(source, "fields", "") or app.fields
+        if fields:
             parsed = DataType.fromDDL(fields)
             assert isinstance(parsed, StructType), "fields are a list of columns"
             schema = to_arrow_schema(parsed, timezone="UTC")

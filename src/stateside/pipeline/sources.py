@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from stateside.errors import ViewInvalid
 from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
+from stateside.pipeline.dead_letters import Gate
 from stateside.positions import Position
 from stateside.secret_options import with_secrets
 
@@ -105,14 +106,20 @@ class KafkaTopic:
         …                                      the fields; null if the object does not have them, all null if it is
                                                malformed, or has no value at all (a tombstone)
 
-    So a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it decides
-    what becomes of the others, and their bytes are found in Kafka by topic, partition and offset.
+    Messages that are malformed or do not fit the fields become dead letters (`kafka_gate`), and so do those whose
+    `time`, the field that the view sets its watermark on, lies too far ahead; `_malformed` is false in every row.
+
+    Without `dead_letters` each is a row. So a view that ignores `_malformed` counts such a message, but adds nothing of
+    it; one that filters by it decides what becomes of the others, and their bytes are found in Kafka by topic,
+    partition and offset.
     """
 
     servers: str = field(repr=False)  # where the same topic is today: no other source, and options may hold secrets
     topic: str
     fields: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    time: str | None = field(default=None, repr=False)
+    dead_letters: bool = field(default=True, repr=False)
 
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
@@ -125,9 +132,27 @@ class KafkaTopic:
         }
         fixed = {"kafka.bootstrap.servers": self.servers, "subscribe": self.topic}
         options = defaults | with_secrets(self.options) | fixed
-        return parse_messages(session.readStream.format("kafka").options(**options).load(), self.fields)
+        messages = session.readStream.format("kafka").options(**options).load()
+        if not self.dead_letters or reading.refused is None:
+            return parse_messages(messages, self.fields)
+        return self.gated(messages, Gate(reading.refused, reading.future_us_max))
+
+    def gated(self, messages: DataFrame, gate: Gate) -> DataFrame:
+        """Kafka's rows as those described above, without those that become dead letters."""
+        from stateside.pipeline.kafka_gate import APPEND_TIME, gated
+
+        texts = messages.selectExpr(
+            *(*_MESSAGE, "cast(key as string) as key", "cast(value as string) as value", APPEND_TIME)
+        )
+        judged = texts.selectExpr(
+            *(*_MESSAGE, "make_valid_utf8(key) as key", "make_valid_utf8(value) as value"),
+            *(f"({_NO_TEXT}) as {_MALFORMED}", "_appended"),
+        )
+        given = [*_MESSAGE, "key", "value", _MALFORMED]
+        return gated(judged, given, self.fields, gate, self.topic, body="value", time=self.time or "timestamp")
 
 
+_NO_TEXT = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"
 _MESSAGE = ("topic", "partition", "offset", "timestamp")
 _MALFORMED = "_malformed"
 
@@ -145,8 +170,7 @@ def parse_messages(messages: DataFrame, fields: str) -> DataFrame:
     wrapped = """concat('{"it":', value, ',"end":true}')"""
     parsed = texts.selectExpr("*", f"from_json({wrapped}, '{schema}', {options}) as _parsed")
     broken = "value is not null and (_parsed._broken is not null or _parsed.end is null or _parsed.it is null)"
-    no_text = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"
-    judged = parsed.selectExpr("*", f"(({broken}) or {no_text}) as {_MALFORMED}")
+    judged = parsed.selectExpr("*", f"(({broken}) or {_NO_TEXT}) as {_MALFORMED}")
     told = judged.selectExpr(
         *_MESSAGE,
         "make_valid_utf8(key) as key",
@@ -216,12 +240,22 @@ def journal(
     return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start, dead_letters=dead_letters)
 
 
-def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] | None = None) -> Source:
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    fields: str,
+    time: str | None = None,
+    options: Mapping[str, str] | None = None,
+    dead_letters: bool = True,
+) -> Source:
     """A Kafka topic with JSON messages, from its earliest one on; `KafkaTopic` says what columns it has.
 
-    `fields` is DDL; `options` are Spark's own, and a value `env:NAME` is taken from that environment variable.
+    `fields` is DDL; `time` the field that views set their watermark on, Kafka's own `timestamp` if it is not given;
+    `options` are Spark's own, and a value `env:NAME` is taken from that environment variable. `dead_letters` as of
+    `journal`.
     """
-    return KafkaTopic(servers, topic, fields, dict(options or {}))
+    return KafkaTopic(servers, topic, fields, dict(options or {}), time, dead_letters)
 
 
 def kafka_journal(
@@ -232,14 +266,15 @@ def kafka_journal(
     types: Sequence[str] = (),
     tags: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
+    dead_letters: bool = True,
 ) -> Source:
     """A journal on Kafka (`journal.kafka`), from its earliest event on; `kafka_events` says what columns it has.
 
-    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`.
+    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`; `dead_letters` as of `journal`.
     """
     from stateside.pipeline.kafka_events import KafkaEvents
 
-    return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}))
+    return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}), dead_letters)
 
 
 def files(
