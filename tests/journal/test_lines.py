@@ -4,12 +4,14 @@ import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.errors import EventRefused
 from stateside.journal import Event, Journal, JournalWriter, lines
+from stateside.journal.fields import DeclaredFields, ViewFields, keep_fields
 from stateside.journal.lines import BadLine, Intake, fields_of, parse
 
 GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
@@ -126,3 +128,21 @@ def test_without_dead_letters_a_bad_line_ends_it_with_all_before_it_stored(tmp_p
         with pytest.raises(EventRefused, match=r"Line 3 is no event.*2 events before it are stored, receipt 0:2"):
             intake.take(io.BytesIO(GOOD + b"\n" + GOOD + b"\nnonsense\n" + GOOD))
     assert Journal(tmp_path).end().events() == 2
+
+
+def test_a_line_that_does_not_fit_the_declared_fields_is_told_by_its_number(tmp_path: Path) -> None:
+    schema = pa.schema([("value", pa.float64())])
+    keep_fields(tmp_path / "fields.json", {"hourly": ViewFields("value double", schema)})
+    good = b'{"entity": "e", "type": "t", "payload": {"value": 1.5, "more": [1]}}\n'
+    bad = b'{"entity": "e", "type": "t", "payload": {"value": "hot"}}\n'
+    fields = DeclaredFields(tmp_path / "fields.json")
+    with JournalWriter(tmp_path / "journal") as writer:
+        intake = Intake(writer, fields=fields)
+        with pytest.raises(EventRefused, match="Line 4 is no event: the field 'value' is \"hot\", which is no double"):
+            intake.take(io.BytesIO(good + b"\n" + good + bad + good))
+        assert intake.stored == 2
+        intake = Intake(writer, tmp_path / "letters", fields=fields)
+        intake.take(io.BytesIO(good + bad + b"{\n" + good))
+        assert (intake.stored, intake.refused) == (2, 2)
+    letters = [json.loads(line) for line in (tmp_path / "letters").read_bytes().splitlines()]
+    assert [letter["line"] for letter in letters] == [2, 3]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import EventRefused, SettingInvalid
+from stateside.errors import EventRefused, StateError
 from stateside.journal.event import Event, json_bytes
 from stateside.journal.payload import fitted, mismatch
 from stateside.storage import write_atomically
@@ -100,7 +100,7 @@ def _load(path: Path) -> tuple[ViewFields, ...]:
         views = json.loads(path.read_bytes())["views"].values()
         rules = [ViewFields.of(view) for view in views]
     except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise SettingInvalid(
+        raise StateError(
             f"The declared fields cannot be read: {error!r}",
             where=str(path),
             next_step="Delete the file: the next run of the application writes it again",

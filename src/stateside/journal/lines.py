@@ -34,6 +34,7 @@ from uuid import uuid4
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused
 from stateside.journal.event import Event, fault
+from stateside.journal.fields import DeclaredFields
 from stateside.positions import Position
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
@@ -81,11 +82,19 @@ class Intake:
 
     A bad line ends it: what stands before the line is stored, what stands behind it is not. With a file for dead
     letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
+    With `fields`, a line whose payload does not fit the folder's declared fields is bad as well.
     """
 
-    def __init__(self, writer: Writer, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        dead_letters: Path | None = None,
+        clock: Clock | None = None,
+        fields: DeclaredFields | None = None,
+    ) -> None:
         self._writer = writer
         self._dead_letters = dead_letters
+        self._fields = fields
         self._clock = clock or SystemClock()
         self.receipt = writer.end
         self.stored = 0
@@ -94,13 +103,24 @@ class Intake:
     def take(self, lines: Input) -> None:
         """Append all lines; EventRefused at a bad one."""
         for group in _groups(lines):
-            parsed = [parse(number, text, self._clock.now_us()) for number, text in group]
+            parsed = self._fitting(group, [parse(number, text, self._clock.now_us()) for number, text in group])
             bad = [line for line in parsed if isinstance(line, BadLine)]
             if bad and self._dead_letters is None:
                 self._append([line for line in parsed[: parsed.index(bad[0])] if isinstance(line, Event)])
                 raise self._refusal(bad[0])
             self._bury(bad)
             self._append([line for line in parsed if isinstance(line, Event)])
+
+    def _fitting(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine]) -> list[Event | BadLine]:
+        """The same, with a bad line in place of each event that does not fit the declared fields."""
+        if self._fields is None:
+            return parsed
+        places = [place for place, line in enumerate(parsed) if isinstance(line, Event)]
+        faults = self._fields.faults([line for line in parsed if isinstance(line, Event)])
+        for row, reason in faults.items():
+            number, text = group[places[row]]
+            parsed[places[row]] = BadLine(number, text.decode(errors="backslashreplace"), reason)
+        return parsed
 
     def _append(self, events: list[Event]) -> None:
         if events:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -144,9 +145,33 @@ def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
     table = pajson.read_json(pa.BufferReader(document), read_options=read, parse_options=options)
     if table.num_rows != len(payloads):
         raise pa.ArrowInvalid("a payload with a line break")
-    if any(pt.is_float32(field.type) and pc.any(pc.is_inf(table[field.name])).as_py() for field in schema):
-        raise pa.ArrowInvalid("a number beyond the range of a float")
+    if not all(_within(chunk) for field in schema for chunk in table[field.name].chunks if _has_range(field.type)):
+        raise pa.ArrowInvalid("a number beyond the range of its type")
     return table if read_as.equals(schema) else table.cast(schema)
+
+
+def _has_range(type_: pa.DataType) -> bool:
+    """Whether there are floats or decimals in it: Arrow makes infinities, or too many digits, of what is too large."""
+    if pt.is_list(type_):
+        return _has_range(type_.value_type)
+    if pt.is_struct(type_):
+        return any(_has_range(part.type) for part in type_)
+    return bool(pt.is_float32(type_) or pt.is_decimal(type_))
+
+
+def _within(values: pa.Array) -> bool:
+    """Whether all of the floats and decimals in these are in their type's range."""
+    if pt.is_list(values.type):
+        return _within(values.flatten())
+    if pt.is_struct(values.type):
+        return all(_within(part) for part in values.flatten())
+    if pt.is_float32(values.type):
+        return not pc.any(pc.is_inf(values)).as_py()
+    if pt.is_decimal(values.type):
+        largest = Decimal(10) ** (values.type.precision - values.type.scale)
+        extremes = pc.min_max(values).as_py()
+        return all(each is None or abs(each) < largest for each in extremes.values())
+    return True
 
 
 def _parse_in_halves(payloads: pa.Array, schema: pa.Schema, first: int) -> tuple[pa.Table, list[int]]:
