@@ -105,9 +105,9 @@ def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, t
     with KafkaWriter(topic, tmp_path / "index") as writer:
         orders = [Event(f"o{n}", f"customer-{n % 3}", "order", n, {"amount": n}, ("web",)) for n in range(30)]
         others = [Event("x", "customer-0", "return", 0, {}, ("web",)), Event("y", "customer-0", "order", 0, {})]
-        writer.append([*orders, *others])
+        far = Event("z", "customer-9", "order", YEAR_2099_US, {"amount": 7}, ("web",))
+        writer.append([*orders, *others, far])
         send(topic, b"hello", b"customer-0", 1)
-        writer.append([Event("z", "customer-9", "order", YEAR_2099_US, {"amount": 7}, ("web",))])
         command = [sys.executable, str(DRIVER), topic.servers, topic.name, str(layout.root)]
         done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=DRIVER_S_MAX)
         assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Validator:
     """Refuses events in the tasks that read them; what is refused goes to the folder."""
 
     folder: Path
@@ -92,8 +92,8 @@ class Gate:
 class Refusals:
     """What one task refuses: gathered, and written by `flush`, which must come before the task ends."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, validator: Validator) -> None:
+        self.validator = validator
         self._letters: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, letter: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Refusals:
         with pa.ipc.new_file(output, LETTERS) as writer:
             writer.write_table(table)
         name = f"{quote(partition, safe='')}.{min(offsets):020d}-{max(offsets):020d}.arrow"
-        write_atomically(self.gate.folder / name, output.getvalue().to_pybytes())
+        write_atomically(self.validator.folder / name, output.getvalue().to_pybytes())
 
 
 _Why = tuple[str, str]
@@ -139,12 +139,12 @@ def passed(
     misfits: Sequence[int],
     schema: pa.Schema,
 ) -> pa.Array | None:
-    """Which events of a batch pass the gate, None for all; the others are added to the refusals.
+    """Which events of a batch pass the validator, None for all; the others are added to the refusals.
 
     `misfits` are the rows whose payloads do not fit the schema.
     """
-    gate = refusals.gate
-    future = gate.future(batch.column("time"), batch.column("appended"))
+    validator = refusals.validator
+    future = validator.future(batch.column("time"), batch.column("appended"))
     refused = sorted({*misfits, *future})
     if not refused:
         return None
@@ -152,7 +152,7 @@ def passed(
     unfit = set(misfits)
     payloads, times, appended = (rows.column(name).to_pylist() for name in ("payload", "time", "appended"))
     why = [
-        (MISMATCH, mismatch(payload, schema)) if row in unfit else (FUTURE_DATED, gate.future_detail(time, at))
+        (MISMATCH, mismatch(payload, schema)) if row in unfit else (FUTURE_DATED, validator.future_detail(time, at))
         for row, payload, time, at in zip(refused, payloads, times, appended, strict=True)
     ]
     refusals.add_events(partition, rows, offsets.take(pa.array(refused)).to_pylist(), why)

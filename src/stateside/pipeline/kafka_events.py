@@ -11,8 +11,8 @@ Every committed message is a row:
                                            but partition, offset and value are null then
     …                                      the payload's fields; null if the payload does not have them
 
-Messages that are no events, do not fit the fields or are dated too far ahead become dead letters (`kafka_gate`), and
-`_malformed` is false in every row. Without `dead_letters` each is a row: the fields are all null if one of them has
+Messages that are no events, do not fit the fields or are dated too far ahead become dead letters (`kafka_validator`),
+and `_malformed` is false in every row. Without `dead_letters` each is a row: the fields are all null if one of them has
 another type, so a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it
 decides what becomes of the others. Messages that are no events are never left out, whatever types or tags are asked
 for. Where offsets that a query needs were deleted by retention, the query stops (Spark's failOnDataLoss).
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from stateside.errors import ViewInvalid
-from stateside.pipeline.dead_letters import Gate
-from stateside.pipeline.kafka_gate import APPEND_TIME, APPENDED, gated
+from stateside.pipeline.dead_letters import Validator
+from stateside.pipeline.kafka_validator import APPEND_TIME, APPENDED, validated
 from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ class KafkaEvents:
         fields = self.fields or reading.fields
         if not self.dead_letters or reading.refused is None:
             return self._selected(parse_events(messages, fields))
-        return self.gated(messages, fields, Gate(reading.refused, reading.future_us_max))
+        return self.validated(messages, fields, Validator(reading.refused, reading.future_us_max))
 
-    def gated(self, messages: DataFrame, fields: str, gate: Gate) -> DataFrame:
+    def validated(self, messages: DataFrame, fields: str, validator: Validator) -> DataFrame:
         """Kafka's rows as events, without those that become dead letters."""
         timed = messages.selectExpr("*", APPEND_TIME)
         events = self._selected(parse_events(timed, "", carried=(APPENDED,)))
         given = [name for name in events.columns if name != APPENDED]
-        return gated(events, given, fields, gate, self.topic, body="payload", time="time")
+        return validated(events, given, fields, validator, self.topic, body="payload", time="time")
 
     def _selected(self, events: DataFrame) -> DataFrame:
         for condition in self._conditions():

@@ -109,7 +109,7 @@ def _check_streaming(view: View, frame: object) -> None:
 
 
 def _check_watermark(view: View, source: Source, events: DataFrame, frame: DataFrame) -> None:
-    """ViewInvalid for a watermark on a field of a topic's messages that the gate does not know to be their time."""
+    """ViewInvalid for a watermark on a field of a topic's messages that is not known to be their time."""
     if not isinstance(source, KafkaTopic) or not source.dead_letters or source.time is not None:
         return
     guarded = [attribute for attribute in _attributes(events) if attribute.startswith("timestamp#")]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from stateside.errors import ViewInvalid
 from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
-from stateside.pipeline.dead_letters import Gate
+from stateside.pipeline.dead_letters import Validator
 from stateside.positions import Position
 from stateside.secret_options import with_secrets
 
@@ -106,7 +106,7 @@ class KafkaTopic:
         …                                      the fields; null if the object does not have them, all null if it is
                                                malformed, or has no value at all (a tombstone)
 
-    Messages that are malformed or do not fit the fields become dead letters (`kafka_gate`), and so do those whose
+    Messages that are malformed or do not fit the fields become dead letters (`kafka_validator`), and so do those whose
     `time`, the field that the view sets its watermark on, lies too far ahead; `_malformed` is false in every row.
 
     Without `dead_letters` each is a row. So a view that ignores `_malformed` counts such a message, but adds nothing of
@@ -135,11 +135,11 @@ class KafkaTopic:
         messages = session.readStream.format("kafka").options(**options).load()
         if not self.dead_letters or reading.refused is None:
             return parse_messages(messages, self.fields)
-        return self.gated(messages, Gate(reading.refused, reading.future_us_max))
+        return self.validated(messages, Validator(reading.refused, reading.future_us_max))
 
-    def gated(self, messages: DataFrame, gate: Gate) -> DataFrame:
+    def validated(self, messages: DataFrame, validator: Validator) -> DataFrame:
         """Kafka's rows as those described above, without those that become dead letters."""
-        from stateside.pipeline.kafka_gate import APPEND_TIME, gated
+        from stateside.pipeline.kafka_validator import APPEND_TIME, validated
 
         texts = messages.selectExpr(
             *(*_MESSAGE, "cast(key as string) as key", "cast(value as string) as value", APPEND_TIME)
@@ -149,7 +149,7 @@ class KafkaTopic:
             *(f"({_NO_TEXT}) as {_MALFORMED}", "_appended"),
         )
         given = [*_MESSAGE, "key", "value", _MALFORMED]
-        return gated(judged, given, self.fields, gate, self.topic, body="value", time=self.time or "timestamp")
+        return validated(judged, given, self.fields, validator, self.topic, body="value", time=self.time or "timestamp")
 
 
 _NO_TEXT = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"

@@ -15,7 +15,7 @@ import stateside
 from stateside.errors import ViewInvalid
 from stateside.layout import Layout
 from stateside.pipeline import sources
-from stateside.pipeline.dead_letters import Gate
+from stateside.pipeline.dead_letters import Validator
 from stateside.pipeline.kafka_events import KafkaEvents
 from stateside.pipeline.planning import _check_watermark
 from stateside.pipeline.sources import KafkaTopic
@@ -62,7 +62,7 @@ class TestTopics:
         fine = b'{"who":"emma","cents":5,"at":"2026-03-01T11:00:00Z","more":[1]}'
         number = b'{"who":7}'
         given = messages(spark, fine, *MALFORMED, None, b"{}", b' {"cents":null}\n', number)
-        rows, letters = judged(topic().gated(given, Gate(tmp_path, HOUR_US)), tmp_path)
+        rows, letters = judged(topic().validated(given, Validator(tmp_path, HOUR_US)), tmp_path)
         assert [(row["offset"], row["who"], row["cents"]) for row in rows] == [
             *((0, "emma", 5), (len(MALFORMED) + 1, None, None)),
             *((len(MALFORMED) + 2, None, None), (len(MALFORMED) + 3, None, None)),
@@ -79,7 +79,7 @@ class TestTopics:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         given = messages(spark, b'{"cents":1}{"cents":2}', b"", b'{"cents":3}').coalesce(1)
-        rows, letters = judged(topic().gated(given, Gate(tmp_path, None)), tmp_path)
+        rows, letters = judged(topic().validated(given, Validator(tmp_path, None)), tmp_path)
         assert [(row["offset"], row["cents"]) for row in rows] == [(2, 3)]
         assert [offset for _, offset, _ in letters] == [0, 1]
 
@@ -87,7 +87,7 @@ class TestTopics:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         at = (b'{"at":"2026-03-01T13:00:00Z"}', b'{"at":"2026-03-01T13:00:00.001Z"}', b'{"at":"2099-01-01T00:00:00Z"}')
-        rows, letters = judged(topic(time="at").gated(messages(spark, *at), Gate(tmp_path, HOUR_US)), tmp_path)
+        rows, letters = judged(topic(time="at").validated(messages(spark, *at), Validator(tmp_path, HOUR_US)), tmp_path)
         assert [row["offset"] for row in rows] == [0]
         assert letters == [("calls-3", 1, "future-dated"), ("calls-3", 2, "future-dated")]
 
@@ -98,14 +98,14 @@ class TestTopics:
         for name in (None, "at"):
             folder = tmp_path / str(name)
             given = messages(spark, value, kind=CREATED, time=far)
-            rows, letters = judged(topic(time=name).gated(given, Gate(folder, HOUR_US)), folder)
+            rows, letters = judged(topic(time=name).validated(given, Validator(folder, HOUR_US)), folder)
             assert (rows, letters) == ([], [("calls-3", 0, "future-dated")])
 
     def test_a_producers_time_may_lag(self, spark: SparkSession, tmp_path: Path) -> None:
         now = datetime.now(UTC) - timedelta(minutes=5)
         value = json.dumps({"at": now.isoformat()}).encode()
         given = messages(spark, value, kind=CREATED, time=datetime(1970, 1, 2, tzinfo=UTC))
-        rows, letters = judged(topic(time="at").gated(given, Gate(tmp_path, HOUR_US)), tmp_path)
+        rows, letters = judged(topic(time="at").validated(given, Validator(tmp_path, HOUR_US)), tmp_path)
         assert (len(rows), letters) == (1, [])
 
     @pytest.mark.parametrize("fields", ["who map<string,int>", "who binary", "Value string"])
@@ -115,7 +115,7 @@ class TestTopics:
         source = sources.kafka("localhost:9092", "calls", fields=fields)
         assert isinstance(source, KafkaTopic)
         with pytest.raises(ViewInvalid, match=f"(?i)'{fields.split()[0]}'"):
-            source.gated(messages(spark), Gate(tmp_path, None))
+            source.validated(messages(spark), Validator(tmp_path, None))
 
     def test_a_watermark_needs_a_time_that_the_source_knows(self, spark: SparkSession, tmp_path: Path) -> None:
         app = stateside.App("calls")
@@ -132,7 +132,7 @@ class TestTopics:
             *((topic(), "at", True), (topic(), "timestamp", False), (topic(time="at"), "at", False)),
             (topic(dead_letters=False), "at", False),
         ):
-            events = source.gated(endless, Gate(tmp_path, HOUR_US))
+            events = source.validated(endless, Validator(tmp_path, HOUR_US))
             frame = events.withWatermark(column, "1 hour").groupBy("who").count()
             if refused:
                 with pytest.raises(ViewInvalid, match=r"sets its watermark on 'at'.*time='at'"):
@@ -153,7 +153,7 @@ class TestJournals:
             b"hello",
             stored_value("d", 4, type="other", payload={"cents": "five"}),
         ]
-        frame = source.gated(messages(spark, *values), "cents long", Gate(tmp_path, HOUR_US))
+        frame = source.validated(messages(spark, *values), "cents long", Validator(tmp_path, HOUR_US))
         rows, letters = judged(frame, tmp_path)
         assert [(row["id"], row["cents"], row["sequence"], row["_malformed"]) for row in rows] == [("a", 5, 1, False)]
         assert letters == [

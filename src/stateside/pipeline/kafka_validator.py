@@ -1,4 +1,4 @@
-"""The gate for messages on Kafka: those that are no events, do not fit or are dated too far ahead become dead letters.
+"""Validation of messages on Kafka: those that are no events, do not fit or are dated too far ahead become dead letters.
 
 The append time is the broker's (`message.timestamp.type=LogAppendTime`). Where a topic keeps the producer's time, which
 may say anything, a message counts as appended when its batch was planned: Spark's `current_timestamp()`, which stands
@@ -21,7 +21,7 @@ import pyarrow.types as pt
 
 from stateside.errors import ViewInvalid
 from stateside.journal.payload import check_fields, fitted, mismatch
-from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Gate, Refusals
+from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,14 +32,14 @@ _SAID: Final = ("id", "entity", "type")
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaGate:
+class KafkaValidator:
     """Reads the fields of messages in Python workers, as the journal's own source does, and refuses what does not fit.
 
     `body` is the column with the JSON, `whole` whether that is the message's whole value, which may be anything; `time`
     is the column with the event's time. `schema` has the columns of the rows, the fields last.
     """
 
-    gate: Gate
+    validator: Validator
     topic: str
     schema: pa.Schema
     fields: pa.Schema
@@ -49,7 +49,7 @@ class KafkaGate:
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the messages that pass; for `mapInArrow`."""
-        refusals = Refusals(self.gate)
+        refusals = Refusals(self.validator)
         for batch in batches:
             if batch.num_rows:
                 yield from self._passed(batch, refusals)
@@ -61,7 +61,7 @@ class KafkaGate:
         table = pa.Table.from_arrays([*given, *fields.columns], names=self.schema.names).cast(self.schema)
         malformed = set(pc.indices_nonzero(batch.column("_malformed")).to_pylist())
         times = table[self.time].combine_chunks()
-        future = self.gate.future(times, batch.column(APPENDED))
+        future = self.validator.future(times, batch.column(APPENDED))
         refused = sorted({*malformed, *misfits, *future})
         for row in refused:
             refusals.add(self._letter(batch, row, times[row].as_py(), row in malformed, row in misfits))
@@ -97,14 +97,14 @@ class KafkaGate:
         if malformed:
             return MALFORMED, "the message is no event" if not self.whole else "key or value are no UTF-8"
         if not misfit:
-            return FUTURE_DATED, self.gate.future_detail(time, message[APPENDED])
+            return FUTURE_DATED, self.validator.future_detail(time, message[APPENDED])
         if _is_object(message[self.body]):
             return MISMATCH, mismatch(message[self.body], self.fields)
         return MALFORMED, mismatch(message[self.body], self.fields)
 
 
-def gated(
-    messages: DataFrame, given: Sequence[str], fields: str, gate: Gate, topic: str, *, body: str, time: str
+def validated(
+    messages: DataFrame, given: Sequence[str], fields: str, validator: Validator, topic: str, *, body: str, time: str
 ) -> DataFrame:
     """The messages' given columns, then the fields of those that pass.
 
@@ -125,7 +125,7 @@ def gated(
             f"The source's time {time!r} is no timestamp of its messages",
             next_step="Name one of its fields that is declared as a timestamp, or Kafka's own `timestamp`",
         )
-    through = KafkaGate(gate, topic, arrow, schema, body, body == "value", time)
+    through = KafkaValidator(validator, topic, arrow, schema, body, body == "value", time)
     return messages.mapInArrow(through.rows, rows)
 
 
