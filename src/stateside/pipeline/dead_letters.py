@@ -26,7 +26,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -41,6 +41,9 @@ from stateside.journal.payload import mismatch
 from stateside.layout import Layout
 from stateside.positions import Position
 from stateside.storage import write_atomically
+
+if TYPE_CHECKING:
+    from stateside.archive import ArchiveTable
 
 MALFORMED: Final = "malformed"
 MISMATCH: Final = "mismatch"
@@ -63,7 +66,9 @@ LETTERS: Final = pa.schema(
     ]
 )
 TABLE: Final = "dead_letters"
+_STORED: Final = pa.schema([pa.field("view", pa.string(), nullable=False), *LETTERS])
 _KEY: Final = ("view", "partition", "offset")
+_NEVER: Final = 2**63 - 1
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +182,7 @@ class DeadLetters:
             self.collect(committed[0])
         end = self._checkpoint.plan(committed[0]).position if committed else Position.start()
         with self._lock:
-            for file in self._files():
+            for file in self._files(unfinished=True):
                 if not file.lies_before(end):
                     file.path.unlink(missing_ok=True)
 
@@ -202,41 +207,45 @@ class DeadLetters:
             return stored
 
     def _collect(self, batch: int) -> int:
-        end, query = self._checkpoint.plan(batch).position, self._checkpoint.query_id()
+        end = self._checkpoint.plan(batch).position
         files = [file for file in self._files() if file.lies_before(end)]
-        if not files or query is None:
+        if not files:
             return 0
-        letters = pa.concat_tables([file.read() for file in files])
-        stored = self._store(letters, query, batch)
-        for file in files:
+        table = self._table()
+        stored = 0
+        for file in files:  # one at a time: a flood of bad events fits no driver's memory
+            stored += self._store(table, file.read())
             file.path.unlink(missing_ok=True)
-        return stored
-
-    def _store(self, letters: pa.Table, query: str, batch: int) -> int:
-        from stateside.archive import ArchiveTable, TableSpec
-
-        schema = pa.schema([pa.field("view", pa.string(), nullable=False), *LETTERS])
-        spec = TableSpec(TABLE, schema, sealed=False)
-        table = ArchiveTable(self._layout.table(TABLE), spec, self._places.mark(TABLE))
-        table.create(take_over=True)
-        table.check_schema()
-        rows = _distinct(letters)
-        rows = rows.add_column(0, schema.field("view"), pa.array([self._view] * rows.num_rows)).cast(schema)
-        stored = table.insert_absent(rows, _KEY, f"{query}/{TABLE}", batch)
         opened = table.opened()
         opened.tidy()
         count = opened.read(["view"], pc.field("view") == self._view).num_rows
         write_atomically(self._places.dead_letters, json.dumps({"count": count}).encode())
         return stored
 
-    def _files(self) -> list[_File]:
+    def _table(self) -> ArchiveTable:
+        from stateside.archive import ArchiveTable, TableSpec
+
+        spec = TableSpec(TABLE, _STORED, sealed=False)
+        table = ArchiveTable(self._layout.table(TABLE), spec, self._places.mark(TABLE))
+        table.create(take_over=True)
+        table.check_schema()
+        return table
+
+    def _store(self, table: ArchiveTable, letters: pa.Table) -> int:
+        """Each insertion has the next number: what the table has already is known by its key."""
+        name = f"{TABLE}/{self._view}"
+        last = table.opened().counter(name)
+        views = pa.array([self._view] * letters.num_rows)
+        rows = letters.add_column(0, _STORED.field("view"), views).cast(_STORED)
+        return table.insert_absent(rows, _KEY, name, 0 if last is None else last + 1)
+
+    def _files(self, *, unfinished: bool = False) -> list[_File]:
+        """What tasks have written; with `unfinished` also what killed ones left half-written."""
         try:
-            return sorted(
-                (_File.of(path) for path in self._places.refused.iterdir() if path.suffix == ".arrow"),
-                key=lambda file: file.path,
-            )
+            paths = sorted(self._places.refused.iterdir())
         except FileNotFoundError:
             return []
+        return [_File.of(path) for path in paths if path.suffix == ".arrow" or unfinished]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +258,8 @@ class _File:
 
     @classmethod
     def of(cls, path: Path) -> _File:
+        if path.suffix != ".arrow":
+            return cls(path, "", _NEVER)
         partition, _, offsets = path.name.removesuffix(".arrow").rpartition(".")
         return cls(path, unquote(partition), int(offsets.partition("-")[2]))
 
@@ -279,12 +290,6 @@ def stored_letters(layout: Layout, view: str | None = None) -> Iterator[dict[str
     if view is not None:
         table = table.filter(pc.equal(table["view"], view))
     yield from table.sort_by([("partition", "ascending"), ("offset", "ascending"), ("view", "ascending")]).to_pylist()
-
-
-def _distinct(letters: pa.Table) -> pa.Table:
-    """Each position once: a task that was run twice may have cut its files in another way."""
-    places = {(row["partition"], row["offset"]): number for number, row in enumerate(letters.to_pylist())}
-    return letters.take(sorted(places.values()))
 
 
 def _iso(time: Any) -> str:
