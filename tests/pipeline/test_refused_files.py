@@ -22,6 +22,7 @@ VIEW = "hourly"
 
 def refuse(layout: Layout, *offsets: int, partition: str = "0") -> None:
     """What a task does that refuses these."""
+    layout.view(VIEW).root.mkdir(parents=True, exist_ok=True)
     refusals = Refusals(Validator(layout.view(VIEW).refused, None))
     events = [Event(f"e{offset}", "sensor", "reading", 0, {"value": "hot"}) for offset in offsets]
     refusals.add_events(partition, encode(events, 7), offsets, [("mismatch", "because")] * len(offsets))

@@ -130,7 +130,8 @@ class Refusals:
         with pa.ipc.new_file(output, LETTERS) as writer:
             writer.write_table(table)
         name = f"{quote(partition, safe='')}.{min(offsets):020d}-{max(offsets):020d}.arrow"
-        write_atomically(self.validator.folder / name, output.getvalue().to_pybytes())
+        self.validator.folder.mkdir(exist_ok=True)  # in the view's folder: one that is away is not begun again
+        write_atomically(self.validator.folder / name, output.getvalue().to_pybytes(), make_folder=False)
 
 
 _Why = tuple[str, str]
