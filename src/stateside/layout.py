@@ -17,6 +17,7 @@ FOLDER/
   issued.json                 the register of the tokens that were issued, and of those that are revoked
   refusals.jsonl              whom a server turned away, and why; older ones in refusals.1.jsonl and so on
   pause                       while it is there no new batch is begun: the driver is about to stop
+  fields.json                 the payload's fields that views declare, by which appends are checked (`journal.fields`)
   clock.json                  how far billing's clockwork has come
   views/VIEW/checkpoint/      Spark's own files, which only Spark writes (but for paths: `pipeline.schema_paths`)
   views/VIEW/checkpoint.…/    before-: put aside by a restore, and may be deleted; restoring-: what a restore brings, or
@@ -29,6 +30,8 @@ FOLDER/
   views/VIEW/plan.txt         the query's plan, to tell a changed query by
   views/VIEW/heartbeat.json   the runner's sign of life
   views/VIEW/progress.jsonl   what Spark reported of the newest batches
+  views/VIEW/refused/         events of the batch that is running which do not reach the view (`pipeline.dead_letters`)
+  views/VIEW/dead_letters.json  how many dead letters the view has
   views/VIEW/replica/         the LMDB copy that readers ask
   views/VIEW/marks/           which table or folder the view's sink has filled, so that it is never made anew
   views/VIEW/savepoints/NAME/ the checkpoint as it was after one batch; each may be deleted
@@ -101,6 +104,16 @@ class ViewLayout:
         return self.root / "heartbeat.json"
 
     @property
+    def refused(self) -> Path:
+        """What the tasks of the running batch refused, until it is stored as dead letters."""
+        return self.root / "refused"
+
+    @property
+    def dead_letters(self) -> Path:
+        """How many dead letters the view has."""
+        return self.root / "dead_letters.json"
+
+    @property
     def replica(self) -> Path:
         """The replica's LMDB environment."""
         return self.root / "replica"
@@ -160,6 +173,11 @@ class Layout:
     def clock(self) -> Path:
         """How far billing's clockwork has come."""
         return self.root / "clock.json"
+
+    @property
+    def fields(self) -> Path:
+        """The payload's fields that views declare."""
+        return self.root / "fields.json"
 
     @property
     def pointer(self) -> Path:

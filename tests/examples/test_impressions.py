@@ -35,7 +35,7 @@ def looks(seed: int, hours: range) -> list[Event]:
 
 
 def test_the_last_24_hours_are_the_sum_of_24_buckets(spark: SparkSession, layout: Layout) -> None:
-    events = looks(1, range(500_000, 500_060))
+    events = looks(1, range(480_000, 480_060))
     append(layout, events)
     run_to(app, layout, spark, events_per_batch=200)
     answer(layout, "hourly")
@@ -51,7 +51,7 @@ def test_the_last_24_hours_are_the_sum_of_24_buckets(spark: SparkSession, layout
 def test_state_and_archive_together_have_every_hour_exactly_once_at_any_batch(
     spark: SparkSession, layout: Layout
 ) -> None:
-    events = looks(2, range(500_000, 500_100))
+    events = looks(2, range(480_000, 480_100))
     receipts = [append(layout, events[first : first + 150]) for first in range(0, len(events), 150)]
     for done, receipt in enumerate(receipts, start=1):
         run_to(app, layout, spark, receipt)

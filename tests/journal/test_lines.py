@@ -4,12 +4,14 @@ import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.errors import EventRefused, IdConflict
 from stateside.journal import Event, Journal, JournalWriter, lines
+from stateside.journal.fields import DeclaredFields, ViewFields, keep_fields
 from stateside.journal.lines import BadLine, Intake, fields_of, parse
 
 GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
@@ -152,3 +154,21 @@ def test_a_line_with_the_id_of_another_event_is_named_and_refused(tmp_path: Path
     assert sorted(letter["line"] for letter in letters) == [1, 2]
     assert "its id '1' is that of another event" in "".join(letter["reason"] for letter in letters)
     assert [event.id for event in Journal(tmp_path / "journal").events()] == ["1", "2", "3"]
+
+
+def test_a_line_that_does_not_fit_the_declared_fields_is_told_by_its_number(tmp_path: Path) -> None:
+    schema = pa.schema([("value", pa.float64())])
+    keep_fields(tmp_path / "fields.json", {"hourly": ViewFields("value double", schema)})
+    good = b'{"entity": "e", "type": "t", "payload": {"value": 1.5, "more": [1]}}\n'
+    bad = b'{"entity": "e", "type": "t", "payload": {"value": "hot"}}\n'
+    fields = DeclaredFields(tmp_path / "fields.json")
+    with JournalWriter(tmp_path / "journal") as writer:
+        intake = Intake(writer, fields=fields)
+        with pytest.raises(EventRefused, match="Line 4 is no event: the field 'value' is \"hot\", which is no double"):
+            intake.take(io.BytesIO(good + b"\n" + good + bad + good))
+        assert intake.stored == 2
+        intake = Intake(writer, tmp_path / "letters", fields=fields)
+        intake.take(io.BytesIO(good + bad + b"{\n" + good))
+        assert (intake.stored, intake.refused) == (2, 2)
+    letters = [json.loads(line) for line in (tmp_path / "letters").read_bytes().splitlines()]
+    assert [letter["line"] for letter in letters] == [2, 3]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateside.errors import ViewInvalid
 from stateside.journal import payload as payload_module
-from stateside.journal.payload import check_fields, payload_columns
+from stateside.journal.payload import check_fields, fitted, mismatch, payload_columns
 from tests.sizes import examples
 
 SCHEMA = pa.schema([("amount", pa.int64()), ("country", pa.string()), ("share", pa.float64()), ("paid", pa.bool_())])
@@ -148,3 +148,40 @@ def test_dates_are_read_from_iso_texts_nested_ones_too() -> None:
 def test_a_field_that_json_cannot_give_is_refused_at_start(type_: pa.DataType) -> None:
     with pytest.raises(ViewInvalid, match=r"'counts' has the type .*cannot be read from a payload"):
         check_fields(pa.schema([("name", pa.string()), ("counts", type_)]))
+
+
+TYPED = [  # declared, what fits, what does not
+    (pa.string(), ["", "ä"], [1, True, [], {}]),
+    (pa.int8(), [127, -128], [128, 1.0, "1", True]),
+    (pa.int32(), [2**31 - 1], [2**31, 1.5, "1"]),
+    (pa.int64(), [2**63 - 1, -(2**63)], [2**63, 5.0, "5", False, [5], {"n": 5}]),
+    (pa.float32(), [1, 1.5, -3e38], [1e39, "1.5", True]),
+    (pa.float64(), [1, 1.5, 2**70], ["hot", "NaN", True, [1.5]]),
+    (pa.decimal128(5, 2), [1, 1.25, "1.25", 999.99], [1.255, 1000, "x", True]),
+    (pa.bool_(), [True, False], [0, "true"]),
+    (pa.timestamp("us", "UTC"), ["2026-01-31T12:00:00Z", "2026-01-31 12:00:00.000001"], [5, "soon", True]),
+    (pa.date32(), ["2026-01-31"], ["2026-01-31T12:00:00Z", 5]),
+    (pa.list_(pa.int64()), [[], [1, None]], [[1, "2"], 1, {}]),
+    (pa.struct([("a", pa.int64())]), [{}, {"a": 1, "b": "x"}, {"a": None}], [{"a": "1"}, [1], "x"]),
+    (pa.struct([("a", pa.list_(pa.decimal128(3, 1)))]), [{"a": [1.5, 99]}], [{"a": [1, 100]}]),
+]
+
+
+@pytest.mark.parametrize(("type_", "good", "bad"), TYPED, ids=lambda value: str(value)[:20])
+def test_what_fits_a_declared_type_and_what_does_not(type_: pa.DataType, good: list[Any], bad: list[Any]) -> None:
+    schema = pa.schema([("before", pa.int64()), ("it", type_)])
+    values = [value for pair in zip(bad, bad, strict=True) for value in pair]
+    texts = [json.dumps({"before": 1, "it": value}) for value in [None, *good, *values]] + ['{"other": 1}']
+    table, misfits = fitted(pa.array(texts), schema)
+    first = 1 + len(good)
+    assert misfits == list(range(first, first + len(values)))
+    assert table["before"].to_pylist() == [1] * first + [None] * len(values) + [None]
+    for text in texts[first:-1]:
+        assert mismatch(text, schema).startswith("the field 'it' is ")
+
+
+def test_a_mismatch_says_what_is_wrong_with_what_is_no_object_too() -> None:
+    assert "no JSON" in mismatch("{", SCHEMA)
+    assert mismatch("[1]", SCHEMA) == "the payload is not one JSON object"
+    assert mismatch('{"amount": 1, "amount": 2}', SCHEMA) == "the field 'amount' stands 2 times in the payload"
+    assert mismatch(json.dumps({"amount": "x" * 999}), SCHEMA).endswith("xxx…, which is no bigint")

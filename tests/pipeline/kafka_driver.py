@@ -19,13 +19,19 @@ from stateside.pipeline.sources import kafka
 
 def application(address: str, topic: str) -> stateside.App:
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "3", "kafka.client.id": "env:CLIENT_ID"}
-    source = kafka(address, topic, fields="customer string, amount long", options=options)
-    app = stateside.App("shop", source=source)
+    fields = "customer string, amount long"
+    app = stateside.App("shop", source=kafka(address, topic, fields=fields, options=options))
 
-    @app.view(key=["customer", "_malformed"])
+    @app.view(
+        key=["customer", "_malformed"], source=kafka(address, topic, fields=fields, options=options, dead_letters=False)
+    )
     def spending(messages: DataFrame) -> DataFrame:
         totals = (F.sum("amount").alias("total"), F.count("*").alias("messages"))
         return messages.groupBy("customer", "_malformed").agg(*totals)
+
+    @app.view(key=["customer"])
+    def guarded(messages: DataFrame) -> DataFrame:
+        return messages.groupBy("customer").agg(F.sum("amount").alias("total"), F.count("*").alias("messages"))
 
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -15,15 +16,17 @@ from stateside.pipeline.sources import kafka_journal
 
 
 def application(address: str, topic: str) -> stateside.App:
-    app = stateside.App(
-        "shop",
-        source=kafka_journal(address, topic, fields="amount long", types=["order", "it's"], tags=["web", "it's"]),
-    )
+    chosen: dict[str, Any] = {"fields": "amount long", "types": ["order", "it's"], "tags": ["web", "it's"]}
+    app = stateside.App("shop", source=kafka_journal(address, topic, **chosen))
 
-    @app.view(key=["entity", "_malformed"])
+    @app.view(key=["entity", "_malformed"], source=kafka_journal(address, topic, **chosen, dead_letters=False))
     def spending(events: DataFrame) -> DataFrame:
         last = F.max("sequence").alias("last")
         return events.groupBy("entity", "_malformed").agg(F.sum("amount").alias("total"), F.count("*").alias("n"), last)
+
+    @app.view(key=["entity"])
+    def guarded(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").agg(F.sum("amount").alias("total"), F.count("*").alias("n"))
 
     return app
 

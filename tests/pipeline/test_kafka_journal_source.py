@@ -21,6 +21,7 @@ from stateside.journal.sequences import numbered
 from stateside.layout import Layout
 from stateside.ops.broker import Broker
 from stateside.pipeline import sources
+from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.kafka_events import parse_events
 from stateside.testing import answer
 from tests.journal.kafka.test_messages import Sent
@@ -28,6 +29,7 @@ from tests.journal.kafka.topics import delete, new_topic, send, stored_value
 
 DRIVER = Path(__file__).with_name("kafka_journal_driver.py")
 DRIVER_S_MAX = 250  # 15 s on two idle cores
+YEAR_2099_US = 4_070_908_800_000_000
 KAFKA_ROW = "partition int, offset long, headers array<struct<key:string,value:binary>>, key binary, value binary"
 
 EVENTS = [
@@ -103,7 +105,8 @@ def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, t
     with KafkaWriter(topic, tmp_path / "index") as writer:
         orders = [Event(f"o{n}", f"customer-{n % 3}", "order", n, {"amount": n}, ("web",)) for n in range(30)]
         others = [Event("x", "customer-0", "return", 0, {}, ("web",)), Event("y", "customer-0", "order", 0, {})]
-        writer.append([*orders, *others])
+        far = Event("z", "customer-9", "order", YEAR_2099_US, {"amount": 7}, ("web",))
+        writer.append([*orders, *others, far])
         send(topic, b"hello", b"customer-0", 1)
         command = [sys.executable, str(DRIVER), topic.servers, topic.name, str(layout.root)]
         done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=DRIVER_S_MAX)
@@ -111,7 +114,11 @@ def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, t
         found = answer(layout, "spending")
         rows = {(row["entity"], row["_malformed"]): (row["total"], row["n"], row["last"]) for row in found.rows}
         expected = {(f"customer-{n}", False): (sum(range(n, 30, 3)), 10, 10) for n in range(3)}
-        assert rows == expected | {(None, True): (None, 1, None)}
+        assert rows == expected | {(None, True): (None, 1, None), ("customer-9", False): (7, 1, 1)}
+        guarded = {(row["entity"], False): (row["total"], row["n"], row["n"]) for row in answer(layout, "guarded").rows}
+        assert guarded == expected
+        letters = {(letter["view"], letter["reason"], letter["id"]) for letter in stored_letters(layout)}
+        assert letters == {("guarded", "malformed", None), ("guarded", "future-dated", "z")}
         assert found.stamp.position.covers(topic.in_stamps(writer.end))
 
 

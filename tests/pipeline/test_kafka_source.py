@@ -18,6 +18,7 @@ from stateside.errors import ViewInvalid
 from stateside.layout import Layout
 from stateside.ops.broker import Broker
 from stateside.pipeline import jars, sources
+from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.sources import parse_messages
 from stateside.testing import answer
 
@@ -145,6 +146,9 @@ def test_a_view_folds_a_topic_and_stands_at_its_offsets(broker: Broker, layout: 
     run(broker, "purchases", layout)
     assert totals(layout) == {("emma", False): (12, 2), ("oliver", False): (1, 1), (None, True): (None, 2)}
     assert str(answer(layout, "spending").stamp.position) == "purchases-0:2,purchases-1:3"
+    assert {row["customer"]: row["messages"] for row in answer(layout, "guarded").rows} == {"emma": 2, "oliver": 1}
+    letters = {(letter["partition"], letter["offset"], letter["reason"]) for letter in stored_letters(layout)}
+    assert letters == {("purchases-0", 1, "malformed"), ("purchases-1", 2, "malformed")}
 
     send(broker, "purchases", {1: [order("oliver", 2)]})
     undone = Producer({"bootstrap.servers": broker.address, "transactional.id": "undone"})

@@ -20,6 +20,7 @@ from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline import lease
 from stateside.pipeline.app import load
+from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.testing import answer, append, crash_marker, rows, run_to
@@ -82,14 +83,14 @@ def test_a_crash_in_the_middle_of_a_batch_neither_loses_nor_doubles(spark: Spark
     }
 
 
-def test_an_event_whose_field_has_another_type_is_counted_but_adds_nothing(spark: SparkSession, layout: Layout) -> None:
+def test_an_event_whose_field_has_another_type_is_no_row_but_a_dead_letter(spark: SparkSession, layout: Layout) -> None:
     bad = Event("bad", "emma", "order", 0, {"country": "de", "amount": "much"})
     append(layout, [*orders(4), bad])
     run_to(shop(), layout, spark)
     assert [(row["country"], row["total"], row["orders"]) for row in rows(layout, "spending", "emma")] == [
-        (None, None, 1),
         ("de", 4, 1),
     ]
+    assert [(letter["id"], letter["reason"]) for letter in stored_letters(layout)] == [("bad", "mismatch")]
 
 
 Refusal = tuple[str, str, list[str], Callable[[DataFrame], DataFrame]]

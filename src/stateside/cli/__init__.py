@@ -6,7 +6,7 @@ what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of
 `tokens` who may ask, `billing` the commands of that application.
 """
 
-from stateside.cli.applications import append, demo, doctor, new, run
+from stateside.cli.applications import append, dead_letters, demo, doctor, new, run
 from stateside.cli.asking import get, locate, rollup, scan, sql, sum_, views, watch
 from stateside.cli.auditing import audit
 from stateside.cli.billing import billing
@@ -28,6 +28,7 @@ for command in (
     audit,
     billing,
     chaos,
+    dead_letters,
     demo,
     dev,
     doctor,

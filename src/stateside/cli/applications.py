@@ -165,14 +165,17 @@ def append(
     Needed are entity and type. Without an id an event gets a random one, without a time the present one, without a
     payload an empty one. Lines are appended as they come in, in order, beside other producers and the running job.
 
-    Prints the receipt: the position just after the last event, once all are durable. At a line that is no event it
-    stops, and says which one, why, and what is stored. An event whose id is stored already, with the same content, is
-    not stored again; a line that has the id of another event is refused as one that is no event.
+    Prints the receipt: the position just after the last event, once all are durable. At a line that is no event, or
+    does not fit the fields that the folder's views declare, it stops, and says which one, why, and what is stored. An
+    event whose id is stored already, with the same content, is not stored again; a line that has the id of another
+    event is refused as one that is no event.
 
     With --kafka this process becomes the owner of that topic, and whoever was it before is told so; the folder holds
     its index. Where the folder's own journal is a topic (docs/cluster.md), it takes turns with others, as on files.
     """
+    from stateside.journal.fields import DeclaredFields
     from stateside.journal.lines import Intake
+    from stateside.layout import Layout
 
     if lines.isatty():
         click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
@@ -182,7 +185,7 @@ def append(
             next_step="--take-over goes with --node NAME, and --node without --kafka: there it takes over by itself",
         )
     with _writer(folder, kafka, node, take_over) as writer:
-        intake = Intake(writer, dead_letters)
+        intake = Intake(writer, dead_letters, fields=DeclaredFields(Layout(folder).fields))
         try:
             intake.take(lines)
         finally:
@@ -208,6 +211,38 @@ def _writer(
         return open_writer(Layout(folder).journal)
     topic = topic_at(kafka)
     return KafkaWriter(topic, beside(folder, topic, "index"))
+
+
+@click.command(name="dead-letters")
+@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+@click.option("--view", help="Only those of this view.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON line each, with the whole event.")
+def dead_letters(folder: Path, view: str | None, as_json: bool) -> None:
+    """List the events that did not reach a view, with the reason, in the order of their positions.
+
+    With --json each line has the event as `stateside append` takes it: mend it, give it a new id, and append it again.
+    Billing's dead letters have commands of their own: `stateside billing dead-letters`.
+    """
+    from stateside.cli.tables import show_json
+    from stateside.layout import Layout
+    from stateside.pipeline.dead_letters import stored_letters
+
+    for letter in stored_letters(Layout(folder), view):
+        position = f"{letter['partition']}:{letter['offset']}"
+        if as_json:
+            told = {"position": position, **{name: letter[name] for name in ("view", "reason", "detail")}}
+            show_json(told | {"event": event_or_text(letter["event"])}, lines=True)
+        else:
+            said = f"{letter['entity'] or '-'} {letter['type'] or '-'} {letter['id'] or '-'}"
+            click.echo(f"{position:>12}  {letter['view']}  {said}  {letter['reason']}: {letter['detail']}")
+
+
+def event_or_text(text: str | None) -> Any:
+    """A dead letter's event; of a message on Kafka that is no JSON its text."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
 
 
 @click.command()

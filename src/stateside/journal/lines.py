@@ -34,6 +34,7 @@ from uuid import uuid4
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, IdConflict
 from stateside.journal.event import Event, fault
+from stateside.journal.fields import DeclaredFields
 from stateside.journal.settling import Appended
 from stateside.positions import Position
 
@@ -84,11 +85,19 @@ class Intake:
     A bad line ends it: what stands before the line is stored, what stands behind it is not. With a file for dead
     letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
     A line whose id is that of another event is bad, too; an event that is stored already counts as repeated.
+    With `fields`, a line whose payload does not fit the folder's declared fields is bad as well.
     """
 
-    def __init__(self, writer: Writer, dead_letters: Path | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        dead_letters: Path | None = None,
+        clock: Clock | None = None,
+        fields: DeclaredFields | None = None,
+    ) -> None:
         self._writer = writer
         self._dead_letters = dead_letters
+        self._fields = fields
         self._clock = clock or SystemClock()
         self.receipt = writer.end
         self.stored = 0
@@ -100,7 +109,7 @@ class Intake:
         for group in _groups(lines):
             found = [_read(number, text, self._clock.now_us()) for number, text in group]
             untimed = {line.id for line, timed in found if isinstance(line, Event) and not timed}
-            self._take(group, [line for line, _ in found], untimed)
+            self._take(group, self._fitting(group, [line for line, _ in found]), untimed)
 
     def _take(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine], untimed: set[str]) -> None:
         """Append what came in at once. That ids are those of other events turns out then: again, without such lines."""
@@ -121,6 +130,17 @@ class Intake:
                     parsed[places[number]] = _conflicting(*group[places[number]], id_)
         if bad and self._dead_letters is None:
             raise self._refusal(bad[0])
+
+    def _fitting(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine]) -> list[Event | BadLine]:
+        """The same, with a bad line in place of each event that does not fit the declared fields."""
+        if self._fields is None:
+            return parsed
+        places = [place for place, line in enumerate(parsed) if isinstance(line, Event)]
+        faults = self._fields.faults([line for line in parsed if isinstance(line, Event)])
+        for row, reason in faults.items():
+            number, text = group[places[row]]
+            parsed[places[row]] = BadLine(number, text.decode(errors="backslashreplace"), reason)
+        return parsed
 
     def _append(self, events: list[Event], untimed: set[str]) -> None:
         if events:

@@ -1,9 +1,28 @@
-"""Payload fields as columns: JSON objects to Arrow, many at once."""
+"""Payload fields as columns: JSON objects to Arrow, many at once; and which payloads do not fit the declared fields.
+
+Whether a value fits is Arrow's own judgement, the same at the append and in the pipeline:
+
+| declared | fits |
+|---|---|
+| `string`, `binary` | a text |
+| `tinyint` to `bigint` | a number without fraction or exponent, in the type's range |
+| `float`, `double` | a number in the type's range |
+| `decimal(p,s)` | a number, or a text with one, of at most `p - s` digits before and `s` after the point |
+| `boolean` | true or false |
+| `timestamp` | a text like 2026-01-31T12:00:00Z, to the microsecond; without a zone it is UTC |
+| `date` | a text like 2026-01-31 |
+| `array<T>` | a list of what fits T |
+| `struct<…>` | an object whose named fields fit |
+
+A field that is absent or null is null, whatever its type; fields that are not declared are ignored. A declared field
+that stands twice does not fit.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -15,20 +34,82 @@ from stateside.errors import ViewInvalid
 
 Check = Callable[[Any], bool]
 _NO_NUMBERS = (bool, str, list, dict)
+_SHOWN_MAX = 80  # characters of a value in a message
+_SPARK_NAMES = {
+    **{"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint"},
+    **{"bool": "boolean", "date32[day]": "date"},
+}
 
 
 def payload_columns(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
-    """The named fields of every payload, a row each; fields that a payload lacks are null, other fields are left out.
+    """The named fields of every payload, a row each; one that does not fit gives nulls throughout (see `fitted`)."""
+    return fitted(payloads, schema)[0]
 
-    A payload with a value of another type than its field's gives nulls throughout, so that the view can see that the
-    event is not what it should be; the other rows are not touched by it.
+
+def fitted(payloads: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[int]]:
+    """The named fields of every payload, a row each, and the numbers of the rows whose payloads do not fit them.
+
+    A payload that does not fit gives nulls throughout; the other rows are not touched by it.
     """
     if not len(schema) or not len(payloads):
-        return schema.empty_table() if len(schema) else pa.table({})
+        return (schema.empty_table() if len(schema) else pa.table({})), []
     try:
-        return _parse(payloads, schema)
+        return _parse(payloads, schema), []
     except pa.ArrowInvalid:
-        return _parse_in_halves(_without_hopeless(payloads, schema), schema).combine_chunks()
+        texts, hopeless = _without_hopeless(payloads, schema)
+        table, others = _parse_in_halves(texts, schema, 0)
+        return table.combine_chunks(), sorted([*hopeless, *others])
+
+
+def mismatch(payload: str, schema: pa.Schema) -> str:
+    """Why a payload, which `fitted` says does not fit, does not: names the field."""
+    try:
+        pairs: list[tuple[str, Any]] = json.loads(payload, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        return f"the payload is no JSON: {error}"
+    if not isinstance(pairs, _Pairs):
+        return "the payload is not one JSON object"
+    for field in schema:
+        if not _fits(payload, field):
+            return _field_mismatch(field, [value for name, value in pairs if name == field.name])
+    return "the payload is not one JSON object"
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object, with names that stand twice."""
+
+
+def _fits(payload: str, field: pa.Field) -> bool:
+    try:
+        _parse(pa.array([payload], pa.string()), pa.schema([field]))
+        return True
+    except pa.ArrowInvalid:
+        return False
+
+
+def _field_mismatch(field: pa.Field, values: list[Any]) -> str:
+    if len(values) > 1:
+        return f"the field {field.name!r} stands {len(values)} times in the payload"
+    shown = json.dumps(_plain(values[0]), ensure_ascii=False) if values else "absent"
+    shown = shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…"
+    return f"the field {field.name!r} is {shown}, which is no {spark_name(field.type)}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Pairs):
+        return {name: _plain(each) for name, each in value}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def spark_name(type_: pa.DataType) -> str:
+    """The type as a declaration of fields has it."""
+    if pt.is_list(type_):
+        return f"array<{spark_name(type_.value_type)}>"
+    if pt.is_struct(type_):
+        return f"struct<{','.join(f'{part.name}:{spark_name(part.type)}' for part in type_)}>"
+    if pt.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    return "timestamp" if pt.is_timestamp(type_) else _SPARK_NAMES.get(str(type_), str(type_))
 
 
 def check_fields(schema: pa.Schema) -> None:
@@ -64,29 +145,63 @@ def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
     table = pajson.read_json(pa.BufferReader(document), read_options=read, parse_options=options)
     if table.num_rows != len(payloads):
         raise pa.ArrowInvalid("a payload with a line break")
+    if not all(_within(chunk) for field in schema for chunk in table[field.name].chunks if _has_range(field.type)):
+        raise pa.ArrowInvalid("a number beyond the range of its type")
     return table if read_as.equals(schema) else table.cast(schema)
 
 
-def _parse_in_halves(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
-    """As `_parse`, but a bad payload gives nulls: halving finds the few bad ones among many in few steps."""
+def _has_range(type_: pa.DataType) -> bool:
+    """Whether there are floats or decimals in it: Arrow makes infinities, or too many digits, of what is too large."""
+    if pt.is_list(type_):
+        return _has_range(type_.value_type)
+    if pt.is_struct(type_):
+        return any(_has_range(part.type) for part in type_)
+    return bool(pt.is_float32(type_) or pt.is_decimal(type_))
+
+
+def _within(values: pa.Array) -> bool:
+    """Whether all of the floats and decimals in these are in their type's range."""
+    if pt.is_list(values.type):
+        return _within(values.flatten())
+    if pt.is_struct(values.type):
+        return all(_within(part) for part in values.flatten())
+    if pt.is_float32(values.type):
+        return not pc.any(pc.is_inf(values)).as_py()
+    if pt.is_decimal(values.type):
+        largest = Decimal(10) ** (values.type.precision - values.type.scale)
+        extremes = pc.min_max(values).as_py()
+        return all(each is None or abs(each) < largest for each in extremes.values())
+    return True
+
+
+def _parse_in_halves(payloads: pa.Array, schema: pa.Schema, first: int) -> tuple[pa.Table, list[int]]:
+    """As `_parse`, but a bad payload gives nulls: halving finds the few bad ones among many in few steps.
+
+    Also the numbers of the bad ones, where the first payload has the number `first`.
+    """
     try:
-        return _parse(payloads, schema)
+        return _parse(payloads, schema), []
     except pa.ArrowInvalid:
         if len(payloads) == 1:
-            return pa.Table.from_pylist([dict.fromkeys(schema.names)], schema=schema)
+            return pa.Table.from_pylist([dict.fromkeys(schema.names)], schema=schema), [first]
     half = len(payloads) // 2
-    return pa.concat_tables([_parse_in_halves(part, schema) for part in (payloads[:half], payloads[half:])])
+    one, bad = _parse_in_halves(payloads[:half], schema, first)
+    other, more = _parse_in_halves(payloads[half:], schema, first + half)
+    return pa.concat_tables([one, other]), bad + more
 
 
-def _without_hopeless(payloads: pa.Array, schema: pa.Schema) -> pa.Array:
-    """The payloads with an empty one in place of each that Arrow would surely refuse.
+def _without_hopeless(payloads: pa.Array, schema: pa.Schema) -> tuple[pa.Array, list[int]]:
+    """The payloads with an empty one in place of each that Arrow would surely refuse, and the numbers of those.
 
     Each refusal costs Arrow more than a look at a hundred payloads; where one in a hundred is bad that is most of all
     time. What is not sure stays, so that it is Arrow alone that says what is good.
     """
     wrong = [(field.name, check) for field in schema if (check := _surely_wrong(field.type))]
     texts: list[str] = payloads.to_pylist()
-    return pa.array(["{}" if _hopeless(text, wrong) else text for text in texts], pa.string())
+    hopeless = [number for number, text in enumerate(texts) if _hopeless(text, wrong)]
+    for number in hopeless:
+        texts[number] = "{}"
+    return pa.array(texts, pa.string()), hopeless
 
 
 def _hopeless(payload: str, wrong: list[tuple[str, Check]]) -> bool:
@@ -107,4 +222,17 @@ def _surely_wrong(type_: pa.DataType) -> Check | None:
         return lambda value: value is not None and not isinstance(value, bool)
     if pt.is_string(type_):
         return lambda value: value is not None and not isinstance(value, str)
+    if pt.is_struct(type_):
+        return _surely_no_struct(type_)
     return None
+
+
+def _surely_no_struct(type_: pa.StructType) -> Check:
+    wrong = [(part.name, check) for part in type_ if (check := _surely_wrong(part.type))]
+
+    def is_wrong(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return value is not None
+        return any(check(value.get(name)) for name, check in wrong)
+
+    return is_wrong

@@ -21,10 +21,12 @@ from stateside.checkpoint.catalogue import Catalogue, KeyColumn
 from stateside.checkpoint.log import Checkpoint, Plan
 from stateside.checkpoint.types import Primitive, parse_type
 from stateside.errors import SettingInvalid, ViewInvalid
+from stateside.journal.fields import ViewFields
 from stateside.layout import Layout, ViewLayout
 from stateside.pipeline.app import App
+from stateside.pipeline.kafka_events import KafkaEvents
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sources import Source, Stream
+from stateside.pipeline.sources import JournalEvents, Source, Stream
 from stateside.storage import Storage, write_atomically
 
 if TYPE_CHECKING:
@@ -40,6 +42,25 @@ _DIFFERENCES_MAX = 6
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _ACCEPT = "or go on with the state as it is, folded by the old query: --accept-changes"
 _NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the journal"
+
+
+def payload_fields(app: App) -> dict[str, ViewFields]:
+    """The payload's fields that each view reads from the journal, for `journal.fields`; needs a Spark session."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import DataType, StructType
+
+    found = {}
+    for view in app.views.values():
+        source = app.source_of(view)
+        if not isinstance(source, JournalEvents | KafkaEvents) or not source.dead_letters:
+            continue
+        fields = getattr(source, "fields", "") or app.fields
+        if fields:
+            parsed = DataType.fromDDL(fields)
+            assert isinstance(parsed, StructType), "fields are a list of columns"
+            schema = to_arrow_schema(parsed, timezone="UTC")
+            found[view.name] = ViewFields(fields, schema, source.types, source.tags)
+    return found
 
 
 def plan_text(frame: DataFrame, source: Source) -> str:

@@ -18,6 +18,7 @@ from stateside.journal.conditions import Conditions
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.selecting import selected, split, stretches
 from stateside.journal.stored import StoredStream
+from stateside.pipeline.dead_letters import Refusals, Validator
 from stateside.pipeline.event_rows import EventRows, chosen_columns
 from stateside.positions import Position
 
@@ -47,6 +48,7 @@ class EventReader:
         self._start = options.get("start")
         self._conditions = Conditions(_texts(options, "types"), _texts(options, "tags"))
         self._rows = EventRows(self._schema, chosen_columns(options.get("columns")))
+        self._validator = _validator(options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of one task's share, as Arrow record batches."""
@@ -54,8 +56,11 @@ class EventReader:
             return
         journal = self._stored().journals[partition.partition]
         batches = selected(journal, partition.start, partition.stop, self._ruling(), partition.mark)
+        refusals = None if self._validator is None else Refusals(self._validator)
         for first, batch in batches:
-            yield from self._rows.of(partition.partition, first, batch, self._wanted(batch))
+            yield from self._rows.of(partition.partition, first, batch, self._wanted(batch), refusals)
+        if refusals is not None:
+            refusals.flush()
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Which events are read; None for all."""
@@ -111,6 +116,13 @@ def check_there(stored: StoredStream, start: Position) -> None:
                 next_step=f"Bring their segments back from a copy; or do without them, in a new query with "
                 f"a checkpoint of its own: start = {begin}, or {BEGIN!r}",
             )
+
+
+def _validator(options: Mapping[str, str]) -> Validator | None:
+    if "refused" not in options:
+        return None
+    limit = options.get("futureUsMax")
+    return Validator(Path(options["refused"]), None if limit is None else int(limit))
 
 
 def _texts(options: Mapping[str, str], name: str) -> frozenset[str] | None:

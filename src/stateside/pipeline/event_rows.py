@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.errors import ViewInvalid
-from stateside.journal.payload import check_fields, payload_columns
+from stateside.journal.payload import check_fields, fitted
+from stateside.pipeline.dead_letters import Refusals, passed
 
 ENVELOPE: Final = (
     "offset long, id string, entity string, type string, time timestamp, appended timestamp, "
@@ -60,21 +61,36 @@ class EventRows:
                 next_step="Leave one of them out of the source's fields and columns",
             )
 
-    def of(self, partition: str, first: int, batch: pa.RecordBatch, wanted: pa.Array | None) -> list[pa.RecordBatch]:
-        """The batch, which begins at this offset of a partition, as Spark wants it; types to the letter."""
+    def of(
+        self,
+        partition: str,
+        first: int,
+        batch: pa.RecordBatch,
+        wanted: pa.Array | None,
+        refusals: Refusals | None = None,
+    ) -> list[pa.RecordBatch]:
+        """The batch, which begins at this offset of a partition, as Spark wants it; types to the letter.
+
+        With `refusals`, events that do not fit or are dated too far ahead go there. Without, each is a row, and one
+        that does not fit has nulls for all fields.
+        """
         offsets = pa.array(np.arange(first, first + batch.num_rows))
         count = batch.num_rows if wanted is None else wanted.true_count
         if not count:
             return []
         if count < batch.num_rows:
             offsets, batch = offsets.filter(wanted), batch.filter(wanted)
+        fields, misfits = fitted(batch.column("payload"), self._fields)
         columns = [
             offsets,
             *(batch.column(name) for name in ENVELOPE_NAMES[1:]),
             *(_column(name, partition, batch) for name in self._chosen),
-            *payload_columns(batch.column("payload"), self._fields).columns,
+            *fields.columns,
         ]
         table = pa.Table.from_arrays(columns, names=self._schema.names)
+        if refusals is not None:
+            good = passed(refusals, partition, offsets, batch, misfits, self._fields)
+            table = table if good is None else table.filter(good)
         return list(table.cast(self._schema).combine_chunks().to_batches())
 
 

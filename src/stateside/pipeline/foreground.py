@@ -1,7 +1,7 @@
 """An application in the foreground: runs until a signal comes, and tells people or machines how it goes.
 
 on a terminal        a table that lives: a row a view
-into a file or pipe  a line whenever a view changes its state
+into a file or pipe  a line whenever a view changes its state, for slow batches, late rows and dead letters
 --json               a JSON line on stdout for each batch, and for each change of state
 """
 
@@ -39,6 +39,8 @@ _COLOURS = {
     "removed": "white",
 }
 _REFRESHES_PER_S = 4
+SLOW_MS = 10_000  # a batch that takes so long is told of
+PAUSE_US = 10_000_000  # of late rows and dead letters a view is told of at most so often, all since the last time
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +119,11 @@ def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> Ru
 
 @dataclass(slots=True)
 class LinesForPeople:
-    """A line whenever a view changes its state or its reason."""
+    """A line whenever a view changes its state or its reason, for slow batches, late rows and dead letters."""
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    lost: dict[str, _Lost] = field(default_factory=dict)
 
     def note(self, what: str) -> None:
         """A line."""
@@ -131,12 +134,47 @@ class LinesForPeople:
         state = "running" if heartbeat.state == "idle" else heartbeat.state
         if self.told.get(view) != (state, heartbeat.why):
             self.told[view] = (state, heartbeat.why)
-            print(f"{view}: {state}{f': {heartbeat.why}' if heartbeat.why else ''}", file=self.output, flush=True)
+            self.note(f"{view}: {state}{f': {heartbeat.why}' if heartbeat.why else ''}")
+        lost = self.lost.setdefault(view, _Lost())
+        for batch in map(summary, finished):
+            if batch["duration_ms"] >= SLOW_MS:
+                took_s = batch["duration_ms"] / 1_000
+                self.note(f"{view}: batch {batch['batch']} was slow: {took_s:,.1f} s for {batch['events']:,} events")
+            lost.add(batch)
+        for line in lost.lines(heartbeat.time_us, at_once=heartbeat.state in ("stopped", "failed")):
+            self.note(f"{view}: {line}")
+
+
+@dataclass(slots=True)
+class _Lost:
+    """What of a view's events did not get into it since that was last told."""
+
+    late: int = 0
+    dead_letters: int = 0
+    told_us: int | None = None
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        self.late += batch["late"]
+        self.dead_letters += batch["dead_letters"]
+
+    def lines(self, now_us: int, *, at_once: bool) -> Iterator[str]:
+        due = self.told_us is None or now_us - self.told_us >= PAUSE_US or at_once
+        if not due or not self.late + self.dead_letters:
+            return
+        if self.late:
+            yield f"{self.late:,} rows came too late, after the watermark, and were dropped"
+        if self.dead_letters:
+            yield f"{self.dead_letters:,} dead letters: `stateside dead-letters --dir …` lists them with the reasons"
+        self.late, self.dead_letters, self.told_us = 0, 0, now_us
 
 
 @dataclass(slots=True)
 class LinesForMachines:
-    """A JSON line for each batch, and for each change of state."""
+    """A JSON line for each batch, and for each change of state.
+
+    A view that has told `idle` is silent until its next batch: Spark asks the source all the time, and for a moment
+    looks as if it ran. The line of a batch tells that the view runs again.
+    """
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -149,12 +187,19 @@ class LinesForMachines:
         """Tell the batches, then the state if it is another one than before."""
         for progress in finished:
             self._print({"view": view, **summary(progress)})
-        if self.told.get(view) != (heartbeat.state, heartbeat.why):
-            self.told[view] = (heartbeat.state, heartbeat.why)
+        before, state = self.told.get(view), (heartbeat.state, heartbeat.why)
+        if finished and before == _IDLE:
+            before = self.told[view] = _RUNNING
+        if state != before and not (state == _RUNNING and before == _IDLE):
+            self.told[view] = state
             self._print({"view": view, "state": heartbeat.state, "why": heartbeat.why, "time_us": heartbeat.time_us})
 
     def _print(self, document: dict[str, Any]) -> None:
         print(json.dumps(document), file=self.output, flush=True)
+
+
+_IDLE: tuple[str, str | None] = ("idle", None)
+_RUNNING: tuple[str, str | None] = ("running", None)
 
 
 class LiveTable:
@@ -178,8 +223,12 @@ class LiveTable:
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Take it into the next picture."""
         with self._lock:
-            last = self._rows.get(view, (None, {}))[1]
-            self._rows[view] = (heartbeat, summary(finished[-1]) if finished else last)
+            batch = self._rows.get(view, (None, {}))[1]
+            for progress in finished:  # of the last batch, but what got lost since the start
+                lost = {name: batch.get(name, 0) for name in ("late", "dead_letters")}
+                newest = summary(progress)
+                batch = {**newest, **{name: newest[name] + before for name, before in lost.items()}}
+            self._rows[view] = (heartbeat, batch)
 
     def _table(self) -> Table:
         table = Table(title=Text(self._title, style="table.title"), title_justify="left", expand=False)
@@ -193,19 +242,21 @@ class LiveTable:
 
 _COLUMNS = [
     *(("view", "left"), ("state", "left"), ("batch", "right"), ("events", "right"), ("events/s", "right")),
-    *(("ms", "right"), ("watermark", "left"), ("why", "left")),
+    *(("ms", "right"), ("late", "right"), ("dead letters", "right"), ("watermark", "left"), ("why", "left")),
 ]
 
 
 def _cells(view: str, heartbeat: Heartbeat, batch: dict[str, Any]) -> list[str | Text]:
     number = "" if heartbeat.batch is None else str(heartbeat.batch)
-    figures = [f"{batch[name]:,.0f}" if name in batch else "" for name in ("events", "events_per_s", "duration_ms")]
+    names = ("events", "events_per_s", "duration_ms", "late", "dead_letters")
+    figures = [f"{batch[name]:,.0f}" if name in batch else "" for name in names]
     state = Text(heartbeat.state, style=_COLOURS[heartbeat.state])
     return [view, state, number, *figures, batch.get("watermark") or "", Text(heartbeat.why or "")]
 
 
 def summary(progress: dict[str, Any]) -> dict[str, Any]:
     """What people want to know of a batch, from Spark's own report of it."""
+    operators = progress.get("stateOperators", [])
     return {
         "batch": progress["batchId"],
         "began": progress["timestamp"],
@@ -213,5 +264,7 @@ def summary(progress: dict[str, Any]) -> dict[str, Any]:
         "events_per_s": progress.get("processedRowsPerSecond") or 0.0,
         "duration_ms": progress["durationMs"].get("triggerExecution", 0),
         "watermark": progress.get("eventTime", {}).get("watermark"),
-        "state_rows": sum(operator.get("numRowsTotal", 0) for operator in progress.get("stateOperators", [])),
+        "state_rows": sum(operator.get("numRowsTotal", 0) for operator in operators),
+        "late": sum(operator.get("numRowsDroppedByWatermark", 0) for operator in operators),
+        "dead_letters": progress.get("deadLetters", 0),
     }

@@ -9,12 +9,13 @@ Every committed message is a row:
     value                                  the whole message as text; fields of a newer Stateside are found in it
     _malformed                             whether it is no event (`journal.kafka.messages` has the format): all columns
                                            but partition, offset and value are null then
-    …                                      the payload's fields; null if the payload does not have them, all null if one
-                                           of them has another type
+    …                                      the payload's fields; null if the payload does not have them
 
-So a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it decides what
-becomes of the others. Messages that are no events are never left out, whatever types or tags are asked for. Where
-offsets that a query needs were deleted by retention, the query stops (Spark's failOnDataLoss).
+Messages that are no events, do not fit the fields or are dated too far ahead become dead letters (`kafka_validator`),
+and `_malformed` is false in every row. Without `dead_letters` each is a row: the fields are all null if one of them has
+another type, so a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it
+decides what becomes of the others. Messages that are no events are never left out, whatever types or tags are asked
+for. Where offsets that a query needs were deleted by retention, the query stops (Spark's failOnDataLoss).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from stateside.errors import ViewInvalid
+from stateside.pipeline.dead_letters import Validator
+from stateside.pipeline.kafka_validator import APPEND_TIME, APPENDED, validated
 from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class KafkaEvents:
     types: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    dead_letters: bool = field(default=True, repr=False)
 
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
@@ -77,7 +81,19 @@ class KafkaEvents:
         }
         options = defaults | with_secrets(self.options) | fixed
         messages = session.readStream.format("kafka").options(**options).load()
-        events = parse_events(messages, self.fields or reading.fields)
+        fields = self.fields or reading.fields
+        if not self.dead_letters or reading.refused is None:
+            return self._selected(parse_events(messages, fields))
+        return self.validated(messages, fields, Validator(reading.refused, reading.future_us_max))
+
+    def validated(self, messages: DataFrame, fields: str, validator: Validator) -> DataFrame:
+        """Kafka's rows as events, without those that become dead letters."""
+        timed = messages.selectExpr("*", APPEND_TIME)
+        events = self._selected(parse_events(timed, "", carried=(APPENDED,)))
+        given = [name for name in events.columns if name != APPENDED]
+        return validated(events, given, fields, validator, self.topic, body="payload", time="time")
+
+    def _selected(self, events: DataFrame) -> DataFrame:
         for condition in self._conditions():
             events = events.where(condition)
         return events
@@ -91,23 +107,23 @@ class KafkaEvents:
         return found
 
 
-def parse_events(messages: DataFrame, fields: str) -> DataFrame:
-    """Kafka's rows, with headers, as those described above.
+def parse_events(messages: DataFrame, fields: str, carried: Sequence[str] = ()) -> DataFrame:
+    """Kafka's rows, with headers, as those described above; `carried` are columns that go along as they are.
 
     The value is parsed inside of an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
     what it was asked for, and would not see a second object, or rubbish, behind the first.
     """
-    texts = messages.selectExpr("partition", "offset", "headers", "key", "cast(value as string) as value")
+    texts = messages.selectExpr(*("partition", "offset", "headers", "key", "cast(value as string) as value", *carried))
     wrapped = """concat('{"it":', value, ',"end":true}')"""
     parsed = texts.selectExpr("*", f"{_from_json(wrapped, f'it struct<{_VALUE}>, end boolean')} as _parsed")
     judged = parsed.selectExpr("*", f"coalesce({_judgement()}, true) as _malformed")
     told = judged.selectExpr(
-        *("partition", "offset", "make_valid_utf8(value) as value", "_malformed"),
+        *("partition", "offset", "make_valid_utf8(value) as value", "_malformed", *carried),
         "if(_malformed, null, _parsed.it) as _it",
     )
     columns = [f"{expression} as {name}" for name, expression in _COLUMNS.items()]
     payload = f"{_from_json('_it.payload', _escaped(fields))} as _fields" if fields else "null as _fields"
-    told = told.selectExpr("partition", "offset", *columns, "value", "_malformed", payload)
+    told = told.selectExpr("partition", "offset", *columns, "value", "_malformed", payload, *carried)
     if not fields:
         return told.drop("_fields")
     _check_names(told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,16 @@ class Observation:
     `works` says whether the present query has come through a batch, or found nothing new: what it rests on is there.
     """
 
-    def __init__(self, progress: ProgressFile, last_batch: int | None, interval_ms: int) -> None:
+    def __init__(
+        self,
+        progress: ProgressFile,
+        last_batch: int | None,
+        interval_ms: int,
+        dead_letters: Callable[[int], int] = lambda batch: 0,
+    ) -> None:
+        """`dead_letters` is called with each batch that was finished, and stores and counts those that are new."""
         self._progress = progress
+        self._dead_letters = dead_letters
         self._interval_us = interval_ms * 1_000
         self._query: StreamingQuery | None = None
         self._quiet_looks: deque[int] = deque()  # when it waited for data, at looks in a row with no batch in between
@@ -49,6 +57,7 @@ class Observation:
         waiting = query.isActive and waits(query)  # before the batches: one that ends in between is then among them
         finished = _finished_since(query, self.batch)
         for progress in finished:
+            progress["deadLetters"] = self._dead_letters(int(progress["batchId"]))
             self._progress.append(progress)
             self.batch, self.in_this_run = int(progress["batchId"]), True
             self.caught_up_us = caught_up_us(progress)

@@ -29,6 +29,7 @@ from stateside.layout import Layout
 from stateside.leadership import Leadership
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
+from stateside.pipeline.dead_letters import DeadLetters
 from stateside.pipeline.delivery import Delivery, always
 from stateside.pipeline.failures import Failure, judge, judge_start, reason
 from stateside.pipeline.observation import Observation, rests, waits
@@ -82,8 +83,12 @@ class ViewQuery:
         self._last: StreamingQuery | None = None  # the one that failed; it may not have ended yet
         self._delivery: Delivery | None = None
         self._restarts = Restarts(settings.restarts_max, settings.restart_pause_s, settings.hold_s_max)
+        self._dead_letters = DeadLetters(layout, view.name, self._checkpoint)
         self._seen = Observation(
-            ProgressFile(self._places.progress), self._newest_batch(), self._settings.batch_interval_ms
+            ProgressFile(self._places.progress),
+            self._newest_batch(),
+            self._settings.batch_interval_ms,
+            self._dead_letters.collect,
         )
         self._verified = view.key is None
         self._failed: str | None = None
@@ -99,6 +104,7 @@ class ViewQuery:
                 ", ".join(lacking),
             )
         sink = self._open_sink(frame)
+        self._dead_letters.begin()
         bring_home(self._places.checkpoint)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))
         if self._settings.batch_interval_ms:

@@ -30,11 +30,13 @@ from py4j.protocol import Py4JError
 from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.clock import Clock, SystemClock
 from stateside.errors import StatesideError, ViewInvalid
+from stateside.journal.fields import keep_fields
 from stateside.journal.stored import acknowledged_end
 from stateside.layout import Layout
 from stateside.leadership import Leadership
 from stateside.pipeline import lease
 from stateside.pipeline.app import App
+from stateside.pipeline.declaration import payload_fields
 from stateside.pipeline.event_rows import ENVELOPE_NAMES
 from stateside.pipeline.query import ViewQuery
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
@@ -129,6 +131,7 @@ class Runner:
                 query.start()
                 self._queries.append(query)
                 stack.callback(query.stop)
+            keep_fields(self._layout.fields, payload_fields(self._app))
 
     def _note_removed_views(self) -> None:
         """A view that the application does not declare any more is served as it was left, and its state says so."""

@@ -11,6 +11,7 @@ are all made from it. A *profile* sets other defaults for some of them; what is 
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -57,6 +58,9 @@ class RunSettings:
     partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
     events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
     batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
+    future_s_max: float = _setting(
+        3_600.0, "An event dated more seconds beyond its append time is a dead letter; `inf`: none is.", least=0
+    )
     batches_kept: int = _setting(7_200, "For so many batches a replica that was away finds what it missed.", least=2)
     restarts_max: int = _setting(5, "A view that fails is started again so often before the run ends.", least=0)
     restart_pause_s: float = _setting(1.0, "The pause before the first restart; each further one doubles it.", least=0)
@@ -94,6 +98,11 @@ class RunSettings:
     def profile_default(cls) -> str:
         """The profile where none is named."""
         return next(iter(PROFILES))
+
+    @property
+    def future_us_max(self) -> int | None:
+        """The same in microseconds; None for no limit."""
+        return None if math.isinf(self.future_s_max) else round(self.future_s_max * 1_000_000)
 
     def spark_conf(self) -> dict[str, str]:
         """What Spark is told."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from stateside.errors import ViewInvalid
 from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
+from stateside.pipeline.dead_letters import Validator
 from stateside.positions import Position
 from stateside.secret_options import with_secrets
 
@@ -33,13 +34,17 @@ _FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a run reads its sources: where the journal is, with which payload fields, how much a batch, up to where."""
+    """How a run reads a view's source: where the journal is, with which payload fields, how much a batch, up to where,
+    and what becomes of events that are refused.
+    """
 
     journal: Path
     fields: str = ""
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
     pause_file: Path | None = None
+    refused: Path | None = None  # where events that do not reach the view go (`dead_letters`); None: each is a row
+    future_us_max: int | None = None  # those, too, that are dated so far beyond their append time
 
 
 class Source(Protocol):
@@ -61,6 +66,7 @@ class JournalEvents:
     tags: tuple[str, ...] = ()
     columns: tuple[str, ...] = field(default=(), repr=False, kw_only=True)  # none of them changes what is read
     start: str | None = field(default=None, repr=False, kw_only=True)  # of a new query
+    dead_letters: bool = field(default=True, repr=False, kw_only=True)
 
     needs_jars: ClassVar[tuple[str, ...]] = ()
 
@@ -81,6 +87,8 @@ class JournalEvents:
             "tags": json.dumps(self.tags) if self.tags else None,
             "columns": ", ".join(self.columns),
             "start": self.start,
+            "refused": reading.refused if self.dead_letters else None,
+            "futureUsMax": reading.future_us_max,
         }
         return {name: str(value) for name, value in options.items() if value not in (None, "")}
 
@@ -98,14 +106,20 @@ class KafkaTopic:
         …                                      the fields; null if the object does not have them, all null if it is
                                                malformed, or has no value at all (a tombstone)
 
-    So a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it decides
-    what becomes of the others, and their bytes are found in Kafka by topic, partition and offset.
+    Messages that are malformed or do not fit the fields become dead letters (`kafka_validator`), and so do those whose
+    `time`, the field that the view sets its watermark on, lies too far ahead; `_malformed` is false in every row.
+
+    Without `dead_letters` each is a row. So a view that ignores `_malformed` counts such a message, but adds nothing of
+    it; one that filters by it decides what becomes of the others, and their bytes are found in Kafka by topic,
+    partition and offset.
     """
 
     servers: str = field(repr=False)  # where the same topic is today: no other source, and options may hold secrets
     topic: str
     fields: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    time: str | None = field(default=None, repr=False)
+    dead_letters: bool = field(default=True, repr=False)
 
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
@@ -118,9 +132,27 @@ class KafkaTopic:
         }
         fixed = {"kafka.bootstrap.servers": self.servers, "subscribe": self.topic}
         options = defaults | with_secrets(self.options) | fixed
-        return parse_messages(session.readStream.format("kafka").options(**options).load(), self.fields)
+        messages = session.readStream.format("kafka").options(**options).load()
+        if not self.dead_letters or reading.refused is None:
+            return parse_messages(messages, self.fields)
+        return self.validated(messages, Validator(reading.refused, reading.future_us_max))
+
+    def validated(self, messages: DataFrame, validator: Validator) -> DataFrame:
+        """Kafka's rows as those described above, without those that become dead letters."""
+        from stateside.pipeline.kafka_validator import APPEND_TIME, validated
+
+        texts = messages.selectExpr(
+            *(*_MESSAGE, "cast(key as string) as key", "cast(value as string) as value", APPEND_TIME)
+        )
+        judged = texts.selectExpr(
+            *(*_MESSAGE, "make_valid_utf8(key) as key", "make_valid_utf8(value) as value"),
+            *(f"({_NO_TEXT}) as {_MALFORMED}", "_appended"),
+        )
+        given = [*_MESSAGE, "key", "value", _MALFORMED]
+        return validated(judged, given, self.fields, validator, self.topic, body="value", time=self.time or "timestamp")
 
 
+_NO_TEXT = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"
 _MESSAGE = ("topic", "partition", "offset", "timestamp")
 _MALFORMED = "_malformed"
 
@@ -138,8 +170,7 @@ def parse_messages(messages: DataFrame, fields: str) -> DataFrame:
     wrapped = """concat('{"it":', value, ',"end":true}')"""
     parsed = texts.selectExpr("*", f"from_json({wrapped}, '{schema}', {options}) as _parsed")
     broken = "value is not null and (_parsed._broken is not null or _parsed.end is null or _parsed.it is null)"
-    no_text = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"
-    judged = parsed.selectExpr("*", f"(({broken}) or {no_text}) as {_MALFORMED}")
+    judged = parsed.selectExpr("*", f"(({broken}) or {_NO_TEXT}) as {_MALFORMED}")
     told = judged.selectExpr(
         *_MESSAGE,
         "make_valid_utf8(key) as key",
@@ -192,22 +223,39 @@ class Stream:
 
 
 def journal(
-    types: Sequence[str] = (), tags: Sequence[str] = (), *, columns: Sequence[str] = (), start: str | None = None
+    types: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    *,
+    columns: Sequence[str] = (),
+    start: str | None = None,
+    dead_letters: bool = True,
 ) -> Source:
     """The application's journal: all its events, or those of these types, or with any of these tags.
 
     `columns`: which of `partition`, `sequence`, `version`, `metadata`, `data`, `extra` the events have as well.
     `start`: where a new query begins, a position, or `begin`: at the first event that retention has left.
+    `dead_letters`: whether events that do not fit the fields, or are dated too far ahead, become dead letters. If not,
+    each is a row, one that does not fit with nulls for all fields, and the view must guard its watermark itself.
     """
-    return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start)
+    return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start, dead_letters=dead_letters)
 
 
-def kafka(servers: str, topic: str, *, fields: str, options: Mapping[str, str] | None = None) -> Source:
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    fields: str,
+    time: str | None = None,
+    options: Mapping[str, str] | None = None,
+    dead_letters: bool = True,
+) -> Source:
     """A Kafka topic with JSON messages, from its earliest one on; `KafkaTopic` says what columns it has.
 
-    `fields` is DDL; `options` are Spark's own, and a value `env:NAME` is taken from that environment variable.
+    `fields` is DDL; `time` the field that views set their watermark on, Kafka's own `timestamp` if it is not given;
+    `options` are Spark's own, and a value `env:NAME` is taken from that environment variable. `dead_letters` as of
+    `journal`.
     """
-    return KafkaTopic(servers, topic, fields, dict(options or {}))
+    return KafkaTopic(servers, topic, fields, dict(options or {}), time, dead_letters)
 
 
 def kafka_journal(
@@ -218,14 +266,15 @@ def kafka_journal(
     types: Sequence[str] = (),
     tags: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
+    dead_letters: bool = True,
 ) -> Source:
     """A journal on Kafka (`journal.kafka`), from its earliest event on; `kafka_events` says what columns it has.
 
-    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`.
+    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`; `dead_letters` as of `journal`.
     """
     from stateside.pipeline.kafka_events import KafkaEvents
 
-    return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}))
+    return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}), dead_letters)
 
 
 def files(

@@ -7,14 +7,17 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from stateside.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
 from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal.fields import ViewFields, keep_fields
 from stateside.layout import Layout
 from stateside.serving import appender
 from stateside.serving.appender import Appender
@@ -55,6 +58,22 @@ def test_a_request_with_anything_bad_in_it_stores_nothing(layout: Layout, body: 
     with pytest.raises(EventRefused, match=why):
         post(layout, body)
     assert Journal(layout.journal).end()["0"] == 0
+
+
+READINGS = ViewFields("site string, value double", pa.schema([("site", pa.string()), ("value", pa.float64())]))
+
+
+def test_a_payload_that_does_not_fit_the_declared_fields_is_refused_and_the_field_named(layout: Layout) -> None:
+    events = [event("a", payload={"site": "north"}), event("b", payload={"site": "north", "value": "hot"})]
+    body = json.dumps({"events": events}).encode()
+    keep_fields(layout.fields, {"hourly": READINGS})
+    with pytest.raises(
+        EventRefused, match=r"Event 1 of the request, 'b', .* the field 'value' is \"hot\", .* no double"
+    ):
+        post(layout, body)
+    assert Journal(layout.journal).end()["0"] == 0
+    keep_fields(layout.fields, {"hourly": replace(READINGS, types=("reading",))})
+    assert len(post(layout, body)["receipts"]) == 2  # no view reads events of this type
 
 
 def test_an_exported_event_is_taken_with_all_its_fields(layout: Layout) -> None:
@@ -217,6 +236,15 @@ class TestOverHttp:
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["type"] == f"urn:stateside:problem:{code}"
+
+    def test_a_payload_that_does_not_fit_is_a_problem_document(self, url: str, folder: Layout) -> None:
+        keep_fields(folder.fields, {"hourly": READINGS})
+        try:
+            answer = httpx.post(f"{url}/v1/events", json={"events": [event("misfit", payload={"site": 7})]})
+        finally:
+            folder.fields.unlink()
+        assert (answer.status_code, answer.json()["type"]) == (400, "urn:stateside:problem:event-refused")
+        assert "the field 'site' is 7, which is no string" in answer.json()["detail"]
 
     def test_other_methods_and_more_events_than_allowed_are_refused(self, url: str) -> None:
         assert httpx.get(f"{url}/v1/events").status_code == 405

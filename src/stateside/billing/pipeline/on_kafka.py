@@ -49,7 +49,7 @@ class RatedTopic:
         topic = topic_of(reading.journal)
         TopicLog(reading.journal, topic).end()  # refuses one of several partitions before the first batch
         options = {**spark_options(topic.options), "maxRecordsPerPartition": str(ROWS_PER_TABLE)}
-        source = kafka_journal(topic.servers, topic.name, options=options)
+        source = kafka_journal(topic.servers, topic.name, options=options, dead_letters=False)  # rating has its own
         events = source.load(session, reading).select(*_COLUMNS)
         view = Layout(reading.journal.parent).view(VIEW).root
         rating = Rating(Rater(reading.journal, view, self.with_ids))

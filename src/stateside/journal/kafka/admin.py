@@ -20,7 +20,10 @@ Answer = TypeVar("Answer")
 
 PARTITIONS_MAX = 1_000
 _LOOK_S = 0.1
-_SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # a journal keeps its events
+_SETTINGS = {
+    **{"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},  # a journal keeps its events
+    "message.timestamp.type": "LogAppendTime",  # a message's time is the broker's, not the producer's
+}
 
 
 @dataclass(frozen=True, slots=True)

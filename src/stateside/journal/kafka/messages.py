@@ -5,7 +5,7 @@
                {"id": …, "entity": …, "type": …, "time_us": …, "tags": […], "sequence": …, "appended_us": …,
                 "payload": {…}}          …or "data": base64 in place of the payload; version, metadata, extra if any
     headers    stateside-event: 1        the format of the value
-    timestamp  when it was appended
+    timestamp  when it was appended, by the broker's clock (message.timestamp.type=LogAppendTime)
 
 Fields that this Stateside does not know are those of a newer one: they become part of the event's `extra`. What has no
 such value is no event, and whoever reads it is told where it stands and why.

@@ -44,6 +44,7 @@ def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
         "rows": progress["numInputRows"],
         "rows_per_s": progress.get("processedRowsPerSecond"),
         "watermark": progress.get("eventTime", {}).get("watermark"),
+        "dead_letters": progress.get("deadLetters", 0),
         "operators": [_operator(each) for each in progress.get("stateOperators", ())],
     }
 

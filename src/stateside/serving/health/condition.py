@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Condition:
     rows: int | None = None
     bytes: int = 0
     trouble: str | None = None
+    dead_letters: int = 0
 
 
 async def conditions(views: Views) -> list[Condition]:
@@ -43,9 +45,18 @@ async def _condition(views: Views, layout: ViewLayout, job: str) -> Condition:
     try:
         stamp, rows, trouble = await views.get(layout.name).read(Floor(wait_ms=0), look)
     except StatesideError:
-        return Condition(layout.name, job)
+        return Condition(layout.name, job, dead_letters=_dead_letters(layout))
     lag, size = await asyncio.to_thread(_disk, layout, stamp.batch)
-    return Condition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble)
+    letters = _dead_letters(layout)
+    return Condition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters)
+
+
+def _dead_letters(layout: ViewLayout) -> int:
+    """How many the view has, as the runner notes after each batch that has some."""
+    try:
+        return int(json.loads(layout.dead_letters.read_bytes())["count"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def _disk(layout: ViewLayout, batch: int) -> tuple[int | None, int]:

@@ -10,6 +10,7 @@
 | `stateside_view_rows` | view | rows in the replica |
 | `stateside_replica_bytes` | view | what the replica takes up on disk |
 | `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
+| `stateside_view_dead_letters` | view | events that did not reach the view (billing's are in its own table) |
 | `stateside_job_state` | view, state | 1 for the state that the job is in |
 | `stateside_merge_gaps` | | entities that wait for an event that is missing |
 | `stateside_merge_gap_seconds` | | how long the first of them has waited |
@@ -51,6 +52,7 @@ _GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
     ("stateside_view_rows", "Rows in the replica", lambda each: each.rows),
     ("stateside_replica_bytes", "What the replica takes up on disk", lambda each: each.bytes),
     ("stateside_view_trouble", "Whether the replica does not move on", lambda each: float(each.trouble is not None)),
+    ("stateside_view_dead_letters", "Events that did not reach the view", lambda each: each.dead_letters),
 )
 
 

@@ -74,6 +74,7 @@ class Status:
                 "bytes": condition.bytes,
                 "trouble": condition.trouble,
             },
+            "dead_letters": condition.dead_letters,
             "batches": newest_batches(layout.progress),
             "partitions": self._partitions(layout),
             "tables": [self._table(mark) for mark in sorted((layout.root / "marks").glob("*.json"))],

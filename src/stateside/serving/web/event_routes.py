@@ -7,6 +7,7 @@ from typing import Any
 from stateside.clock import Clock, SystemClock
 from stateside.errors import EventRefused, RouteUnknown
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
+from stateside.journal.fields import DeclaredFields
 from stateside.journal.lines import event_of, has_time
 from stateside.layout import Layout
 from stateside.serving.access.appends import check_appends
@@ -60,13 +61,14 @@ _ANSWER = {
 _TEXT = (
     "append events to the journal: durable when this answers. Each id is stored once: an event that is there already "
     "is answered with the first one's receipt, so that a request may be repeated; another event under its id is a "
-    "conflict (409), and nothing of the request is stored"
+    "conflict (409), and nothing of the request is stored. An event whose payload does not fit the fields that the "
+    "application declares is refused, with the field named"
 )
 
 
 def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
     """The route for a folder; where the folder serves a checkpoint that is not ours there is no journal."""
-    appender, clock = Appender(layout), clock or SystemClock()
+    appender, clock, fields = Appender(layout), clock or SystemClock(), DeclaredFields(layout.fields)
 
     async def append(request: Request) -> Response:
         if layout.pointed() is not None:
@@ -76,6 +78,7 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
             )
         events = _events(request.document(), clock.now_us())
         check_appends(request.holder, events)
+        fields.check(events, "request")
         offsets = await appender.append(events, _untimed(request.document()))
         return Response({"receipt": appender.receipt(max(offsets)), "receipts": list(map(appender.receipt, offsets))})
 
