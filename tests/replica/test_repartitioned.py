@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from stateside.checkpoint.savepoint import take
@@ -190,13 +191,16 @@ def test_a_replica_of_an_older_version_is_loaded_again_for_it_may_lack_partition
 def make_older(view: ViewLayout) -> None:
     """Leave the replica as the version before left it: without rows of some partitions, and not saying so."""
     writer = ReplicaWriter(view.replica)
-    with writer._environment.begin(write=True) as transaction:
-        databases = writer._databases
+    databases = writer._databases
+
+    def change(transaction: lmdb.Transaction) -> None:
         batch = json.loads(transaction.get(b"batch", db=databases.meta))
         del batch["partitions"]
         transaction.put(b"batch", json.dumps(batch).encode(), db=databases.meta)
         with transaction.cursor(db=databases.rows) as cursor:
             assert cursor.first() and cursor.delete()
+
+    writer._write(change)
     writer.close()
 
 

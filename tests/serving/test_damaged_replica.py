@@ -33,9 +33,9 @@ from stateside.serving.web.application import Application
 from stateside.serving.web.short_way import Asker as Connected
 from tests.replica.spark_job import Changes, Job, catalogue
 from tests.serving.sql.asking import Asker
-from tests.sizes import sized
+from tests.sizes import FULL, sized
 
-SEED = int(os.environ.get("STATESIDE_DAMAGE_SEED", random.randrange(1 << 32)))
+SEED = int(os.environ.get("STATESIDE_DAMAGE_SEED", random.randrange(1 << 32) if FULL else 1))
 DAMAGES = int(os.environ.get("STATESIDE_DAMAGES", sized(30, 1_000, fast=8)))
 PAGE_BYTES = 4_096
 CUSTOMERS, COUNTRIES, BATCHES = 700, ("de", "fr", "it"), 8

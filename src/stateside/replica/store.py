@@ -32,7 +32,7 @@ import lmdb
 
 from stateside.checkpoint.catalogue import Computed
 from stateside.clock import Clock, SystemClock
-from stateside.errors import ReplicaInvalid
+from stateside.errors import ReplicaInvalid, StatesideError
 from stateside.replica import generations, lists
 from stateside.replica.applied import AppliedBatch
 from stateside.replica.checksums import Damaged, Standing, Unchecked, is_begun
@@ -361,6 +361,16 @@ class ReplicaWriter:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise full_disk(self._folder, str(error.strerror)) from error
+        except Exception as error:
+            if _may_be_damage(error):
+                self._integrity.check_all()  # Damaged, if a page is not what was written
+            raise
+
+
+def _may_be_damage(error: Exception) -> bool:
+    """Whether a damaged page, which LMDB believed, may be why a transaction failed: it fails in any way then."""
+    by_lmdb = isinstance(error, ReplicaInvalid) and isinstance(error.__cause__, lmdb.Error)
+    return by_lmdb or not isinstance(error, StatesideError)
 
 
 def _differences(rows: Iterator[Row], others: Iterator[Row]) -> Iterator[lists.Plain]:

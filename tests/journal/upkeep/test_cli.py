@@ -114,7 +114,7 @@ class TestExport:
         assert lines(run("export", "--dir", folder, "--out", out, "--json")) == [{"events": 4, "position": "0:4"}]
         other = str(tmp_path / "other")
         told = lines(run("append", "--dir", other, "--json", out))
-        assert told == [{"receipt": "0:4", "stored": 4, "refused": 0}]
+        assert told == [{"receipt": "0:4", "stored": 4, "repeated": 0, "refused": 0}]
         assert list(Journal(Path(other, "journal")).events()) == EVENTS
 
     def test_parquet_has_the_journals_columns_and_the_offsets(self, folder: str, tmp_path: Path) -> None:
