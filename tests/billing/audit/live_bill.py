@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
@@ -29,6 +30,7 @@ class LiveBill:
         extend_steps(
             self.view.steps, {("basic@1", "call"): calls, ("basic@1", "message"): Steps((Step(0, 100_000, 1),))}
         )
+        (self.view.root / "plans.json").write_text(json.dumps({"basic@1": plan("basic")}))  # as the sink writes it
         self.written = Written(self.view.checkpoint, WrittenOperator(KEY, VALUE))
         self.pen = Pen(self.layout)
         self.pen.append("2025-12-01T00:00", Event("p", "basic", "plan", 0, plan("basic")), assign("e", "emma", "basic"))

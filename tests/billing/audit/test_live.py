@@ -69,6 +69,23 @@ def test_answers_of_the_past_are_compared_each_at_its_own_stamp(bill: LiveBill, 
     assert recheck(bill.layout, tmp_path / "lost", [*given, ("ben", lost)])[1].broken == 1
 
 
+def test_whole_bills_of_the_past_are_compared_period_by_period(bill: LiveBill, tmp_path: Path) -> None:
+    answered = told(bill, "emma")
+    open_period = {"period_end": answered["rows"][0]["period_end"], "state": "draft"}
+    sums = {name: sum(row[name] for row in answered["rows"]) for name in ("amount_micros", "events")}
+    right = {"stamp": answered["stamp"], "periods": [open_period | sums], "archive": {"state": "current"}}
+    nothing = {**right, "periods": []}
+    away = {**right, "archive": {"state": "away"}}
+    closed = {**away, "periods": [*away["periods"], {**open_period, **sums, "state": "sealed"}]}
+    bills = [("emma", right), ("emma", away), ("emma", closed)]
+    assert recheck(bill.layout, tmp_path / "right", [], bills) == (3, Verdict("answers", ANY, 0, ()))
+    wrong = {**right, "periods": [{**right["periods"][0], "amount_micros": sums["amount_micros"] + 1}]}
+    for name, given in (("less", nothing), ("more", wrong), ("none", {**away, "periods": []})):
+        count, verdict = recheck(bill.layout, tmp_path / name, [], [*bills, ("emma", given)])
+        assert (count, verdict.broken) == (4, 1)
+        assert "the bill of batch 0, position 0:6, says" in verdict.sentences[0]
+
+
 def told(bill: LiveBill, customer: str) -> dict[str, Any]:
     """What a server would answer."""
     found = answer(bill.layout, "bill", customer)

@@ -16,7 +16,7 @@ from typing import Any
 from stateside.billing.audit.account_laws import NAMED_PERIODS
 from stateside.billing.audit.fold import fold
 from stateside.billing.audit.found import OPEN_ROWS, Standing, insert_rows, take_documents
-from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers
+from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers, period
 from stateside.billing.audit.ledger import Ledger
 from stateside.journal import Journal
 from stateside.journal.opened import open_journal
@@ -28,6 +28,8 @@ SAMPLE = 100  # customers that are asked for
 
 Ask = Callable[[str, Position], dict[str, Any]]  # the answer for a customer, at this position or later
 Answer = tuple[Standing, str, list[Row]]  # where it stands, customer, rows
+Compare = Callable[[Ledger, Layout, Journal, Standing, list[Answer]], Verdict]
+PERIOD_ROWS = "customer text, period_end_us bigint, amount_micros hugeint, events hugeint"
 
 _TEXT = "A live answer is what the journal says at the answer's own position"
 
@@ -58,6 +60,33 @@ _BROKEN = """
 """
 
 
+# Of a whole bill: what a period comes to, in documents and open rows together. Of an answer without documents, whose
+# `current` is false, that is asked of open periods alone.
+_BROKEN_BILLS = """
+    with journal as (
+        select customer, period_end_us, sum(price(quantity, steps))::hugeint as amount_micros, sum(events) as events
+        from accounts join prices on prices.plan_id = accounts.plan and prices.type = accounts.type
+        group by all
+    ), expected as (
+        select journal.* from journal join asked using (customer)
+        where asked.current or period_end_us > (from watermark_us)
+    )
+    select customer, period_end_us, (from position) as position, (from batch) as batch, expected.events,
+           expected.amount_micros, answered.events as found_events, answered.amount_micros as found_amount_micros
+    from expected full join answered using (customer, period_end_us)
+    where (expected.events, expected.amount_micros) is distinct from (answered.events, answered.amount_micros)
+    order by customer, period_end_us
+"""
+
+
+def _say_bill(row: Row) -> str:
+    return (
+        f"{row['customer']}, {period(row)}: the bill of batch {row['batch']}, position {row['position']}, says "
+        f"{row['found_amount_micros'] or 0:,} micros for {row['found_events'] or 0:,} events; the journal says "
+        f"{row['amount_micros'] or 0:,} for {row['events'] or 0:,} by then."
+    )
+
+
 def _say(row: Row) -> str:
     journal = numbers(row["quantity"], row["events"], row["amount_micros"], row["currency"])
     found = numbers(row["found_quantity"], row["found_events"], row["found_amount_micros"], row["currency"])
@@ -85,32 +114,47 @@ def floor_of(ledger: Ledger, journal: Journal) -> Position:
 def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[Verdict]]:
     """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
     answers = _ask_all(ledger, journal, ask)
-    return len(answers), (_compare_all(ledger, layout, journal, answers),)
+    return len(answers), (_compare_all(ledger, layout, journal, answers, _compare),)
 
 
-def recheck(layout: Layout, folder: Path, given: Iterable[tuple[str, Row]]) -> tuple[int, Verdict]:
-    """Compare answers that were given at any time, each with its customer, in a ledger of their own in this folder.
+def recheck(
+    layout: Layout, folder: Path, rows: Iterable[tuple[str, Row]], bills: Iterable[tuple[str, Row]] = ()
+) -> tuple[int, Verdict]:
+    """Compare answers that were given at any time, each with its customer: rows of the view, and whole bills.
 
-    It is folded from the journal's start, and moved on from one stamp to the next. How many there were, and what came
-    of it.
+    The journal is folded from its start into a ledger in this folder, from one stamp to the next. How many answers
+    there were, and what came of it.
     """
-    count, answers = 0, dict[tuple[Standing, str, str], list[Row]]()
-    for count, (customer, document) in enumerate(given, 1):  # noqa: B007 - it is returned
-        rows = document["rows"]
-        answers[_standing(document["stamp"]), customer, json.dumps(rows, sort_keys=True)] = rows
-    placed = [(standing, customer, rows) for (standing, customer, _), rows in answers.items()]
-    with Ledger(folder) as ledger:
-        verdict = _compare_all(ledger, layout, open_journal(layout.journal), sorted(placed, key=_place))
-    return count, verdict
+    count, found = 0, list[Verdict]()
+    for kind, given, compare in (("rows", rows, _compare), ("periods", bills, _compare_bills)):
+        answers: dict[tuple[Standing, str, str], list[Row]] = {}
+        for customer, document in given:
+            count += 1
+            shown = _known_periods(document) if kind == "periods" else document["rows"]
+            answers[_standing(document["stamp"]), customer, json.dumps(shown, sort_keys=True)] = shown
+        placed = [(standing, customer, shown) for (standing, customer, _), shown in answers.items()]
+        with Ledger(folder / kind) as ledger:
+            journal = open_journal(layout.journal)
+            found.append(_compare_all(ledger, layout, journal, sorted(placed, key=_place), compare))
+    told = tuple(sentence for verdict in found for sentence in verdict.sentences)
+    return count, Verdict("answers", _TEXT, sum(verdict.broken for verdict in found), told)
 
 
-def _compare_all(ledger: Ledger, layout: Layout, journal: Journal, answers: Sequence[Answer]) -> Verdict:
+def _known_periods(bill: Row) -> list[Row]:
+    """Whether a bill has all documents, then its periods: without them only the open ones, as it says itself."""
+    current = bill["archive"]["state"] == "current"
+    return [{"current": current}, *(one for one in bill["periods"] if current or one["state"] == "draft")]
+
+
+def _compare_all(
+    ledger: Ledger, layout: Layout, journal: Journal, answers: Sequence[Answer], compare: Compare
+) -> Verdict:
     """Compare answers, which come in the order of where they stand; of a customer one at a time."""
     broken, sentences = 0, list[str]()
     for standing, some in groupby(answers, key=lambda answer: answer[0]):
         by_customer = groupby(some, key=lambda answer: answer[1])
         for each in zip_longest(*(list(ones) for _, ones in by_customer)):
-            verdict = _compare(ledger, layout, journal, standing, [answer for answer in each if answer is not None])
+            verdict = compare(ledger, layout, journal, standing, [answer for answer in each if answer is not None])
             broken += verdict.broken
             sentences += verdict.sentences
     return Verdict("answers", _TEXT, broken, tuple(sentences))
@@ -146,6 +190,22 @@ def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standin
     ledger.sql.execute("create or replace temp table asked (customer text)")
     ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
     insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
-    at = _BROKEN.replace("(from position)", f"'{_position(journal, standing.offset)}'")
-    at = at.replace("(from batch)", str(standing.batch))
-    return judge(ledger, Law("answers", _TEXT, at, _say))
+    return judge(ledger, Law("answers", _TEXT, _at(_BROKEN, journal, standing), _say))
+
+
+def _compare_bills(
+    ledger: Ledger, layout: Layout, journal: Journal, standing: Standing, answers: list[Answer]
+) -> Verdict:
+    fold(ledger, journal, standing.offset)
+    ledger.sql.execute("create or replace temp table asked (customer text, current bool)")
+    whole = [[customer, found["current"]] for _, customer, (found, *_) in answers]
+    ledger.sql.executemany("insert into asked values (?, ?)", whole)
+    shown = ({**one, "customer": customer} for _, customer, (_, *periods) in answers for one in periods)
+    insert_rows(ledger, "answered", PERIOD_ROWS, shown)
+    return judge(ledger, Law("answers", _TEXT, _at(_BROKEN_BILLS, journal, standing), _say_bill))
+
+
+def _at(query: str, journal: Journal, standing: Standing) -> str:
+    """The query, of answers that stand there."""
+    query = query.replace("(from position)", f"'{_position(journal, standing.offset)}'")
+    return query.replace("(from batch)", str(standing.batch)).replace("(from watermark_us)", str(standing.watermark_us))

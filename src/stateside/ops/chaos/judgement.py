@@ -14,7 +14,7 @@ from stateside.billing.sealing.dead_letters import dead_letters_table
 from stateside.billing.sealing.documents import documents_table
 from stateside.ops.chaos.load import Load
 from stateside.ops.chaos.system import System
-from stateside.ops.chaos.witness import Record, running_bill
+from stateside.ops.chaos.witness import Record, running_bill, whole_bill
 from stateside.ops.stage.feeder import NUDGE
 from stateside.ops.stage.proof import Outcome, differences
 from stateside.serving.clients import Client
@@ -48,8 +48,8 @@ class Judged:
             for told in (*other.differences(), *apart)
             if told not in known
         ]
-        recorded = ((customer, document) for customer, document in record.answers(running_bill))
-        answers, verdict = recheck(system.layout, system.desk.folder / "recheck", recorded)
+        rows, bills = record.answers(running_bill), record.answers(whole_bill)
+        answers, verdict = recheck(system.layout, system.desk.folder / "recheck", rows, bills)
         return cls(audited, outcome, (*off, *more), answers, verdict.sentences, lost, doubled)
 
 
