@@ -27,14 +27,14 @@ def audited(layout: Layout) -> Audit:
     return audit(layout, live_rows(layout))
 
 
-def test_the_books_of_a_story_are_right_and_a_duplicate_beyond_the_horizon_is_found(
+def test_the_books_of_a_story_are_right_also_when_an_invoiced_event_comes_again(
     spark: SparkSession, layout: Layout
 ) -> None:
     """Each stop of the query is audited, on the ledger of the one before. Then an invoiced event comes again."""
     stops = 0
     for day, events in BATCHES:
         with JournalWriter(layout.journal, clock=ManualClock(at(day))) as writer:
-            writer.append(events)
+            writer.append(events, compare_ids=False)  # some come twice: as other producers have them on Kafka
         if day in STOPS:
             run_to(app, layout, spark)
             found = audited(layout)
@@ -45,10 +45,8 @@ def test_the_books_of_a_story_are_right_and_a_duplicate_beyond_the_horizon_is_fo
     assert (counts["events"], counts["open"], counts["invoiced"] + counts["corrected"]) == (22, 1, 8)
     assert [counts[name] for name in ("duplicates", "dead_letters", "reference", "clock")] == [2, 4, 5, 2]
     with JournalWriter(layout.journal, clock=ManualClock(at("2026-03-12"))) as writer:
-        writer.append([call("1", "emma", "2026-01-10", 98)])
+        writer.append([call("1", "emma", "2026-01-10", 98)], compare_ids=False)
     run_to(app, layout, spark)
     found = audited(layout)
-    assert [verdict.law for verdict in found.verdicts if verdict.broken] == ["conservation", "counts"]
-    told = found.differences()[0]
-    assert "The event '1' came twice, at offsets 5 and 22, and counts once; N-" in told
-    assert "billed the repetition, which came beyond the horizon of de-duplication." in told
+    assert found.differences() == []
+    assert [found.counts[name] - counts[name] for name in ("events", "corrected", "dead_letters")] == [1, 0, 1]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from stateside.billing.audit.found import Live, Row, Standing
 from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import KnownSteps
 from stateside.errors import NotFreshEnough, RequestInvalid
 from stateside.layout import Layout
+from stateside.replica.checksums import Unchecked
 from stateside.replica.store import ReplicaReader
+from stateside.replica.tail import Tail
 from stateside.serving.reading.shape import Shape
 from stateside.storage import Storage
 
@@ -29,10 +31,7 @@ def live_rows(layout: Layout) -> Iterator[Live]:
         )
     steps = KnownSteps(view.name, view.steps)
     shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), steps)
-    try:
-        reader = ReplicaReader(view.replica)
-    except FileNotFoundError:
-        raise _no_batch(layout) from None
+    reader = _reader(layout)
     try:
         with reader.snapshot() as snapshot:
             batch = snapshot.batch()
@@ -43,6 +42,19 @@ def live_rows(layout: Layout) -> Iterator[Live]:
             yield Live(standing, rows, shape.rollups.rows(snapshot, ROLLUP, [], _ROLLUP_ROWS_MAX))
     finally:
         reader.close()
+
+
+def _reader(layout: Layout) -> ReplicaReader:
+    """The replica's; one that an older Stateside wrote is loaded again, as no server has done so yet."""
+    view = layout.view(VIEW)
+    try:
+        return ReplicaReader(view.replica)
+    except FileNotFoundError:
+        raise _no_batch(layout) from None
+    except Unchecked:
+        with closing(Tail(view)) as tail:
+            tail.step()
+        return ReplicaReader(view.replica)
 
 
 def _no_batch(layout: Layout) -> NotFreshEnough:
