@@ -9,7 +9,7 @@ import pytest
 
 from stateside.archive import ArchiveTable, TableSpec, followed
 from stateside.archive.followed import FollowedTable
-from stateside.errors import ArchiveAway
+from stateside.errors import ArchiveAway, ArchiveInvalid
 
 SPEC = TableSpec("notes", pa.schema([("month", pa.string()), ("who", pa.string()), ("n", pa.int64())]), ("month",))
 COLUMNS = ("month", "who", "n")
@@ -87,3 +87,15 @@ def test_a_file_that_was_away_for_a_moment_is_read_once_it_is_back(
         readers.read(COLUMNS)
     (tmp_path / "away").rename(newest)
     assert len(found(readers)) == 4
+
+
+def test_a_table_with_rows_whose_mark_is_gone_is_not_taken_for_an_empty_one(
+    table: ArchiveTable, readers: FollowedTable, tmp_path: Path
+) -> None:
+    assert readers.files() == ()
+    store(table, 1)
+    (tmp_path / "mark.json").rename(tmp_path / "away")
+    with pytest.raises(ArchiveInvalid, match="has rows, but the mark of its sink is gone"):
+        readers.files()
+    (tmp_path / "away").rename(tmp_path / "mark.json")
+    assert len(found(readers)) == 2

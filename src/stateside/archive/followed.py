@@ -210,6 +210,7 @@ class FollowedTable:
     def _move_on(self) -> None:
         expected = marked_table(self._mark)
         if expected is None:
+            self._check_unmarked()
             return
         if self._table is None or self._id != expected:
             self._open(expected)
@@ -220,6 +221,15 @@ class FollowedTable:
         if version != self._version:
             self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
             self._version = version
+
+    def _check_unmarked(self) -> None:
+        """ArchiveInvalid for a table with rows that nothing marks: it is marked before its first row is stored."""
+        if (self._path / "_delta_log" / f"{1:020}.json").exists():
+            raise ArchiveInvalid(
+                f"The table {self._path.name!r} has rows, but the mark of its sink is gone",
+                where=str(self._mark),
+                next_step="Bring this file back from a copy of the folder: without it the table may be another one",
+            )
 
     def _open(self, expected: str) -> None:
         table = DeltaTable(self._path)

@@ -54,6 +54,7 @@ _SHARED_OF_VIEW = (
     "plan.txt",
     "heartbeat.json",
     "progress.jsonl",
+    "marks",
 )
 
 
