@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -59,7 +60,11 @@ def words(incoming: Path) -> stateside.App:
 
 
 def orders(count: int) -> list[Event]:
-    return [Event(f"o{n}", "emma", "order", 0, {"amount": 1}) for n in range(count)]
+    """So many new ones."""
+    return [Event(f"o{next(_numbers)}", "emma", "order", 0, {"amount": 1}) for _ in range(count)]
+
+
+_numbers = itertools.count()
 
 
 def commits(layout: Layout, view: str = "total") -> list[int]:

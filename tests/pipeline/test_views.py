@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -41,8 +42,11 @@ def shop() -> stateside.App:
 
 
 def orders(*amounts: int, customer: str = "emma") -> list[Event]:
-    number = iter(range(10**6))
-    return [Event(f"{customer}-{next(number)}", customer, "order", 0, {"country": "de", "amount": a}) for a in amounts]
+    payloads = ({"country": "de", "amount": amount} for amount in amounts)
+    return [Event(f"{customer}-{next(_numbers)}", customer, "order", 0, payload) for payload in payloads]
+
+
+_numbers = itertools.count()
 
 
 def test_a_view_folds_the_journal_and_answers_by_key(spark: SparkSession, layout: Layout) -> None:
