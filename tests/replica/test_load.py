@@ -169,15 +169,22 @@ def test_without_a_usable_snapshot_readers_keep_the_last_batch_and_are_told(made
     assert left_over(layout) == []
 
 
-def test_a_damaged_snapshot_is_told_and_leaves_the_last_batch_to_readers(made: Made, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("checksums", "told"), [(True, "is not as Spark wrote it"), (False, "snapshot of the state cannot be read")]
+)
+def test_a_damaged_snapshot_is_told_and_leaves_the_last_batch_to_readers(
+    made: Made, tmp_path: Path, checksums: bool, told: str
+) -> None:
     layout = made.copy(tmp_path / "away", away=True)
     before = stored(layout)
     for table in (layout.view("spending").checkpoint / "state").rglob("*.sst"):
         content = bytearray(table.read_bytes())
         content[10] ^= 0xFF
         table.write_bytes(content)
+        if not checksums:
+            table.with_name(f".{table.name}.crc").unlink()
     tail = Tail(layout.view("spending"))
-    with pytest.raises(CheckpointInvalid, match="snapshot of the state cannot be read"):
+    with pytest.raises(CheckpointInvalid, match=told):
         tail.step()
     tail.close()
     assert stored(layout) == before
