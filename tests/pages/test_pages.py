@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +191,8 @@ def test_the_control_room_is_not_live_while_the_job_is_stopped_or_answers_are_ol
     stopped = {**old, "job": {**bill["job"], "state": "stopped", "heard_ms": 80_000}}
     for view, text, kind in ((stopped, "Job is stopped · ", "paused"), (old, "", "old")):
         context = browsing.context()
-        context.route("**/v1/status", lambda route, view=view: route.fulfill(json={**status, "views": [view]}))
+        shown = json.dumps({**status, "views": [view]})
+        context.route("**/v1/status", partial(_answer, shown))
         page = context.new_page()
         page.goto(f"{browsing.url}/control")
         sign = page.locator(".fresh")
@@ -200,6 +203,10 @@ def test_the_control_room_is_not_live_while_the_job_is_stopped_or_answers_are_ol
         expect(cells.first).to_have_text(f"{replica['rows']:,} in the replica")
         expect(cells.last).to_have_text("not counted")
         context.close()
+
+
+def _answer(body: str, route: Route) -> None:
+    route.fulfill(body=body, content_type="application/json")
 
 
 def test_nulls_of_a_column_of_numbers_stand_where_its_numbers_do(browsing: Browsing) -> None:
