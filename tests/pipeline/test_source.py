@@ -391,3 +391,13 @@ def test_a_journal_without_its_end_mark_is_damaged_and_not_empty(tmp_path: Path)
     for read in (lambda: reader.latestOffset(reader.initialOffset(), ReadAllAvailable()), lambda: batch(tmp_path)):
         with pytest.raises(JournalCorrupt, match="end mark is missing"):
             read()
+
+
+def test_a_journal_that_leaves_between_two_looks_is_away_and_not_another_one(tmp_path: Path) -> None:
+    fill(tmp_path / "journal")
+    reader = stream(tmp_path / "journal")
+    read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    seen = reader._stored()
+    (tmp_path / "journal").rename(tmp_path / "away")
+    with pytest.raises(JournalAway, match="away"):
+        reader._check_stream(seen, read)

@@ -105,7 +105,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
     def _check_stream(self, stored: StoredStream, offset: Offset) -> None:
         """Refuse to go on in another stream than the one that the query has read so far, or in a shorter one."""
         read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
-        if expected and stored.id is None:
+        if expected and (stored.id is None or (not end.covers(read) and self._stored().id is None)):  # left in between
             raise JournalAway(
                 "The journal is away", where=str(self._folder), next_step="Bring it back: the view waits for it"
             )

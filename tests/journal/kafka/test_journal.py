@@ -77,7 +77,7 @@ def test_a_live_query_gets_what_comes_and_ends_when_the_topic_is_made_anew(broke
         delete(topic)
         create_topic(topic, partitions=1)
         with KafkaWriter(topic, tmp_path / "index") as again:
-            again.append([event("x") for _ in range(9)])
+            again.append([event("x")])  # a shorter topic: it never gets beyond where the query stands
             with pytest.raises(JournalAway, match=r"another one than it was when the (query|reader) began"):
                 next(live)
             assert views.follow() == views.stream.end()  # made anew, of the new topic

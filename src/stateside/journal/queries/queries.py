@@ -25,7 +25,7 @@ from stateside.journal.stream import Stream
 from stateside.journal.upcasting import Upcasters
 from stateside.positions import OFFSET_MAX, Position
 
-LOOK_S = 0.25  # so often a live query looks whether it is to stop
+LOOK_S = 0.25  # so often a live query looks whether it is to stop, and whether its stream is still the same one
 PAUSE_S_MIN = 0.001
 PAUSE_S_MAX = 0.05  # of an async query: it holds no thread while it waits
 
@@ -75,19 +75,21 @@ class Query(Generic[Item]):
                 if stop.is_set():
                     return
             while not (stop.is_set() or walker.done or self._stream.wait(end, LOOK_S)):
-                pass
+                walker.check_stream()  # another one may be shorter, and then never get beyond the end
 
     async def _live_async(self, walker: Walker[Item]) -> AsyncIterator[Item]:
-        pause_s = PAUSE_S_MIN
+        pause_s, paused_s = PAUSE_S_MIN, 0.0
         while not walker.done:
             end = await asyncio.to_thread(self._stream.end)
             async for item in _in_threads(walker.pages(end)):
                 yield item
                 pause_s = PAUSE_S_MIN
-            while not walker.done:
-                if await asyncio.to_thread(self._stream.wait, end, 0.0):
-                    break
+            while not (walker.done or await asyncio.to_thread(self._stream.wait, end, 0.0)):
+                if paused_s >= LOOK_S:
+                    await asyncio.to_thread(walker.check_stream)
+                    paused_s = 0.0
                 await asyncio.sleep(pause_s)
+                paused_s += pause_s
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 

@@ -53,7 +53,7 @@ class Walker(ABC, Generic[Item]):
         for partition in self._stream.partitions():
             at, stop = self._at.get(partition, 0), end[partition]
             while at < stop and not self.done:
-                self._check_stream()
+                self.check_stream()
                 for page, reached in self._read(partition, at, stop):
                     at = self._at[partition] = reached
                     if page:
@@ -70,7 +70,8 @@ class Walker(ABC, Generic[Item]):
             return Position(((partition, offset),))
         return Position.of(self._at | {partition: offset})
 
-    def _check_stream(self) -> None:
+    def check_stream(self) -> None:
+        """JournalAway if another stream has taken the place of the one that the walker began in."""
         found = self._stream.id()
         if self._id not in (None, found):
             raise JournalAway(
