@@ -79,6 +79,8 @@ def test_a_rollup_is_asked_by_its_coarser_key_and_stamped_as_rows_are(shop: str,
     assert response.json()["not_in_rollups"] == ["most"]
     assert httpx.get(f"{shop}/v1/views/spending").json()["not_in_rollups"] == ["most"]
     assert httpx.get(f"{shop}/v1/views/plain").json()["not_in_rollups"] == []
+    listed = {each["view"]: each.get("not_in_rollups") for each in httpx.get(f"{shop}/v1/views").json()["views"]}
+    assert listed == {"plain": None, "spending": ["most"]} | dict.fromkeys(listed.keys() - {"plain", "spending"})
     rows = httpx.get(f"{shop}/v1/views/spending/rows/emma")
     for name in ("view", "batch", "position"):
         assert response.headers[f"stateside-{name}"] == rows.headers[f"stateside-{name}"]

@@ -84,7 +84,9 @@ class Query(Generic[Item]):
             async for item in _in_threads(walker.pages(end)):
                 yield item
                 pause_s = PAUSE_S_MIN
-            while not (walker.done or await asyncio.to_thread(self._stream.wait, end, 0.0)):
+            while not walker.done:
+                if await asyncio.to_thread(self._stream.wait, end, 0.0):
+                    break
                 if paused_s >= LOOK_S:
                     await asyncio.to_thread(walker.check_stream)
                     paused_s = 0.0

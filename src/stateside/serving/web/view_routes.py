@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from stateside.checkpoint.tallies import not_in_rollups
+from stateside.errors import StatesideError
 from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
 from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
 from stateside.serving.reading.scan import page
 from stateside.serving.reading.sums import Span
+from stateside.serving.reading.views import Views
 from stateside.serving.web.asked import Asked, reaches, reaches_all
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, stamped
@@ -15,10 +19,19 @@ from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Sche
 
 async def _views(request: Request) -> Response:
     views, holder = request.views, request.holder
+    states = [{**each, **_lacking(views, each["view"])} for each in views.states()]
     if reaches_all(holder):
         further = {"note": views.note(), "leadership": views.leadership()}
-        return Response({"views": views.states(), **{name: told for name, told in further.items() if told}})
-    return Response({"views": [each for each in views.states() if reaches(holder, views, each["view"])]})
+        return Response({"views": states, **{name: told for name, told in further.items() if told}})
+    return Response({"views": [each for each in states if reaches(holder, views, each["view"])]})
+
+
+def _lacking(views: Views, name: str) -> dict[str, list[str]]:
+    """Which columns the view's rollups lack, if there are any, and if the view can be read."""
+    with suppress(StatesideError):
+        if lacking := not_in_rollups(views.get(name).shape.catalogue):
+            return {"not_in_rollups": lacking}
+    return {}
 
 
 async def _rows(request: Request) -> Response:
@@ -116,7 +129,7 @@ _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
     "removed (no longer declared), or unknown; of a job that is not ours also those that are refused (why), and a note "
     "if it waits; of a job with a lease, to a holder who may read all, its leadership: the epoch, the leader and the "
-    "standbys"
+    "standbys. `not_in_rollups` names the columns that a view's rollups lack"
 )
 _ROWS = "the rows of one key, or of all keys that begin with these parts; filtered, ordered and paged if asked for"
 _ALL_ROWS = (
