@@ -15,6 +15,7 @@ import pytest
 from stateside.errors import ReplicaInvalid
 from stateside.layout import Layout
 from stateside.replica import integrity
+from stateside.replica.moment import Moment
 from stateside.replica.reader import ReplicaReader
 from stateside.replica.tail import Tail
 from tests.replica.spark_job import Changes, Job, answered, has
@@ -165,20 +166,35 @@ def test_what_a_reader_found_the_tail_rebuilds(job: Job, caplog: pytest.LogCaptu
     assert (job.view.replica / "damaged" / "data.mdb").exists()
 
 
-def test_checksums_that_were_cut_where_no_page_needs_them_yet_are_told_to_the_tail_too(job: Job) -> None:
-    """The reader has mapped them, and the writer would not miss them."""
+def test_checksums_that_were_cut_where_no_page_needs_them_yet_cost_nothing(job: Job) -> None:
     reader = ReplicaReader(job.view.replica)
     path = job.view.replica / "checksums"
     os.truncate(path, path.stat().st_size - 8_192)
-    reader._opened.pages._sized_s = 0.0
-    with pytest.raises(ReplicaInvalid, match="checksums was cut short"), reader.snapshot():
-        pass
+    with reader.snapshot() as snapshot:
+        assert len(list(snapshot.range(b""))) == len(job.rows)
     reader.close()
     tail = Tail(job.view)
     tail.step()
     tail.close()
     assert answered(job.view)[:2] == (4, job.rows)
-    assert (job.view.replica / "damaged").exists()
+
+
+def test_checksums_that_are_cut_under_a_snapshot_do_not_end_the_process(job: Job) -> None:
+    """A snapshot that is kept for a few milliseconds looks at them with each question."""
+    reader = ReplicaReader(job.view.replica)
+    moment = Moment(reader)
+    kept = moment.snapshot()
+    os.truncate(job.view.replica / "checksums", 0)
+    with pytest.raises(ReplicaInvalid, match="checksums cannot be read"):
+        moment.snapshot()
+    with pytest.raises(ReplicaInvalid, match="checksums cannot be read"):
+        list(kept.range(b""))
+    moment.release()
+    reader.close()
+    tail = Tail(job.view)
+    tail.step()
+    tail.close()
+    assert answered(job.view)[:2] == (4, job.rows)
 
 
 def test_the_scrub_finds_what_nobody_asked_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

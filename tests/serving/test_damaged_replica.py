@@ -256,7 +256,6 @@ def test_a_damaged_replica_answers_right_or_not_at_all_and_is_rebuilt(
     print(f"STATESIDE_DAMAGE_SEED={SEED}, {DAMAGES} damages")
     monkeypatch.setattr(integrity, "SCRUB_BYTES_S", 1 << 40)  # the whole file at each step
     monkeypatch.setattr(integrity, "SCRUB_S_MAX", 60.0)
-    monkeypatch.setattr(verified, "SIZES_S", 0.0)
     draw, found, done = random.Random(SEED), Counter[str](), Counter[str]()
     shop.restore()
     with Asking(shop) as asking:

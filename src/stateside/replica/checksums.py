@@ -12,7 +12,7 @@ state, then its number. A reader reads no transaction that is not published, so 
 cell. From the state on every page is checked before anything in it is believed: so no page is missing, and none is one
 of before, either. Pages are never written again while a transaction that somebody reads needs them; nor are cells.
 
-Readers map this file and look at its size first, with every snapshot. The writer does not map it.
+Nobody maps this file: where it was cut, `pread` gives too few bytes, and a mapping ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -34,7 +35,6 @@ NAME: Final = "checksums"
 DAMAGE: Final = "damage"  # beside it: what a reader found, for the writer
 HEAD_BYTES: Final = 4_096
 CELL_BYTES: Final = 16
-CELLS_BEFORE: Final = HEAD_BYTES // 8  # numbers in the head
 GROWTH_BYTES: Final = 1 << 16
 _MAGIC: Final = b"STSDSUM1"
 _HEAD = struct.Struct("<8sQQQ")
@@ -81,6 +81,13 @@ def damaged(folder: Path, what: str) -> Damaged:
     )
 
 
+def found(folder: Path, what: str) -> Damaged:
+    """The same, of which the writer is told too."""
+    with suppress(OSError):  # who may not write here has still the error; the scrub comes by too
+        (folder / DAMAGE).write_text(what)
+    return damaged(folder, what)
+
+
 def checksum(page: bytes | memoryview, number: int) -> int:
     """The checksum of the page of this number."""
     return int(xxh3_64_intdigest(page, number))
@@ -95,7 +102,7 @@ class Checksums:
         self._handle = _opened(folder, os.O_RDONLY)
         try:
             self.page_bytes = read_head(self._handle, folder)
-            self._map()
+            self.head()
         except BaseException:
             os.close(self._handle)
             raise
@@ -104,39 +111,27 @@ class Checksums:
         """Let the file go."""
         os.close(self._handle)
 
-    def is_whole(self) -> bool:
-        """Whether the file is still as long as what is mapped of it."""
-        return os.fstat(self._handle).st_size >= self._mapped_bytes
-
     def published(self) -> int:
         """The newest transaction that may be read."""
-        return self.cells[_PUBLISHED]
+        return self.head()[0]
 
-    def standing(self) -> int:
-        """A `Standing`."""
-        return self.cells[_STANDING]
+    def head(self) -> tuple[int, int]:
+        """The newest transaction that may be read, and the environment's `Standing`."""
+        return self._numbers(8 * _PUBLISHED)
 
     def state(self, transaction: int) -> State | None:
         """A transaction's state; None if it is not there, or not whole."""
-        at = _STATES_AT + transaction % 2 * _STATE_BYTES
-        return _parsed(bytes(self._bytes[at : at + _STATE.size]), transaction)
+        return _parsed(os.pread(self._handle, _STATE.size, _state_at(transaction)), transaction)
 
     def cell(self, number: int) -> tuple[int, int]:
-        """A page's checksum, and the transaction that wrote it."""
-        at = CELLS_BEFORE + 2 * number
-        if at + 1 >= len(self.cells):
-            self._map()  # it has grown since
-            if at + 1 >= len(self.cells):
-                raise damaged(self._folder, f"page {number} has no checksum")
-        return self.cells[at], self.cells[at + 1]
+        """A page's checksum, and the transaction that wrote it. Damaged if the page has none."""
+        return self._numbers(HEAD_BYTES + CELL_BYTES * number)
 
-    def _map(self) -> None:
-        size = os.fstat(self._handle).st_size // 8 * 8
-        if size < HEAD_BYTES:
-            raise damaged(self._folder, f"{NAME} was cut short")
-        self._bytes = memoryview(mmap.mmap(self._handle, size, access=mmap.ACCESS_READ))
-        self.cells = self._bytes.cast("Q")
-        self._mapped_bytes = size
+    def _numbers(self, at: int) -> tuple[int, int]:
+        try:
+            return _CELL.unpack(os.pread(self._handle, CELL_BYTES, at))
+        except (OSError, struct.error) as error:  # the disk cannot read it any more, or the file was cut
+            raise found(self._folder, f"{NAME} cannot be read at byte {at}") from error
 
 
 class ChecksumWriter:
@@ -161,7 +156,7 @@ class ChecksumWriter:
         """That of the published transaction, or of the one before it. Damaged if it is not there."""
         self._check_size()
         wanted = self._number(_PUBLISHED) if transaction is None else transaction
-        content = os.pread(self._handle, _STATE.size, _STATES_AT + wanted % 2 * _STATE_BYTES)
+        content = os.pread(self._handle, _STATE.size, _state_at(wanted))
         found = _parsed(content, wanted)
         if found is None:
             raise damaged(self._folder, f"{NAME} does not say where transaction {wanted} begins")
@@ -197,7 +192,7 @@ class ChecksumWriter:
             _CELL.pack_into(blocks[block], number % _BLOCK_CELLS * CELL_BYTES, *cell)
         for block, content in blocks.items():
             os.pwrite(self._handle, content, HEAD_BYTES + block * len(content))
-        os.pwrite(self._handle, _packed(state), _STATES_AT + state.transaction % 2 * _STATE_BYTES)
+        os.pwrite(self._handle, _packed(state), _state_at(state.transaction))
         os.pwrite(self._handle, struct.pack("<Q", state.transaction), 8 * _PUBLISHED)
 
     def reserve(self, pages: int) -> None:
@@ -270,6 +265,10 @@ def _opened(folder: Path, flags: int) -> int:
             where=str(folder),
             next_step="Nothing: it is rebuilt from the checkpoint",
         ) from None
+
+
+def _state_at(transaction: int) -> int:
+    return _STATES_AT + transaction % 2 * _STATE_BYTES
 
 
 def _packed(state: State) -> bytes:

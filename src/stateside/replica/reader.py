@@ -38,8 +38,8 @@ class Opened:
 
     def newest(self) -> int | None:
         """The transaction that a snapshot taken now would be of; None if another environment took this one's place."""
-        checksums = self.pages.checksums
-        return checksums.published() if checksums.standing() <= Standing.CLOSED else None
+        published, standing = self.pages.checksums.head()
+        return published if standing <= Standing.CLOSED else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 LMDB only says which transaction is the newest one and keeps its pages from being reused. The pages themselves are read
 with `pread` and not through LMDB's mapping: where the file was cut, that is an error and no signal that ends the
 process; and LMDB, which believes its pages, is not led astray by a damaged one. Branches are kept, as they were when
-they were checked, for as long as their page has the same checksum.
+they were checked: for the same transaction, and for a later one if their page has the same checksum.
+
+LMDB itself maps `data.mdb` and `lock.mdb`, and looks at both when a transaction begins: their sizes are checked just
+before. A file that is cut in these few microseconds still ends the process.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,13 +24,12 @@ from xxhash import xxh3_64_intdigest
 from stateside.errors import ReplicaInvalid
 from stateside.replica import btree
 from stateside.replica.btree import NO_ROOT, Root
-from stateside.replica.checksums import CELLS_BEFORE, DAMAGE, NAME, Checksums, Damaged, Standing, State, damaged
+from stateside.replica.checksums import DAMAGE, NAME, Checksums, Damaged, Standing, State, damaged, found
 from stateside.replica.environment import Tables
 
 BRANCHES_MAX: Final = 4_096  # that a process keeps of each replica: some 20 KB each, and good for 10 million rows
-SIZES_S: Final = 0.001  # so long ago at most the files were as long as they must be
 
-Branch = tuple[int, list[bytes], list[int]]  # its checksum, its keys, the pages below it
+Branch = tuple[int, int, list[bytes], list[int]]  # a transaction that has it, its checksum, its keys, the pages below
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,6 @@ class VerifiedPages:
         self._lock_path, self._damage_path = str(folder / "lock.mdb"), str(folder / DAMAGE)
         self._lock_bytes = 0
         self._known = Known(State(0, 0, b"", b""), {}, {})
-        self._sized_s = -SIZES_S
         self.branches: dict[int, Branch] = {}
         self.not_kept = 0  # the last transaction that was read although LMDB keeps its pages no more
 
@@ -67,12 +67,7 @@ class VerifiedPages:
 
     def check_sizes(self) -> None:
         """Damaged if a file was cut, or is not to be read: what is mapped of it must not be touched then."""
-        now_s = time.monotonic()
-        if now_s < self._sized_s + SIZES_S:
-            return
-        if not self.checksums.is_whole():
-            raise self.found(f"{NAME} was cut short")
-        if self.checksums.standing() == Standing.INVALID or os.path.exists(self._damage_path):  # noqa: PTH110
+        if self.checksums.head()[1] == Standing.INVALID or os.path.exists(self._damage_path):  # noqa: PTH110
             raise damaged(self.folder, "that was found already")
         least = max(self._known.state.data_bytes, 2 * self.page_bytes)
         if os.fstat(self._handle).st_size < least:
@@ -83,7 +78,7 @@ class VerifiedPages:
             return  # it was replaced, and removed: what is open stays
         if lock_bytes < self._lock_bytes or not lock_bytes:
             raise self.found("lock.mdb was cut short")
-        self._lock_bytes, self._sized_s = lock_bytes, now_s
+        self._lock_bytes = lock_bytes
 
     def known(self, transaction: int) -> Known:
         """The trees of a published transaction."""
@@ -102,13 +97,13 @@ class VerifiedPages:
 
     def page(self, number: int, transaction: int) -> bytes:
         """A page as the transaction has it; Damaged if it is not what was written."""
-        page_bytes, cells, at = self.page_bytes, self.checksums.cells, CELLS_BEFORE + 2 * number
+        page_bytes, (expected, written_by) = self.page_bytes, self.checksums.cell(number)
         try:
             content = os.pread(self._handle, page_bytes, number * page_bytes)
         except OSError as error:  # the disk cannot read it any more
             raise self.found(f"page {number} of data.mdb: {error.strerror}") from error
-        if at >= len(cells) or xxh3_64_intdigest(content, number) != cells[at] or cells[at + 1] > transaction:
-            self._check(content, number, transaction)
+        if xxh3_64_intdigest(content, number) != expected or written_by > transaction:
+            raise self._wrong(content, number, transaction)
         return content
 
     def check_meta(self) -> None:
@@ -124,30 +119,29 @@ class VerifiedPages:
 
     def branch(self, number: int, transaction: int) -> Branch:
         """A branch, which is kept from now on."""
-        page = self.page(number, transaction)
+        kept = self.branches.get(number)
+        if kept is not None and (kept[0] == transaction or self.checksums.cell(number)[0] == kept[1]):
+            self.branches[number] = kept = (transaction, *kept[1:])
+            return kept
+        expected, page = self.checksums.cell(number)[0], self.page(number, transaction)
         while len(self.branches) >= BRANCHES_MAX:
             with suppress(RuntimeError, StopIteration):  # another thread did the same just now
                 self.branches.pop(next(iter(self.branches)), None)
-        found = self.branches[number] = (self.checksums.cell(number)[0], *btree.parse_branch(page))
-        return found
+        self.branches[number] = branch = (transaction, expected, *btree.parse_branch(page))
+        return branch
 
     def found(self, what: str) -> Damaged:
         """The error for what is wrong, of which the writer is told too."""
-        error, self._sized_s = damaged(self.folder, what), -SIZES_S
-        with suppress(OSError):  # who may not write here has still the error; the scrub comes by too
-            (self.folder / DAMAGE).write_text(what)
-        return error
+        return found(self.folder, what)
 
-    def _check(self, page: bytes, number: int, transaction: int) -> None:
+    def _wrong(self, page: bytes, number: int, transaction: int) -> ReplicaInvalid:
         if len(page) < self.page_bytes:
-            raise self.found(f"data.mdb was cut short before page {number}")
-        expected, written_by = self.checksums.cell(number)
-        if xxh3_64_intdigest(page, number) != expected or written_by > transaction:
-            if transaction == self.not_kept and self.checksums.published() > transaction:
-                raise ReplicaInvalid(
-                    "The replica moved on while it was read", where=str(self.folder), next_step="Ask again"
-                )
-            raise self.found(f"page {number} of data.mdb is not what was written there")
+            return self.found(f"data.mdb was cut short before page {number}")
+        if transaction == self.not_kept and self.checksums.published() > transaction:
+            return ReplicaInvalid(
+                "The replica moved on while it was read", where=str(self.folder), next_step="Ask again"
+            )
+        return self.found(f"page {number} of data.mdb is not what was written there")
 
 
 class VerifiedTable:
@@ -163,13 +157,13 @@ class VerifiedTable:
         root, pages = self._root, self._pages
         if not root.depth or not key:
             return None
-        number, branches, cells = root.page, pages.branches, pages.checksums.cells
+        number, branches, transaction = root.page, pages.branches, self._transaction
         for _ in range(root.depth - 1):
             branch = branches.get(number)
-            if branch is None or branch[0] != cells[CELLS_BEFORE + 2 * number]:
-                branch = pages.branch(number, self._transaction)
-            number = branch[2][bisect_right(branch[1], key) - 1]
-        value = btree.find(pages.page(number, self._transaction), key)
+            if branch is None or branch[0] != transaction:
+                branch = pages.branch(number, transaction)
+            number = branch[3][bisect_right(branch[2], key) - 1]
+        value = btree.find(pages.page(number, transaction), key)
         return value if value is None or isinstance(value, bytes) else self._whole(value)
 
     def pairs(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -183,10 +177,10 @@ class VerifiedTable:
 
     def before(self, end: bytes | None) -> tuple[bytes, bytes] | None:
         """The last key before this one, or of all, with its value."""
-        found = self._before(self._root.page, self._root.depth, end) if self._root.depth else None
-        if found is None:
+        last = self._before(self._root.page, self._root.depth, end) if self._root.depth else None
+        if last is None:
             return None
-        key, value = found
+        key, value = last
         return key, value if isinstance(value, bytes) else self._whole(value)
 
     def count(self) -> int:
@@ -199,7 +193,7 @@ class VerifiedTable:
         while at < len(keys):
             number, end = self._root.page, None
             for _ in range(self._root.depth - 1):
-                _, separators, below = self._branch(number)
+                _, _, separators, below = self._branch(number)
                 place = bisect_right(separators, keys[at])
                 end = separators[place] if place < len(separators) else end
                 number = below[place - 1]
@@ -210,11 +204,7 @@ class VerifiedTable:
         return self._pages.overflow(*value, self._transaction)
 
     def _branch(self, number: int) -> Branch:
-        pages = self._pages
-        branch = pages.branches.get(number)
-        if branch is None or branch[0] != pages.checksums.cells[CELLS_BEFORE + 2 * number]:
-            branch = pages.branch(number, self._transaction)
-        return branch
+        return self._pages.branch(number, self._transaction)
 
     def _leaves_from(self, start: bytes) -> Iterator[tuple[list[bytes], list[btree.Value]]]:
         if not self._root.depth:
@@ -222,7 +212,7 @@ class VerifiedTable:
         above: list[tuple[list[int], int]] = []  # for each branch on the way: the pages below it, the next of them
         number = self._root.page
         for _ in range(self._root.depth - 1):
-            _, keys, below = self._branch(number)
+            _, _, keys, below = self._branch(number)
             place = bisect_right(keys, start) - 1
             above.append((below, place + 1))
             number = below[max(place, 0)]
@@ -236,7 +226,7 @@ class VerifiedTable:
             above.append((below, place + 1))
             number = below[place]
             while len(above) < self._root.depth - 1:
-                below = self._branch(number)[2]
+                below = self._branch(number)[3]
                 above.append((below, 1))
                 number = below[0]
 
@@ -245,11 +235,11 @@ class VerifiedTable:
             keys, values = btree.parse_leaf(self._pages.page(number, self._transaction))
             place = (len(keys) if end is None else bisect_left(keys, end)) - 1
             return (keys[place], values[place]) if place >= 0 else None
-        _, separators, below = self._branch(number)
+        _, _, separators, below = self._branch(number)
         for place in range((len(separators) if end is None else max(1, bisect_left(separators, end))) - 1, -1, -1):
-            found = self._before(below[place], height - 1, end)
-            if found is not None:
-                return found
+            last = self._before(below[place], height - 1, end)
+            if last is not None:
+                return last
         return None
 
 
