@@ -11,6 +11,7 @@ from typing import Any
 
 from stateside.layout import Layout
 from stateside.replica.tail import Tail
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
 from stateside.serving.reading.question import Question
 from stateside.serving.reading.reader import ViewReader
@@ -69,15 +70,21 @@ class Shop:
             made.close()
 
     def page(
-        self, asked: Asked, cursor: str | None = None, *, as_of: AsOf = NEWEST, where: dict[str, str] | None = None
+        self,
+        asked: Asked,
+        cursor: str | None = None,
+        *,
+        as_of: AsOf = NEWEST,
+        where: dict[str, str] | None = None,
+        positions: PositionCodec = PLAIN,
     ) -> Page:
-        """A page, for a holder whose rows have these values."""
+        """A page, for a holder whose rows have these values, and who is shown positions so."""
         with self.reader() as reader:
             return asyncio.run(
                 page(
                     reader,
                     asked.question(reader),
-                    Floor(wait_ms=0),
+                    Floor(wait_ms=0, positions=positions),
                     as_of=as_of,
                     cursor=cursor,
                     scope=Scope.of(reader.shape, where or {}),

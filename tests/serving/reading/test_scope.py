@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from stateside.errors import AccessDenied
+from stateside.errors import AccessDenied, CursorInvalid
+from stateside.positions import Position
+from stateside.serving.access.position_codec import PLAIN, PositionCodec
+from stateside.serving.reading import scan
 from stateside.serving.reading.floor import Floor
 from stateside.serving.reading.lookup import lookup
 from stateside.serving.reading.reader import ViewReader
@@ -19,6 +23,7 @@ from .shop import Asked, Shop, shown
 
 ROWS: Changes = {("ben", "de"): (1, 7), ("ben", "fr"): (3, 30), ("emma", "de"): (2, 104), ("emma", "fr"): (1, 5)}
 EMMA, GERMANY, RICH = {"customer": "emma"}, {"country": "de"}, {"total": "104"}
+OPAQUE = PositionCodec.of([b"x" * 32], opaque=True)
 SCOPES = {"the first part": EMMA, "another part": GERMANY, "no part of the key": RICH, "both": {**EMMA, **GERMANY}}
 
 
@@ -77,6 +82,33 @@ def test_a_cursor_of_another_holder_gives_no_more_than_one_s_own_rows(shop: Shop
     ordered = Asked(order="total", limit=1)
     with pytest.raises(Exception, match="cursor"):
         shop.page(ordered, shop.page(ordered).cursor, where={"customer": "ben"})
+
+
+@pytest.mark.parametrize("where", SCOPES.values(), ids=SCOPES)
+def test_a_cursor_of_a_scoped_token_names_no_key_of_another_s(
+    shop: Shop, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may end at any row that it looked at: also at one that is not shown."""
+    monkeypatch.setattr(scan, "ROWS_LOOKED_AT_MAX", 1)
+    page = shop.page(Asked(), where=where, positions=OPAQUE)
+    rows = page.rows
+    while page.cursor is not None:
+        content = base64.urlsafe_b64decode(f"{page.cursor.removeprefix('~')}===")
+        assert not any(name in content for each in (b"ben", b"emma") for name in (each, each.hex().encode()))
+        page = shop.page(Asked(), page.cursor, where=where, positions=OPAQUE)
+        rows += page.rows
+    assert rows == own(where)
+
+
+def test_a_scoped_token_goes_on_by_its_own_cursors_alone(shop: Shop) -> None:
+    asked = Asked(limit=1)
+    plain, shown = shop.page(asked).cursor, shop.page(asked, positions=OPAQUE).cursor
+    position = str(OPAQUE.encode(Position.of({"0": 7})))
+    another = PositionCodec.of([b"y" * 32], opaque=True)
+    given = [(plain, OPAQUE), (shown, another), (shown, PLAIN), (position, OPAQUE), ("~", OPAQUE), ("é", OPAQUE)]
+    for cursor, positions in given:
+        with pytest.raises(CursorInvalid):
+            shop.page(asked, cursor, positions=positions)
 
 
 def test_a_rollup_is_refused_unless_its_columns_tell_whose_rows_it_has(reader: ViewReader) -> None:

@@ -8,6 +8,10 @@ AES-SIV (RFC 5297) is deterministic: equal positions have equal texts, whichever
 answers can be cached and compared. The encryption key is derived (HKDF) from each of the folder's signing keys; the
 newest encrypts, all decrypt. After a key is retired, the positions that it encrypted are refused.
 
+A scan's cursor names the last key that a page looked at, which may be another customer's: a scoped token gets it as
+
+    ~ base64url(AES-SIV(key, cursor, associated data "cursor"))    so it is no position, and no position is a cursor
+
 What a scoped token still sees: the batch's number, when it was committed, its watermark and its age.
 """
 
@@ -24,12 +28,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from stateside.errors import PositionInvalid
+from stateside.errors import CursorInvalid, PositionInvalid
 from stateside.positions import Position
 from stateside.serving.stamp import Stamp
 
 KEY_BYTES: Final = 64  # AES-256-SIV takes two keys of 32
 _PURPOSE: Final = b"stateside: opaque positions"
+_CURSOR: Final = [b"cursor"]
 _OFFSET: Final = "offset"  # no partition: the text of an offset is no text of a position in the journal
 
 
@@ -78,19 +83,39 @@ class PositionCodec:
             raise _unknown()
         return found[_OFFSET] - 1
 
+    def cursor(self, text: str) -> str:
+        """A scan's cursor as it is shown."""
+        return _text(AESSIV(self.keys[-1]).encrypt(text.encode(), _CURSOR)) if self.opaque else text
+
+    def parse_cursor(self, text: str) -> str:
+        """The cursor that was given in a request; CursorInvalid for one that was not shown so."""
+        if not self.opaque:
+            return text
+        try:
+            return self._opened(text, _CURSOR)
+        except ValueError:
+            raise CursorInvalid(
+                "This cursor is none of this server's, or was given under a key that is retired",
+                next_step="Begin anew, without it",
+            ) from None
+
     def _decrypted(self, text: str) -> Position:
         try:
-            content = base64.b64decode(text[1:] + "=" * (-len(text[1:]) % 4), altchars=b"-_", validate=True)
+            return Position.parse(self._opened(text))
         except ValueError:
             raise _unknown() from None
-        if _text(content) != text:  # base64 has several texts for the same bytes, and one of them was given
-            raise _unknown()
+
+    def _opened(self, text: str, associated: list[bytes] | None = None) -> str:
+        """The text that an opaque one was made of; ValueError if none of the keys made it."""
+        content = base64.b64decode(text[1:] + "=" * (-len(text[1:]) % 4), altchars=b"-_", validate=True)
+        if _text(content) != text:
+            raise ValueError("base64 has several texts for the same bytes, and one of them was given")
         for key in reversed(self.keys):
             try:
-                return Position.parse(AESSIV(key).decrypt(content, None).decode())
-            except (InvalidTag, ValueError):
+                return AESSIV(key).decrypt(content, associated).decode()
+            except InvalidTag:
                 continue
-        raise _unknown()
+        raise ValueError("none of the keys made it")
 
 
 PLAIN: Final = PositionCodec()

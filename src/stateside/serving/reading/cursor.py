@@ -1,5 +1,6 @@
-"""Cursors: where the next page of a question begins. Opaque to clients, and of no secret: whoever has one gets no row
-that they could not ask for, because every page is answered within the scope of who asks.
+"""Cursors: where the next page of a question begins. Whoever has one gets no row that they could not ask for, because
+every page is answered within the scope of who asks. A scoped token gets it encrypted (`access.position_codec`), as the
+last key that a page looked at may be another's.
 
     cursor := base64url without padding of: 6 bytes of blake2b over the rest, JSON
     JSON   := {"v": 1, "view": …, "batch": …, "fingerprint": …, "after": key in hex, "question": hash}

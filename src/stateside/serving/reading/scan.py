@@ -18,6 +18,7 @@ from typing import Any
 from stateside.checkpoint.unsafe_row import Value
 from stateside.errors import CursorInvalid, RequestInvalid
 from stateside.replica.store import Snapshot
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.reading.cursor import Cursor
 from stateside.serving.reading.floor import NEWEST, AsOf, Floor
 from stateside.serving.reading.holding import check_held
@@ -59,9 +60,9 @@ async def page(
     """
     narrowed = partial(question.filter.narrowed, reader.shape)
     key = narrowed(scope.narrowed(narrowed(question.key)))  # what a filter names is asked for, and may be another's
-    after = None
+    after, positions = None, floor.positions
     if cursor is not None:
-        begun = Cursor.parse(cursor, reader.shape.catalogue.view, question.digest())
+        begun = Cursor.parse(positions.parse_cursor(cursor), reader.shape.catalogue.view, question.digest())
         if as_of.batch not in (None, begun.batch):
             raise CursorInvalid(
                 f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for",
@@ -70,7 +71,7 @@ async def page(
         floor, as_of, after = Floor(wait_ms=floor.wait_ms), AsOf(begun.batch, begun.fingerprint), begun.after
 
     def read(snapshot: Snapshot, stamp: Stamp) -> Page:
-        return _Scan(reader, question, scope, key, snapshot, stamp).page(after)
+        return _Scan(reader, question, scope, key, snapshot, stamp, positions).page(after)
 
     async with reader.ordering if question.order is not None else nullcontext():
         return await reader.read(floor, read, as_of, aside=True)
@@ -86,6 +87,7 @@ class _Scan:
     key: Sequence[Value]
     snapshot: Snapshot
     stamp: Stamp
+    positions: PositionCodec
 
     def page(self, after: bytes | None) -> Page:
         """The page behind a key; the first one without."""
@@ -164,4 +166,5 @@ class _Scan:
     def _cursor(self, last: bytes) -> str:
         batch = self.snapshot.batch()
         assert batch is not None, "a stamp was made of it"
-        return str(Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest()))
+        cursor = Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest())
+        return self.positions.cursor(str(cursor))
