@@ -3,7 +3,7 @@
 The routes are those of the application itself, so that a new one is walked by itself: it has to say whom it lets in
 (`Route.reach`), and this test what the names in its path stand for (`NAMES`) and what its body is (`BODIES`). What must
 come out follows from what the route declares; and whatever is answered, a token of c1 sees nothing of another
-customer, and no offset of the journal.
+customer, and no offset of the journal: not in the words of a job that failed either.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import trustme
 from click.testing import CliRunner
 
 from stateside.billing.served import EXTENSION
+from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.cli import main
 from stateside.journal import Journal
 from stateside.layout import Layout
@@ -97,6 +98,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     with tarfile.open(WRITTEN) as archive:
         archive.extractall(folder, filter="data")
     layout = Layout(folder / "billing")
+    failed = Heartbeat(time.time_ns() // 1_000, None, "failed", why="The event at 0:4711 cannot be read")
+    layout.view("bill").heartbeat.write_bytes(failed.as_json())
     numbers: dict[str, list[str]] = {}
     for document in documents(layout):
         numbers.setdefault(document["customer"], []).append(document["number"])
@@ -379,6 +382,7 @@ def check_stream(client: httpx.Client, token: str) -> None:
             kinds |= {line} if line.startswith("event: ") else set()
             if line.startswith("data: "):
                 assert json.loads(line[6:])["stamp"]["position"].startswith("~")
+                assert PLAIN_POSITION.search(line) is None
             if kinds == {"event: snapshot", "event: pulse"}:
                 return
 

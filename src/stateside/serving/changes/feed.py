@@ -30,7 +30,7 @@ from stateside.serving.changes.pages import GONE, paged, stamped
 from stateside.serving.changes.question import Looks, Question, ShownChange
 from stateside.serving.changes.watcher import BEHIND, Batch, Item, Watcher
 from stateside.serving.reading.reader import ViewReader
-from stateside.serving.reading.views import Views
+from stateside.serving.reading.views import Views, without_cause
 from stateside.serving.stamp import Stamp
 
 POLL_S = 0.01
@@ -194,7 +194,7 @@ class Feed:
             return
         stamp, batch = now
         job, codecs = self._views.state(self._name), {watcher.question.positions for watcher in pulsed}
-        contents = {positions: pulse_event(positions.stamp(stamp), job) for positions in codecs}
+        contents = {each: pulse_event(each.stamp(stamp), without_cause(job) if each.opaque else job) for each in codecs}
         for watcher in pulsed:
             if watcher.stand == batch:
                 watcher.put(Item(contents[watcher.question.positions]))

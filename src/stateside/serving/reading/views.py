@@ -156,6 +156,11 @@ def _sign(catalogue: str) -> Sign:
     return found.st_ino, found.st_mtime_ns
 
 
+def without_cause(state: dict[str, Any]) -> dict[str, Any]:
+    """A view's state as a scoped token is told it: the cause may name paths, offsets, and events of others."""
+    return {**state, "why": None}
+
+
 def _refused(refusal: Refusal) -> dict[str, Any]:
     return {"view": refusal.view, "state": "refused", "why": refusal.why, "heard_ms": None}
 

@@ -8,6 +8,7 @@ from stateside.checkpoint.catalogue import Catalogue
 from stateside.checkpoint.computed import TYPE
 from stateside.checkpoint.tallies import not_in_rollups
 from stateside.replica.store import Snapshot
+from stateside.serving.reading.views import without_cause
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.asked import Asked, reaches_all
 from stateside.serving.web.request import Request
@@ -44,9 +45,9 @@ async def _describe(request: Request) -> Response:
         return stamp, snapshot.count()
 
     stamp, rows = await asked.reader.read(asked.floor, look)
-    job = request.views.state(request.parts[0])
-    shown = rows if reaches_all(request.holder) else None
-    return stamped(stamp, {**described(asked.reader.shape.catalogue), "rows": shown, "job": job})
+    job, is_all = request.views.state(request.parts[0]), reaches_all(request.holder)
+    shown = {"rows": rows, "job": job} if is_all else {"rows": None, "job": without_cause(job)}
+    return stamped(stamp, {**described(asked.reader.shape.catalogue), **shown})
 
 
 def described(catalogue: Catalogue) -> dict[str, Any]:

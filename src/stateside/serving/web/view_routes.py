@@ -10,7 +10,7 @@ from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
 from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
 from stateside.serving.reading.scan import page
 from stateside.serving.reading.sums import Span
-from stateside.serving.reading.views import Views
+from stateside.serving.reading.views import Views, without_cause
 from stateside.serving.web.asked import Asked, reaches, reaches_all
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, stamped
@@ -23,7 +23,7 @@ async def _views(request: Request) -> Response:
     if reaches_all(holder):
         further = {"note": views.note(), "leadership": views.leadership()}
         return Response({"views": states, **{name: told for name, told in further.items() if told}})
-    return Response({"views": [each for each in states if reaches(holder, views, each["view"])]})
+    return Response({"views": [without_cause(each) for each in states if reaches(holder, views, each["view"])]})
 
 
 def _lacking(views: Views, name: str) -> dict[str, list[str]]:
@@ -129,7 +129,7 @@ _JOB_STATES = (
     "the views that are served, each with its job's state: running, idle, holding (why), stopped, failed (why), down, "
     "removed (no longer declared), or unknown; of a job that is not ours also those that are refused (why), and a note "
     "if it waits; of a job with a lease, to a holder who may read all, its leadership: the epoch, the leader and the "
-    "standbys. `not_in_rollups` names the columns that a view's rollups lack"
+    "standbys. A scoped token is not told why. `not_in_rollups` names the columns that a view's rollups lack"
 )
 _ROWS = "the rows of one key, or of all keys that begin with these parts; filtered, ordered and paged if asked for"
 _ALL_ROWS = (
