@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -65,6 +66,13 @@ def billed_once(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     layout = write_story(Layout(tmp_path_factory.mktemp("billed")))
     run_story(layout)
     return layout
+
+
+def test_the_log_has_a_line_for_the_dead_letters_of_a_batch(story: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    run_story(story)
+    told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
+    counts = [int(re.search(r"batch \d+: (\d+) dead letters?:", line)[1]) for line in told]  # type: ignore[index]
+    assert sum(counts) == len([*DEAD, *AGAIN, DEAD_LAST])
 
 
 @pytest.fixture

@@ -9,7 +9,15 @@ from typing import Any
 from rich.console import Console
 
 from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.pipeline.foreground import PAUSE_US, SLOW_MS, LinesForMachines, LinesForPeople, LiveTable, Teller
+from stateside.pipeline.foreground import (
+    PAUSE_US,
+    SLOW_MS,
+    LinesForMachines,
+    LinesForPeople,
+    LiveTable,
+    Teller,
+    summary,
+)
 
 
 def test_a_reason_is_shown_as_it_is_whatever_brackets_it_has() -> None:
@@ -45,7 +53,7 @@ def test_people_are_told_of_slow_batches_late_rows_and_dead_letters() -> None:
     assert told(lines, output, "running", progress(0)) == ["total: running"]
     assert told(lines, output, "idle", progress(1, ms=SLOW_MS)) == ["total: batch 1 was slow: 10.0 s for 1,000 events"]
     assert told(lines, output, "idle", progress(2, late=2), progress(3, late=1, dead_letters=4)) == [
-        "total: 3 rows came too late, after the watermark, and were dropped",
+        "total: 3 rows came too late, after the watermark: the view does not have them",
         "total: 4 dead letters: `stateside dead-letters --dir …` lists them with the reasons",
     ]
 
@@ -57,7 +65,7 @@ def test_people_are_told_of_what_got_lost_now_and_then_and_never_less_than_all()
     assert told(lines, output, "running", progress(2, late=1), time_us=PAUSE_US) == []
     assert told(lines, output, "idle", time_us=1 + PAUSE_US)[0].startswith("total: 2 rows came too late")
     assert told(lines, output, "running", progress(3, dead_letters=1), time_us=2 + PAUSE_US) == []
-    assert told(lines, output, "stopped", time_us=3 + PAUSE_US)[1].startswith("total: 1 dead letters")
+    assert told(lines, output, "stopped", time_us=3 + PAUSE_US)[1].startswith("total: 1 dead letter:")
 
 
 def test_machines_are_told_of_each_batch_with_what_got_lost_and_of_idling_once() -> None:
@@ -72,6 +80,14 @@ def test_machines_are_told_of_each_batch_with_what_got_lost_and_of_idling_once()
     assert [json.loads(line)["state"] for line in told(lines, output, "idle")] == ["idle"]
     assert [json.loads(line)["state"] for line in told(lines, output, "holding")] == ["holding"]
     assert [json.loads(line)["state"] for line in told(lines, output, "running")] == ["running"]
+
+
+def test_rows_that_nobody_counts_are_null_to_machines_and_not_0() -> None:
+    """RocksDB's store reports 0 where `trackTotalNumberOfRows` is off, as it is in our sessions."""
+    rocksdb = {"numRowsTotal": 0, "customMetrics": {"rocksdbPutCount": 3}}
+    assert summary(progress(0) | {"stateOperators": [rocksdb, {"numRowsTotal": 5}]})["state_rows"] is None
+    assert summary(progress(0) | {"stateOperators": [rocksdb | {"numRowsTotal": 4}]})["state_rows"] == 4
+    assert summary(progress(0) | {"stateOperators": [{"numRowsTotal": 0}]})["state_rows"] == 0
 
 
 def test_the_table_has_what_got_lost_since_the_start() -> None:

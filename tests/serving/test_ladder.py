@@ -8,6 +8,7 @@ job: `tests/e2e`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -361,6 +362,8 @@ def test_the_job_s_state_and_the_age_tell_a_job_that_runs_from_one_that_is_idle_
     late = httpx.get(f"{url}{BOTH}", params={"max_age_ms": 0, "wait_ms": 100})
     assert (late.status_code, got("", late).code) == (503, "not-fresh-enough")
     assert "The job is down: it gave its last sign of life at 20" in late.json()["detail"]
+    assert re.search(r"it is [\d.]+ (s|min) old", late.json()["detail"])
+    assert "once the job runs" in late.json()["next_step"]
     before = seen()[1]
     time.sleep(0.2)
     assert seen()[1] >= before + 150

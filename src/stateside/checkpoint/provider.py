@@ -6,8 +6,10 @@ is older than every store but the HDFS-backed one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from stateside.checkpoint.changelog import Changelog, check_encoding, read_changelog, state_stem
 from stateside.checkpoint.delta import read_delta
@@ -37,6 +39,13 @@ def provider_of(plan: Plan, path: str) -> Provider:
             where=path,
             next_step=f"Run the query on a new folder with {_SETTING}={Provider.ROCKSDB.value}",
         ) from None
+
+
+def counted_rows(reported: Mapping[str, Any]) -> int | None:
+    """How many rows an operator keeps, as Spark reports it; None if nobody counts them: RocksDB's store says 0 then."""
+    rows = int(reported.get("numRowsTotal", 0))
+    on_rocksdb = any(name.startswith("rocksdb") for name in reported.get("customMetrics", ()))
+    return None if rows == 0 and on_rocksdb else rows
 
 
 def read_batch_changes(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stateside.serving.clients import Answer, Change, Stamp
 
 MICROS: Final = "_micros"  # ends the names of columns with amounts, which people read in whole units
+MILLISECONDS: Final = "_ms"  # the same of times that a server tells of itself
 _PIPE_CHARS = 100_000  # into a pipe nothing is cut off or wrapped
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _DECIMALS_MIN = 2
@@ -58,8 +59,19 @@ def show_change(change: Change, as_json: bool) -> None:
 
 
 def show_document(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A document, of which people want these rows."""
-    show_json(document) if as_json else _show_table(rows)
+    """A document that a server gives of itself, of which people want these rows."""
+    show_json(document) if as_json else _show_table([_for_people(row) for row in rows])
+
+
+def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a server's own: `age_ms` as an age, a list of names as names."""
+    shown = {}
+    for name, value in row.items():
+        if name.endswith(MILLISECONDS):
+            shown[name.removesuffix(MILLISECONDS)] = None if value is None else age_text(value)
+        else:
+            shown[name] = ", ".join(value) if isinstance(value, list) else value
+    return shown
 
 
 def show_json(document: Any, *, lines: bool = False) -> None:

@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.checkpoint.provider import counted_rows
 from stateside.errors import ViewInvalid
 from stateside.layout import Layout
 from stateside.leadership import Leadership
@@ -162,10 +163,15 @@ class _Lost:
         if not due or not self.late + self.dead_letters:
             return
         if self.late:
-            yield f"{self.late:,} rows came too late, after the watermark, and were dropped"
+            yield f"{_counted(self.late, 'row')} came too late, after the watermark: the view does not have them"
         if self.dead_letters:
-            yield f"{self.dead_letters:,} dead letters: `stateside dead-letters --dir …` lists them with the reasons"
+            letters = _counted(self.dead_letters, "dead letter")
+            yield f"{letters}: `stateside dead-letters --dir …` lists them with the reasons"
         self.late, self.dead_letters, self.told_us = 0, 0, now_us
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(slots=True)
@@ -254,6 +260,12 @@ def _cells(view: str, heartbeat: Heartbeat, batch: dict[str, Any]) -> list[str |
     return [view, state, number, *figures, batch.get("watermark") or "", Text(heartbeat.why or "")]
 
 
+def _all_rows(operators: Sequence[Mapping[str, Any]]) -> int | None:
+    """How many rows all operators keep; None if those of one are not counted."""
+    rows = [counted_rows(operator) for operator in operators]
+    return None if None in rows else sum(filter(None, rows))
+
+
 def summary(progress: dict[str, Any]) -> dict[str, Any]:
     """What people want to know of a batch, from Spark's own report of it."""
     operators = progress.get("stateOperators", [])
@@ -264,7 +276,7 @@ def summary(progress: dict[str, Any]) -> dict[str, Any]:
         "events_per_s": progress.get("processedRowsPerSecond") or 0.0,
         "duration_ms": progress["durationMs"].get("triggerExecution", 0),
         "watermark": progress.get("eventTime", {}).get("watermark"),
-        "state_rows": sum(operator.get("numRowsTotal", 0) for operator in operators),
+        "state_rows": _all_rows(operators),
         "late": sum(operator.get("numRowsDroppedByWatermark", 0) for operator in operators),
         "dead_letters": progress.get("deadLetters", 0),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateside.cli.tables import readable
+from stateside.cli.tables import readable, show_document
 from tests.serving.cluster import Cluster
 
 pytestmark = pytest.mark.e2e
@@ -66,7 +66,7 @@ def test_scans_rollups_views_and_locations(cluster: Cluster) -> None:
     assert document(cluster, "views")["views"][0]["view"] == "spending"
     found = document(cluster, "locate", "spending/c001")
     assert [each["share"] for each in found["servers"]] == [found["share"]]
-    assert said(cluster, "locate", "spending/c001")[0].split() == ["url", "name", "share", "replica", "batch", "age_ms"]
+    assert said(cluster, "locate", "spending/c001")[0].split() == ["url", "name", "share", "replica", "batch", "age"]
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,15 @@ def test_a_server_that_is_away_is_passed_over_and_if_all_are_it_is_told_soon(clu
 )
 def test_values_are_shown_as_people_read_them(name: str, value: Any, shown: str) -> None:
     assert readable(name, value) == shown
+
+
+def test_what_a_server_says_of_itself_has_ages_with_units_and_names_without_brackets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = {"view": "meters", "state": "stopped", "why": None, "heard_ms": 311_016, "not_in_rollups": ["low", "high"]}
+    show_document({"views": [view]}, [view], as_json=False)
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["view", "state", "why", "heard", "not_in_rollups"]
+    assert line.split(maxsplit=3) == ["meters", "stopped", "-", "5 min  low, high"]
+    show_document({"views": [view]}, [view], as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"views": [view]}

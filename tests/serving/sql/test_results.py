@@ -140,7 +140,7 @@ def test_two_views_have_a_stamp_each(layout: Layout) -> None:
 
 
 def test_a_floor_that_is_not_reached_refuses_the_statement(asker: Asker) -> None:
-    with pytest.raises(NotFreshEnough, match="ms old"):
+    with pytest.raises(NotFreshEnough, match=" old, and max_age_ms="):
         asker.rows("FROM spending", floor=Floor(max_age_ms=0, wait_ms=20))
     assert asker.rows("SELECT 1", floor=Floor(max_age_ms=0, wait_ms=20)) == [[1]], "it reads no view"
 

@@ -186,6 +186,8 @@ class BillingSink:
         new = bad.filter(pc.or_(pc.greater_equal(bad["offset"], position), _unstored_repeats(bad, opened)))
         if new.num_rows:
             opened.store(new, batch.batch, {POSITION: stop, **self._whose(batch)})
+            few = "dead letter" if new.num_rows == 1 else "dead letters"
+            log.warning("batch %d: %d %s: `stateside billing dead-letters` lists them", batch.batch, new.num_rows, few)
 
     def _whose(self, batch: BatchId) -> Mapping[str, int]:
         return {batch.query: batch.batch, JOURNAL: _journal_number(self.journal)}

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from stateside.checkpoint.provider import counted_rows
+
 BATCHES_SHOWN: Final = 60
 _TAIL_BYTES: Final = 512 << 10  # a line has about 3 KB, and 6 KB with several operators
 _PARTS: Final = {
@@ -52,20 +54,13 @@ def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
 def _operator(reported: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": reported["operatorName"],
-        "rows": _rows(reported),
+        "rows": counted_rows(reported),
         "updated": reported["numRowsUpdated"],
         "removed": reported.get("numRowsRemoved", 0),
         "late": reported.get("numRowsDroppedByWatermark", 0),
         "bytes": reported["memoryUsedBytes"],
         "commit_ms": reported.get("commitTimeMs", 0),
     }
-
-
-def _rows(reported: Mapping[str, Any]) -> int | None:
-    """How many rows an operator keeps; None if nobody counts them: RocksDB's store says 0 then."""
-    rows = int(reported["numRowsTotal"])
-    on_rocksdb = any(name.startswith("rocksdb") for name in reported.get("customMetrics", ()))
-    return None if rows == 0 and on_rocksdb else rows
 
 
 def _last_lines(path: Path) -> list[bytes]:

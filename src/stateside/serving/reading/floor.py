@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stateside.clock import age_text
 from stateside.positions import Position
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.reading.receipts import Sought
@@ -30,7 +31,7 @@ class Floor:
             stands, asked = (self.positions.encode(each) for each in (stamp.position, self.min_position))
             return f"it stands at position {stands}, {asked} was asked for"
         if self.max_age_ms is not None and stamp.age_ms > self.max_age_ms:
-            return f"it is {stamp.age_ms} ms old, {self.max_age_ms} ms were asked for at most"
+            return f"it is {age_text(stamp.age_ms)} old, and max_age_ms={self.max_age_ms} was asked for"
         return None
 
     def _covers(self, position: Position, wanted: Position) -> bool:

@@ -202,7 +202,9 @@ class ViewReader:
             + (f". {outage}" if outage else "")
             + (STUCK if not_yet.trouble else ""),
             where=not_yet.trouble,
-            next_step="Ask again, wait longer (wait_ms), or ask for less; see whether the pipeline runs",
+            next_step="Ask for less, or again once the job runs"
+            if outage
+            else "Ask again, wait longer (wait_ms), or ask for less",
         )
 
     def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:

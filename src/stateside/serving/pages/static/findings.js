@@ -14,6 +14,7 @@ function ofView({ view, job, replica, batches, partitions }, status) {
   const why = job.why ? ` ${job.why}.` : "";
   if (job.state === "down") found.push(["bad", `The job of ${view} is down`, `Its last heartbeat came ${age(job.heard_ms)} ago. Answers go on, and get older. Start it again with stateside run.`]);
   if (job.state === "stopped") found.push(["warn", `The job of ${view} is stopped`, `For ${age(job.heard_ms)} now. Answers go on, and get older. Start it again with stateside run.`]);
+  if (job.state === "removed") found.push(["", `${view} is not declared any more`, `Its last rows are served, as they were ${age(job.heard_ms)} ago. Declare it again, or move its folder away.`]);
   if (job.state === "failed") found.push(["bad", `The job of ${view} has failed`, `${why} Mend the cause, and start it again with stateside run.`]);
   if (job.state === "holding") found.push(["warn", `The job of ${view} waits`, `${why} It goes on by itself as soon as it can.`]);
   if (replica.trouble) found.push(["bad", `The replica of ${view} does not move on`, replica.trouble]);

@@ -39,7 +39,9 @@ export class Heard extends EventTarget {
     if (!this.heardMs) return { kind: "none", text: "Connecting", detail: "Nothing has been heard yet" };
     const oldMs = Date.now() - this.heardMs;
     if (oldMs >= LATE_MS) return { kind: "lost", text: `No connection · ${age(oldMs)} old`, detail: `As of ${moment(this.heardMs)}` };
-    const views = this.status.views.map((view) => [view.view, this.freshOf(view)]);
+    const { views: all } = this.status;
+    const declared = all.filter(({ job }) => job.state !== "removed"); // what is no longer declared gets older for ever
+    const views = (declared.length ? declared : all).map((view) => [view.view, this.freshOf(view)]);
     if (!views.length) return { kind: "none", text: "No view yet", detail: "Nothing is answered here" };
     const [name, worst] = views.reduce((found, one) => (WORST.indexOf(one[1].kind) < WORST.indexOf(found[1].kind) ? one : found));
     return worst.kind === "live" || views.length === 1 ? worst : { ...worst, text: `${name}: ${worst.text}` };

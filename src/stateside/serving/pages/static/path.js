@@ -139,7 +139,7 @@ function replicaStation(heard, view) {
   const { stamp, lag_batches: lag, rows } = view?.replica ?? {};
   const behind = lag == null ? "not known" : counted(lag, "batch", "batches");
   const values = view ? heard.samples.map((one) => one.rows[view.view] ?? 0) : [];
-  return { name: "Replica", main: stamp ? number(stamp.batch) : "–", unit: "batch", rows: [["behind", behind], ["rows", number(rows ?? 0)]], values };
+  return { name: "Replica", main: stamp ? number(stamp.batch) : "–", unit: "batch", rows: [["behind", behind], ["rows", rows == null ? "not known" : number(rows)]], values };
 }
 
 function answersStation(heard, view) {
