@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 
 from stateside.cli import main
 from stateside.clock import ManualClock
@@ -55,6 +58,27 @@ def served_spending(folder: Path) -> dict[tuple[str, str], tuple[int, int]]:
     return {(row["customer"], row["country"]): (row["total_micros"], row["orders"]) for row in found}
 
 
+def hours(events: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
+    """How many orders each country has in each hour, folded in plain Python."""
+    return Counter((event["payload"]["country"], event["time_us"] // 3_600_000_000) for event in events)
+
+
+def hour(start: datetime) -> int:
+    return int(start.timestamp()) // 3_600
+
+
+def open_and_sealed_hours(folder: Path) -> Counter[tuple[str, int]]:
+    """The same of the view `hourly`: the rows that are open, and those in the table."""
+    found: Counter[tuple[str, int]] = Counter()
+    opened = [row for country in ("de", "jp") for row in rows(Layout(folder), "hourly", country)]
+    for row in opened:
+        found[row["country"], hour(datetime.fromisoformat(row["window"]["start"]))] += row["orders"]
+    for file in DeltaTable(folder / "tables/hours").file_uris():
+        for row in pq.read_table(file).to_pylist():
+            found[row["country"], hour(row["window"]["start"])] += row["orders"]
+    return found
+
+
 @pytest.mark.parametrize("folder", ["billing", "shop"])
 def test_its_journals_on_files_and_on_nodes_hold_every_event_undamaged(written: Path, folder: str) -> None:
     said = json.loads(stateside("journal", "verify", "--dir", str(written / folder), "--json"))
@@ -86,11 +110,17 @@ def test_its_bills_are_audited_before_any_job_has_run_on_them(written: Path) -> 
 
 
 @pytest.mark.spark
-def test_its_shop_runs_on_over_the_merged_stream_of_its_nodes(written: Path, spark: Any) -> None:
+@pytest.mark.parametrize("restored", [False, True], ids=["from where it was", "from its savepoint"])
+def test_its_shop_runs_on_over_the_merged_stream_of_its_nodes(written: Path, spark: Any, restored: bool) -> None:
     from tests.compatibility.shop import app
 
+    folder = str(written / "shop")
+    if restored:
+        savepoint = json.loads(stateside("savepoint", "list", "--dir", folder, "--view", "spending", "--json"))
+        stateside("savepoint", "restore", savepoint["name"], "--dir", folder, "--view", "spending", input="y\n")
     run_to(app, Layout(written / "shop"), spark)
     assert served_spending(written / "shop") == spending(orders(written / "shop"))
+    assert open_and_sealed_hours(written / "shop") == hours(orders(written / "shop"))
 
 
 @pytest.mark.spark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ from stateside.replica import integrity
 from stateside.replica.moment import Moment
 from stateside.replica.reader import ReplicaReader
 from stateside.replica.tail import Tail
+from stateside.replica.verified import VerifiedPages, VerifiedTable
 from tests.replica.spark_job import Changes, Job, answered, has
 from tests.sizes import FULL, sized
 
@@ -140,6 +142,98 @@ def test_a_file_that_was_cut_or_zeroed_ends_nobody_and_the_next_start_rebuilds_t
         assert (job.view.replica / "damaged" / name).exists()
 
 
+READ = """
+import os, sys
+from pathlib import Path
+from stateside.errors import ReplicaInvalid
+from stateside.replica.reader import ReplicaReader
+folder, size, when = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+reader = ReplicaReader(folder)
+with reader.snapshot():
+    if when == "under a snapshot":
+        os.truncate(folder / "lock.mdb", size)
+if when == "between snapshots":
+    os.truncate(folder / "lock.mdb", size)
+try:
+    with reader.snapshot():
+        print("answered")
+except ReplicaInvalid as error:
+    print(error.code)
+reader.close()
+"""
+
+
+@pytest.mark.parametrize("size", [0, 100, 5_000])
+@pytest.mark.parametrize("when", ["under a snapshot", "between snapshots"])
+def test_a_lock_file_that_is_cut_under_a_reader_ends_neither_the_reader_nor_the_tail(
+    job: Job, size: int, when: str
+) -> None:
+    tail = "import sys; from pathlib import Path; from stateside.layout import Layout; "
+    tail += "from stateside.replica.tail import Tail; t = Tail(Layout(Path(sys.argv[1])).view('spending')); t.step(); "
+    tail += "print('ready', flush=True); sys.stdin.readline(); t.step(); print(t._writer.batch().batch); t.close()"
+    command = [sys.executable, "-c", tail, str(job.view.root.parent.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as moving:
+        assert moving.stdout is not None
+        assert moving.stdout.readline() == "ready\n"
+        asked = [sys.executable, "-c", READ, str(job.view.replica), str(size), when]
+        done = subprocess.run(asked, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "replica-invalid\n"), done.stderr
+        told, _ = moving.communicate("go on\n")
+    assert (moving.returncode, told) == (0, "4\n")
+    assert (job.view.replica / "damaged" / "lock.mdb").exists()
+    assert answered(job.view)[:2] == (4, job.rows)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5_000])
+def test_a_lock_file_that_is_cut_under_a_tail_does_not_end_it(job: Job, size: int) -> None:
+    tail = "import os, sys; from pathlib import Path; from stateside.layout import Layout; "
+    tail += "from stateside.replica.tail import Tail; v = Layout(Path(sys.argv[1])).view('spending'); t = Tail(v); "
+    tail += "t.step(); os.truncate(v.replica / 'lock.mdb', int(sys.argv[2])); t.step(); "
+    tail += "print(t._writer.batch().batch); t.close()"
+    command = [sys.executable, "-c", tail, str(job.view.root.parent.parent), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert answered(job.view)[:2] == (4, job.rows)
+
+
+def test_a_branch_that_was_kept_is_not_taken_for_one_of_an_older_transaction(job: Job) -> None:
+    """The number of a page that nobody needs any more is given to another one."""
+    tail = Tail(job.view)
+    tail.step()
+    pages = VerifiedPages(job.view.replica)
+    older = pages.checksums.published()
+    root = pages.known(older).roots[b"rows"]
+    assert root.depth > 1
+    for batch in range(5, 40):
+        job.run(orders(3 * batch))  # the same customers each time
+        tail.step()
+        newer = pages.checksums.published()
+        next(VerifiedTable(pages, pages.known(newer).roots[b"rows"], newer).pairs(b""))
+        if pages.branches.get(root.page, (0,))[0] == newer:
+            break
+    else:
+        pytest.fail("no page was used again")
+    pages.not_kept = older
+    with pytest.raises(ReplicaInvalid, match="moved on while it was read"):
+        pages.branch(root.page, older)
+    pages.close()
+    tail.close()
+
+
+def test_checksums_that_the_disk_cannot_read_any_more_are_damage(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ReplicaReader(job.view.replica)
+
+    def fails(handle: int, size: int, at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", fails)
+        for ask in (lambda: reader._opened.pages.checksums.state(1), lambda: reader.snapshot().__enter__()):
+            with pytest.raises(ReplicaInvalid, match="checksums cannot be read"):
+                ask()
+    reader.close()
+
+
 def test_a_replica_of_an_older_stateside_has_no_checksums_and_is_rebuilt(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +289,7 @@ def test_checksums_that_are_cut_under_a_snapshot_do_not_end_the_process(job: Job
     tail.step()
     tail.close()
     assert answered(job.view)[:2] == (4, job.rows)
+    assert (job.view.replica / "damaged" / "checksums").exists()
 
 
 def test_the_scrub_finds_what_nobody_asked_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

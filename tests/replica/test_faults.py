@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import subprocess
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from stateside.errors import SetupError
 from stateside.layout import Layout, ViewLayout
 from stateside.replica import tail as tail_module
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
 from stateside.replica.reader import ReplicaReader, Snapshot
 from stateside.replica.rollups import RollupRows
+from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from tests.disks import fill, mounted
 from tests.sizes import sized
@@ -220,6 +223,17 @@ def test_a_new_replica_for_which_there_is_no_room_is_an_error_and_kills_nobody(
     ballast.unlink()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), "and with room it begins"
+
+
+def test_a_new_replica_beyond_a_quota_is_told_as_a_full_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int, at: int, size: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SetupError, match="its disk is full"):
+        ReplicaWriter(tmp_path / "replica")
 
 
 def test_on_a_full_disk_readers_keep_the_last_batch_and_are_told_and_with_room_it_goes_on(

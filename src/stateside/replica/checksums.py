@@ -100,6 +100,7 @@ class Checksums:
         """FileNotFoundError if there is no environment, ReplicaInvalid if its checksums cannot be read."""
         self._folder = folder
         self._handle = _opened(folder, os.O_RDONLY)
+        self._newest: tuple[bytes | None, int | None] = None, None  # the head's numbers, and what they said
         try:
             self.page_bytes = read_head(self._handle, folder)
             self.head()
@@ -115,13 +116,27 @@ class Checksums:
         """The newest transaction that may be read."""
         return self.head()[0]
 
+    def newest(self) -> int | None:
+        """The newest transaction that may be read; None if another environment took this one's place.
+
+        Every answer asks for it: as a rule the numbers are those of before, and are not parsed again.
+        """
+        numbers = self._read(CELL_BYTES, 8 * _PUBLISHED)
+        newest = self._newest
+        if numbers != newest[0]:
+            if len(numbers) < CELL_BYTES:
+                raise self._unreadable(8 * _PUBLISHED)
+            published, standing = _CELL.unpack(numbers)
+            newest = self._newest = numbers, published if standing <= Standing.CLOSED else None
+        return newest[1]
+
     def head(self) -> tuple[int, int]:
         """The newest transaction that may be read, and the environment's `Standing`."""
         return self._numbers(8 * _PUBLISHED)
 
     def state(self, transaction: int) -> State | None:
         """A transaction's state; None if it is not there, or not whole."""
-        return _parsed(os.pread(self._handle, _STATE.size, _state_at(transaction)), transaction)
+        return _parsed(self._read(_STATE.size, _state_at(transaction)), transaction)
 
     def cell(self, number: int) -> tuple[int, int]:
         """A page's checksum, and the transaction that wrote it. Damaged if the page has none."""
@@ -131,7 +146,16 @@ class Checksums:
         try:
             return _CELL.unpack(os.pread(self._handle, CELL_BYTES, at))
         except (OSError, struct.error) as error:  # the disk cannot read it any more, or the file was cut
-            raise found(self._folder, f"{NAME} cannot be read at byte {at}") from error
+            raise self._unreadable(at) from error
+
+    def _read(self, size: int, at: int) -> bytes:
+        try:
+            return os.pread(self._handle, size, at)
+        except OSError as error:
+            raise self._unreadable(at) from error
+
+    def _unreadable(self, at: int) -> Damaged:
+        return found(self._folder, f"{NAME} cannot be read at byte {at}")
 
 
 class ChecksumWriter:

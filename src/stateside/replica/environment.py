@@ -25,6 +25,7 @@ NAMES = (b"rows", b"rollups", b"meta", b"past", b"undo")
 FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room
 _DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
+LOCK_BYTES_MIN = 64 * READERS_MAX  # of a lock.mdb that is whole: 64 bytes for each reader, and some more
 
 
 class Notes(Protocol):
@@ -81,7 +82,7 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
         except lmdb.MemoryError:  # so many addresses are not allowed here
             return _open(directory, readonly=readonly, sync=sync, map_bytes=0 if there else MAP_BYTES_START)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise full_disk(directory, str(error.strerror)) from error
     except lmdb.Error as error:

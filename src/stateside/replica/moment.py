@@ -39,7 +39,7 @@ class Moment:
         if self._kept is not None:
             opened, begun, _ = self._kept
             self._kept = None
-            begun.transaction.abort()
+            opened.end(begun.transaction)
             self._replica.give_back(opened)
 
     def _take(self) -> Snapshot:

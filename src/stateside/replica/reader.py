@@ -12,7 +12,6 @@ import lmdb
 
 from stateside.errors import ReplicaInvalid
 from stateside.replica import generations
-from stateside.replica.checksums import Standing
 from stateside.replica.environment import Tables, open_environment
 from stateside.replica.snapshot import Snapshot, snapshot_as_of
 from stateside.replica.verified import VerifiedPages, verified_tables
@@ -33,13 +32,18 @@ class Opened:
 
     def close(self) -> None:
         """Let it go."""
+        self.pages.lock_is_whole()  # or is made as long again: LMDB looks at it
         self.environment.close()
         self.pages.close()
 
+    def end(self, transaction: lmdb.Transaction) -> None:
+        """Let a transaction go."""
+        self.pages.lock_is_whole()
+        transaction.abort()
+
     def newest(self) -> int | None:
         """The transaction that a snapshot taken now would be of; None if another environment took this one's place."""
-        published, standing = self.pages.checksums.head()
-        return published if standing <= Standing.CLOSED else None
+        return self.pages.checksums.newest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class ReplicaReader:
             if newest == published + 1 and now_s >= deadline_s:
                 opened.pages.not_kept = published
                 return self._begun(opened, transaction, published)
-            transaction.abort()
+            opened.end(transaction)
             if newest > published:
                 time.sleep(_PUBLISHED_LOOK_S)
         raise opened.pages.found(f"LMDB stands at transaction {newest}, and {published} is published")
@@ -148,7 +152,7 @@ class ReplicaReader:
                     next_step="Ask again in a while, or another server",
                 )
         except BaseException:
-            transaction.abort()
+            opened.end(transaction)
             raise
         return begun
 
@@ -185,14 +189,14 @@ class Look:
             try:
                 return snapshot_as_of(begun.tables, self._as_of, self._fingerprint)
             except BaseException:
-                begun.transaction.abort()
+                opened.end(begun.transaction)
                 raise
         except BaseException:
             self._reader.give_back(opened)
             raise
 
     def __exit__(self, *error: object) -> None:
-        self._transaction.abort()
+        self._opened.end(self._transaction)
         self._reader.give_back(self._opened)
 
 

@@ -216,6 +216,7 @@ class ReplicaWriter:
             self._lock = None
 
     def _close_environment(self) -> None:
+        self._pages.lock_is_whole()  # or is made as long again: LMDB looks at it
         self._pages.close()
         self._integrity.close()
         self._environment.close()
@@ -350,6 +351,7 @@ class ReplicaWriter:
         return Ordered(transaction, self._databases.rollups, self._published().rollups.check)
 
     def _write(self, action: Callable[[lmdb.Transaction], object]) -> None:
+        self._pages.check_sizes()
         if time.monotonic() - self._checked_s >= READER_CHECK_S:
             self._environment.reader_check()
             self._checked_s = time.monotonic()

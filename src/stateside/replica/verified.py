@@ -5,8 +5,9 @@ with `pread` and not through LMDB's mapping: where the file was cut, that is an 
 process; and LMDB, which believes its pages, is not led astray by a damaged one. Branches are kept, as they were when
 they were checked: for the same transaction, and for a later one if their page has the same checksum.
 
-LMDB itself maps `data.mdb` and `lock.mdb`, and looks at both when a transaction begins: their sizes are checked just
-before. A file that is cut in these few microseconds still ends the process.
+LMDB itself maps `data.mdb` and `lock.mdb`. It looks at both when a transaction begins, and at `lock.mdb` when one ends
+and when the environment is closed: their sizes are checked just before. A file that is cut in these few microseconds
+still ends the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stateside.errors import ReplicaInvalid
 from stateside.replica import btree
 from stateside.replica.btree import NO_ROOT, Root
 from stateside.replica.checksums import DAMAGE, NAME, Checksums, Damaged, Standing, State, damaged, found
-from stateside.replica.environment import Tables
+from stateside.replica.environment import LOCK_BYTES_MIN, Tables
 
 BRANCHES_MAX: Final = 4_096  # that a process keeps of each replica: some 20 KB each, and good for 10 million rows
 
@@ -55,7 +56,7 @@ class VerifiedPages:
             self.checksums.close()
             raise
         self._lock_path, self._damage_path = str(folder / "lock.mdb"), str(folder / DAMAGE)
-        self._lock_bytes = 0
+        self._lock_bytes = LOCK_BYTES_MIN
         self._known = Known(State(0, 0, b"", b""), {}, {})
         self.branches: dict[int, Branch] = {}
         self.not_kept = 0  # the last transaction that was read although LMDB keeps its pages no more
@@ -72,13 +73,25 @@ class VerifiedPages:
         least = max(self._known.state.data_bytes, 2 * self.page_bytes)
         if os.fstat(self._handle).st_size < least:
             raise self.found("data.mdb was cut short")
+        if not self.lock_is_whole():
+            raise damaged(self.folder, "lock.mdb was cut short")
+
+    def lock_is_whole(self) -> bool:
+        """Whether lock.mdb is as long as LMDB mapped it. If not, the writer is told, and LMDB may touch it again:
+
+        the file gets its size back, without its content. LMDB can let it go then, without a signal.
+        """
         try:
             lock_bytes = os.stat(self._lock_path).st_size  # noqa: PTH116 - a Path takes as long as the call
         except FileNotFoundError:
-            return  # it was replaced, and removed: what is open stays
-        if lock_bytes < self._lock_bytes or not lock_bytes:
-            raise self.found("lock.mdb was cut short")
-        self._lock_bytes = lock_bytes
+            return True  # it was replaced, and removed: what is open stays
+        if lock_bytes >= self._lock_bytes:
+            self._lock_bytes = lock_bytes
+            return True
+        self.found("lock.mdb was cut short")
+        with suppress(OSError):  # by its name: to close a handle of it would give LMDB's own locks on it back
+            os.truncate(self._lock_path, self._lock_bytes)
+        return False
 
     def known(self, transaction: int) -> Known:
         """The trees of a published transaction."""
@@ -120,10 +133,13 @@ class VerifiedPages:
     def branch(self, number: int, transaction: int) -> Branch:
         """A branch, which is kept from now on."""
         kept = self.branches.get(number)
-        if kept is not None and (kept[0] == transaction or self.checksums.cell(number)[0] == kept[1]):
+        if kept is not None and kept[0] == transaction:
+            return kept
+        expected, written_by = self.checksums.cell(number)
+        if kept is not None and expected == kept[1] and written_by <= transaction:
             self.branches[number] = kept = (transaction, *kept[1:])
             return kept
-        expected, page = self.checksums.cell(number)[0], self.page(number, transaction)
+        page = self.page(number, transaction)
         while len(self.branches) >= BRANCHES_MAX:
             with suppress(RuntimeError, StopIteration):  # another thread did the same just now
                 self.branches.pop(next(iter(self.branches)), None)
