@@ -80,10 +80,24 @@ def test_whole_bills_of_the_past_are_compared_period_by_period(bill: LiveBill, t
     bills = [("emma", right), ("emma", away), ("emma", closed)]
     assert recheck(bill.layout, tmp_path / "right", [], bills) == (3, Verdict("answers", ANY, 0, ()))
     wrong = {**right, "periods": [{**right["periods"][0], "amount_micros": sums["amount_micros"] + 1}]}
-    for name, given in (("less", nothing), ("more", wrong), ("none", {**away, "periods": []})):
+    twice = {**right, "periods": right["periods"] * 2}
+    for name, given in (("less", nothing), ("more", wrong), ("none", {**away, "periods": []}), ("twice", twice)):
         count, verdict = recheck(bill.layout, tmp_path / name, [], [*bills, ("emma", given)])
         assert (count, verdict.broken) == (4, 1)
         assert "the bill of batch 0, position 0:6, says" in verdict.sentences[0]
+
+
+def test_a_row_that_is_there_twice_or_in_another_customer_s_answer_is_wrong(bill: LiveBill, tmp_path: Path) -> None:
+    """Each of these rows is right by itself, and of the journal's rows none is missing."""
+    emma, ben = told(bill, "emma"), told(bill, "ben")
+    for name, given in {
+        "twice": [("emma", {**emma, "rows": emma["rows"] * 2}), ("ben", ben)],
+        "exchanged": [("emma", {**emma, "rows": ben["rows"]}), ("ben", {**ben, "rows": emma["rows"]})],
+        "foreign": [("emma", {**emma, "rows": [*emma["rows"], *ben["rows"]]}), ("ben", ben)],
+    }.items():
+        count, verdict = recheck(bill.layout, tmp_path / name, given)
+        assert (count, verdict.broken) == (2, 4 if name == "exchanged" else 1), name
+    assert verdict.sentences[0].startswith("ben (in the answer for emma), 2026-01, message on basic@1: the answer of")
 
 
 def told(bill: LiveBill, customer: str) -> dict[str, Any]:

@@ -36,6 +36,10 @@ _TEXT = "A live answer is what the journal says at the answer's own position"
 _BROKEN = """
     with journal as (
         from accounts where customer in (select customer from asked)
+    ), answered as (  -- a row that an answer has twice counts twice
+        select customer, period_end_us, type, plan, sum(quantity) as quantity, sum(events) as events,
+               sum(amount_micros) as amount_micros
+        from answered_rows group by all
     ), sealed as (
         select customer, period_end_us, type, plan, sum(quantity) as quantity, sum(events) as events
         from lines where customer in (select customer from asked) group by all
@@ -70,6 +74,9 @@ _BROKEN_BILLS = """
     ), expected as (
         select journal.* from journal join asked using (customer)
         where asked.current or period_end_us > (from watermark_us)
+    ), answered as (  -- one entry for each currency; a period that a bill has twice counts twice
+        select customer, period_end_us, sum(amount_micros) as amount_micros, sum(events) as events
+        from answered_periods group by all
     )
     select customer, period_end_us, (from position) as position, (from batch) as batch, expected.events,
            expected.amount_micros, answered.events as found_events, answered.amount_micros as found_amount_micros
@@ -189,8 +196,15 @@ def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standin
     ledger.sql.execute(NAMED_PERIODS)
     ledger.sql.execute("create or replace temp table asked (customer text)")
     ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
-    insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
+    shown = (_placed(row, customer) for _, customer, rows in answers for row in rows)
+    insert_rows(ledger, "answered_rows", OPEN_ROWS, shown)
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN, journal, standing), _say))
+
+
+def _placed(row: Row, customer: str) -> Row:
+    """A row as it counts in the answer for a customer: one of somebody else is right nowhere in it."""
+    other = row["customer"]
+    return row if other == customer else {**row, "customer": f"{other} (in the answer for {customer})"}
 
 
 def _compare_bills(
@@ -201,7 +215,7 @@ def _compare_bills(
     whole = [[customer, found["current"]] for _, customer, (found, *_) in answers]
     ledger.sql.executemany("insert into asked values (?, ?)", whole)
     shown = ({**one, "customer": customer} for _, customer, (_, *periods) in answers for one in periods)
-    insert_rows(ledger, "answered", PERIOD_ROWS, shown)
+    insert_rows(ledger, "answered_periods", PERIOD_ROWS, shown)
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN_BILLS, journal, standing), _say_bill))
 
 
