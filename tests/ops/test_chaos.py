@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stateside.billing.audit import Balance
+from stateside.billing.audit import Balance, recheck
 from stateside.cli import main
 from stateside.errors import RequestInvalid, StatesideError
 from stateside.layout import Layout
@@ -54,6 +54,8 @@ from stateside.serving.clients import Client
 from stateside.serving.clients.problems import unanswered
 from stateside.serving.clients.steps import Reply
 from stateside.serving.clients.steps import Silence as NoReply
+from stateside.testing import answer
+from tests.billing.audit.live_bill import right_bill
 from tests.waiting import wait_until
 
 FINE = Result(
@@ -386,6 +388,35 @@ def test_a_500_that_a_retry_hides_counts(tmp_path: Path) -> None:
         witness.stop()
     assert (witness.seen.answered, witness.seen.failed) == (20, 0), "each is answered after all"
     assert any(url.startswith(failing) for url in witness.seen.server_errors)
+
+
+def test_one_wrong_row_of_one_server_among_right_answers_is_found(tmp_path: Path) -> None:
+    """From the server's reply over the witness's record to the judgement; nobody in this journal is called c0, c1, …"""
+    layout = right_bill(tmp_path / "billing").layout
+    emma = answer(layout, "bill", "emma")
+    right = {"stamp": emma.stamp.as_dict(), "rows": []}
+    wrong = [json.dumps({**right, "rows": [{**emma.rows[0], "customer": "c1"}]}).encode()]
+
+    def replies(path: str) -> tuple[int, bytes]:
+        if "/rows" not in path:
+            return 404, b"{}"
+        return 200, wrong.pop() if wrong and "key=c1" in path else json.dumps(right).encode()
+
+    record = Record(tmp_path / "answers.jsonl")
+    with server_that(replies) as one, server_that(replies) as other:
+        witness = Witness([one, other], 3, 1, [running_bill], record)
+        witness.start()
+        try:
+            wait_until(lambda: witness.seen.answered > 5 and not wrong)
+        finally:
+            witness.stop()
+    assert _failed(witness.seen) == []
+    count, verdict = recheck(layout, tmp_path / "recheck", record.answers(running_bill))
+    assert count > 10
+    (sentence,) = verdict.sentences
+    assert sentence.startswith(
+        "c1, 2026-01, call on basic@1: the answer of batch 0, position 0:6, says 7,260 in 2 events"
+    )
 
 
 def test_answers_are_recorded_by_question(tmp_path: Path) -> None:
