@@ -22,7 +22,7 @@ from stateside.pipeline.session import JVM_STOP_S_MAX
 from stateside.processes import EXIT_FINAL, Child, free_port
 from tests.serving.conftest import wait_until_it_answers
 from tests.sizes import FULL
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S_MAX, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -60,7 +60,7 @@ class Reading:
         self._thread.join()
 
     def _read(self, url: str) -> None:
-        with httpx.Client(timeout=10) as client:
+        with httpx.Client(timeout=WAIT_S_MAX) as client:
             while not self._ended.wait(0.02):
                 began_s = time.monotonic()
                 try:

@@ -20,6 +20,7 @@ from stateside.journal import Event, Journal, JournalWriter, group
 from stateside.journal.group import Group
 from stateside.journal.settling import Answers, Request
 from stateside.positions import Position
+from tests.waiting import WAIT_S_MAX
 
 
 def event(id_: str) -> Event:
@@ -75,7 +76,7 @@ def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:
             while len(together._line) < number:
                 time.sleep(0.001)
         disk.free.set()
-        return [answer.result(10) for answer in answers]
+        return [answer.result(WAIT_S_MAX) for answer in answers]
 
 
 def test_what_comes_while_the_disk_is_busy_is_stored_together_and_each_is_told_its_own_end() -> None:
@@ -164,9 +165,9 @@ def interrupted_second(disk: Disk, *, until_taken: bool) -> list[int | BaseExcep
         except KeyboardInterrupt as error:
             interrupt = error
         disk.free.set()
-        interrupting.result(10)
+        interrupting.result(WAIT_S_MAX)
         assert interrupt is not None
-        return [answers["a"].result(10), interrupt, answers["c"].result(10)]
+        return [answers["a"].result(WAIT_S_MAX), interrupt, answers["c"].result(WAIT_S_MAX)]
 
 
 def test_events_that_cannot_be_counted_are_told_to_their_own_thread_and_nobody_sleeps_for_ever() -> None:
@@ -180,7 +181,7 @@ def test_events_that_cannot_be_counted_are_told_to_their_own_thread_and_nobody_s
     until(lambda: culprit.done() or len(together._line) == 2)
     others.append(started(lambda: offset(together, "d")))
     disk.free.set()
-    assert [each.result(10) for each in (first, *others)] == [1, 2, 3]
+    assert [each.result(WAIT_S_MAX) for each in (first, *others)] == [1, 2, 3]
     assert isinstance(culprit.exception(10), TypeError)
 
 
@@ -219,9 +220,9 @@ def interrupted_at(moment: int, *, refused: bool) -> bool:
     disk.free.set()
     for id_, answer in list(answers.items()):
         assert isinstance(answer.exception(10), KeyboardInterrupt | EventRefused | JournalAway | None), (moment, id_)
-    assert started(lambda: offset(together, "afterwards")).result(10), moment
+    assert started(lambda: offset(together, "afterwards")).result(WAIT_S_MAX), moment
     if "last" in answers:
-        assert answers["last"].result(10), moment
+        assert answers["last"].result(WAIT_S_MAX), moment
     return interrupt.came
 
 
@@ -272,7 +273,7 @@ def started(act: Callable[[], object]) -> Future[object]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S_MAX
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)

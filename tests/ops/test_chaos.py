@@ -6,11 +6,12 @@ import io
 import json
 import signal
 import subprocess
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stateside.billing.audit import Balance
+from stateside.billing.audit import Balance, recheck
 from stateside.cli import main
 from stateside.errors import RequestInvalid, StatesideError
 from stateside.layout import Layout
@@ -47,9 +48,14 @@ from stateside.ops.chaos.witness import (
 from stateside.ops.cluster import Cluster
 from stateside.ops.stage.ground import Ground
 from stateside.ops.stage.interrupts import Interrupts
+from stateside.ops.stage.supervised import Supervised
 from stateside.processes import free_port
 from stateside.serving.clients import Client
 from stateside.serving.clients.problems import unanswered
+from stateside.serving.clients.steps import Reply
+from stateside.serving.clients.steps import Silence as NoReply
+from stateside.testing import answer
+from tests.billing.audit.live_bill import right_bill
 from tests.waiting import wait_until
 
 FINE = Result(
@@ -309,9 +315,108 @@ def test_a_failure_of_one_server_counts_although_another_one_answers(tmp_path: P
 
 def test_a_server_that_is_not_reached_is_told_from_one_that_fails() -> None:
     seen = Seen(0.0)
-    seen.note_server("one", unanswered("ConnectError", "one"))
-    seen.note_server("two", unanswered("HTTP 500, and no problem document", "two"))
-    assert (dict(seen.unreached), len(seen.server_errors)) == ({"one": 1}, 1)
+    seen.note_attempt("one", 7.0, NoReply("ConnectError", sent=False))
+    seen.note_attempt("two", 8.0, Reply(500, {}, b"no problem document"))
+    seen.note_server_error("two", unanswered("the reply is no JSON", "two"))
+    assert (dict(seen.unreached), len(seen.server_errors), seen.attempts_failed()) == ({"one": [7.0]}, 2, 3)
+
+
+RIGHT = json.dumps({"rows": [], "stamp": {"age_ms": 0}}).encode()
+GARBAGE = b"<html>"
+
+
+@contextmanager
+def server_that(replies: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """A server that replies so to each path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = replies(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask_anything(client: Client, customer: str) -> Document:
+    return client.get("/v1/anything")
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "told"),
+    [(500, b"{}", "answered with an error"), (502, b"", "HTTP 502"), (200, GARBAGE, "no JSON"), (404, b"{}", "error")],
+)
+def test_a_single_bad_reply_of_one_server_counts_although_the_other_one_answers(
+    tmp_path: Path, status: int, content: bytes, told: str
+) -> None:
+    """Exactly one, whomever it is told: the witness's client that asks any server, or the one that asks this server."""
+    left = [(status, content)]
+    with (
+        server_that(
+            lambda path: (left.pop() if left else (200, RIGHT)) if "anything" in path else (404, b"{}")
+        ) as failing,
+        server_that(lambda path: (200, RIGHT) if "anything" in path else (404, b"{}")) as fine,
+    ):
+        witness = Witness([failing, fine], 3, 1, [ask_anything], Record(tmp_path / "answers.jsonl"))
+        witness.start()
+        try:
+            wait_until(lambda: witness.seen.answered > 2 and not left)
+        finally:
+            witness.stop()
+    assert any(told in problem for problem in _failed(witness.seen)), _failed(witness.seen)
+
+
+def test_a_500_that_a_retry_hides_counts(tmp_path: Path) -> None:
+    """The server fails whenever the client asks that may turn to another server: nobody else sees a failure."""
+    with server_that(lambda path: (500, b"{}")) as failing, server_that(lambda path: (200, RIGHT)) as fine:
+        witness = Witness([failing, fine], 3, 1, [ask_anything], Record(tmp_path / "answers.jsonl"))
+        witness.seen = Seen(0.0)
+        for _ in range(20):
+            witness._ask(ask_anything, "c1")
+        witness.stop()
+    assert (witness.seen.answered, witness.seen.failed) == (20, 0), "each is answered after all"
+    assert any(url.startswith(failing) for url in witness.seen.server_errors)
+
+
+def test_one_wrong_row_of_one_server_among_right_answers_is_found(tmp_path: Path) -> None:
+    """From the server's reply over the witness's record to the judgement; nobody in this journal is called c0, c1, …"""
+    layout = right_bill(tmp_path / "billing").layout
+    emma = answer(layout, "bill", "emma")
+    right = {"stamp": emma.stamp.as_dict(), "rows": []}
+    wrong = [json.dumps({**right, "rows": [{**emma.rows[0], "customer": "c1"}]}).encode()]
+
+    def replies(path: str) -> tuple[int, bytes]:
+        if "/rows" not in path:
+            return 404, b"{}"
+        return 200, wrong.pop() if wrong and "key=c1" in path else json.dumps(right).encode()
+
+    record = Record(tmp_path / "answers.jsonl")
+    with server_that(replies) as one, server_that(replies) as other:
+        witness = Witness([one, other], 3, 1, [running_bill], record)
+        witness.start()
+        try:
+            wait_until(lambda: witness.seen.answered > 5 and not wrong)
+        finally:
+            witness.stop()
+    assert _failed(witness.seen) == []
+    count, verdict = recheck(layout, tmp_path / "recheck", record.answers(running_bill))
+    assert count > 10
+    (sentence,) = verdict.sentences
+    assert sentence.startswith(
+        "c1, 2026-01, call on basic@1: the answer of batch 0, position 0:6, says 7,260 in 2 events"
+    )
 
 
 def test_answers_are_recorded_by_question(tmp_path: Path) -> None:
@@ -324,27 +429,55 @@ def test_answers_are_recorded_by_question(tmp_path: Path) -> None:
 
 
 def test_restarts_and_silences_that_nobody_caused_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "crashed.log").write_text("Traceback (most recent call last):\n")
-    (tmp_path / "fine.log").write_text("")
-
-    def part(name: str, restarts: int, caused: int, log: str = "fine.log") -> Any:
+    def part(name: str, restarts: int = 0, caused: int = 0, log: str = "", code: int | None = None, **more: Any) -> Any:
         return SimpleNamespace(
-            name=name, restarts=restarts, caused=caused, log=tmp_path / log, last_error=lambda: "out of memory"
+            **{"name": name, "restarts": restarts, "caused": caused, "log": tmp_path / name, "killed_s": [], **more},
+            **{"last_error": lambda: "out of memory", "log_text": lambda: log},
+            child=SimpleNamespace(returncode=lambda: code),
         )
 
     system = System(Shape(), tmp_path, guarantee="exactly-once", interrupts=cast(Interrupts, None))
-    system.ground = cast(Ground, SimpleNamespace(restarts=1))
     system.urls = ("one", "two")
-    system.parts = {
-        "driver-1": part("driver-1", 2, 1),
-        "replica-1": part("replica-1", 1, 1),
-        "replica-2": part("replica-2", 0, 0, "crashed.log"),
-    }
-    driver, cluster, silent, crashed = system.unexplained(Counter({"one": 5, "two": 3}))
-    assert driver == "driver-1 ended 1 times by itself: out of memory"
-    assert "cluster ended 1 times" in cluster
-    assert silent == "replica-2 did not answer 3 times, and was not killed"
-    assert "replica-2 has 1 stack traces" in crashed
+
+    def unexplained(*parts: Any, unreached: Any = (), fails_view: bool = False, restarts: int = 0) -> list[str]:
+        given = {each.name: each for each in (part("replica-1"), part("replica-2"), *parts)}
+        system.parts, system.ground = given, Ground("application", None)
+        system.ground.restarts = restarts
+        return system.unexplained(dict(unreached), [(10.0, 20.0), (50.0, 60.0)], fails_view=fails_view)
+
+    assert unexplained(part("writer", code=0), part("driver-1", 2, 2)) == []
+    assert unexplained(part("driver-1", 2, 1)) == ["driver-1 ended 1 times by itself: out of memory"]
+    assert unexplained(part("driver-1", code=-9)) == ["driver-1 is not running at the end: out of memory"]
+    assert unexplained(part("writer", code=1)) == ["writer is not running at the end: out of memory"]
+    assert unexplained(restarts=1) == ["Parts of the cluster ended 1 times by themselves"]
+    silent = {"one": [12.0, 19.0, 22.0], "two": [12.0]}
+    assert unexplained(part("replica-1", 1, 1, killed_s=[11.0]), unreached=silent) == [
+        "replica-1 did not reply 1 times while nobody had killed it",
+        "replica-2 did not reply 1 times while nobody had killed it",
+    ]
+    (crashed,) = unexplained(part("replica-2", log="Traceback (most recent call last):"))
+    assert crashed.startswith("The log of replica-2 has 'Traceback")
+    (ended,) = unexplained(part("replica-2", log="worker 7 was ended by SIGBUS. It is started again"))
+    assert ended.startswith("The log of replica-2 has 'was ended by SIG'")
+    failing = part("driver-1", log="view bill failed: it is so. Restart 1 of 5 in 1 s")
+    assert unexplained(failing)[0].startswith("The view failed 1 times in driver-1")
+    assert unexplained(failing, fails_view=True) == []
+
+
+def test_a_part_that_has_ended_by_itself_was_not_killed(tmp_path: Path) -> None:
+    part = Supervised("part", [], tmp_path / "log", module="no_such_module")
+    wait_until(lambda: part.child.returncode() is not None)
+    part.kill()
+    part.supervise()
+    assert (part.restarts, part.caused) == (1, 0)
+    part.stop()
+
+
+def test_a_number_that_must_be_0_and_is_not_is_no_success_also_without_a_sentence() -> None:
+    names = ("events_lost", "events_doubled", "invoices_missing", "invoices_doubled", "sums_off")
+    for name in (*names, "requests_failed", "answers_wrong"):
+        wrong = replace(FINE, **{name: 1})
+        assert not wrong.ok and wrong.verdict() == "wrong: a number that must be 0 is not", name
 
 
 def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_producer_itself() -> None:
@@ -352,6 +485,15 @@ def test_a_fault_that_hit_an_idle_system_is_a_problem_unless_it_stops_the_produc
         [Suffered(REPLICA_KILLED, 1.0, 0), Suffered(REPLICA_KILLED, 1.0, 7), Suffered(BROKER_KILLED, 1.0, 0)]
     )
     assert told == "No event was appended while this lasted: replica killed"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_running_and_whole_bills_are_asked_for_in_every_scenario(tmp_path: Path, name: str) -> None:
+    course = Course(SCENARIOS[name], ChaosSettings(), Path(), Console(), cast(Interrupts, None))
+    system = cast(System, SimpleNamespace(urls=("http://127.0.0.1:1",)))
+    witness = course._witness(system, Record(tmp_path / "answers.jsonl"))
+    assert witness._questions == [running_bill, whole_bill]
+    witness.stop()
 
 
 def test_a_kill_that_missed_its_moment_is_a_failure() -> None:

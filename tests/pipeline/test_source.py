@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +18,7 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from stateside import journal as journal_package
 from stateside.checkpoint.offsets import read_position
 from stateside.errors import (
     EventsGone,
@@ -393,11 +397,57 @@ def test_a_journal_without_its_end_mark_is_damaged_and_not_empty(tmp_path: Path)
             read()
 
 
-def test_a_journal_that_leaves_between_two_looks_is_away_and_not_another_one(tmp_path: Path) -> None:
-    fill(tmp_path / "journal")
-    reader = stream(tmp_path / "journal")
-    read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    seen = reader._stored()
-    (tmp_path / "journal").rename(tmp_path / "away")
-    with pytest.raises(JournalAway, match="away"):
-        reader._check_stream(seen, read)
+@contextmanager
+def calling_at(number: int, act: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+    """Act before the call of this number that a function of the journal's package, or one of C's in it, is called."""
+    package, calls = str(Path(journal_package.__file__).parent), 0
+
+    def look(frame: FrameType, what: str, _: object) -> None:
+        nonlocal calls
+        if what in ("call", "c_call") and frame.f_code.co_filename.startswith(package):
+            calls += 1
+            if calls == number:
+                sys.setprofile(None)
+                act()
+
+    sys.setprofile(look)
+    try:
+        yield lambda: calls < number
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["one log", "merged nodes"])
+def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merged: bool) -> None:
+    """Before each call that planning and reading a batch makes: all of it is read, or the view is told to wait."""
+    home, away, waited = tmp_path / "journal", tmp_path / "away", False
+    if merged:
+        with NodeWriter(home, "a") as node, Merger(home, partitions=2) as merger:
+            node.append([Event(f"e{number}", f"c{number}", "call", 0, {}) for number in range(20)])
+            merger.merge()
+            reader = stream(home)
+            began = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+            node.append([Event(f"f{number}", f"c{number}", "call", 0, {}) for number in range(20)])
+            merger.merge()
+    else:
+        fill(home, segments=2)
+        reader = stream(home)
+        began = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        with JournalWriter(home, segment_bytes_max=1) as writer:
+            writer.append([Event(f"f{number}", "emma", "call", 0, {}) for number in range(20)])
+    whole = sorted(name for _, ids in batches(stream(home), began) for name in ids)
+    assert len(whole) == 20
+    for number in range(1, 10_000):
+        reader, end, read = stream(home), began, list[str]()
+        with calling_at(number, lambda: home.rename(away)) as is_over:
+            try:
+                for end, ids in batches(reader, began):  # noqa: B007
+                    read += ids
+            except JournalAway:
+                waited = True
+        if is_over():
+            break
+        away.rename(home)
+        read += [name for _, ids in batches(reader, end) for name in ids]
+        assert sorted(read) == whole, f"it left before call {number}"
+    assert waited and number > 100

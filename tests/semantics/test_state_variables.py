@@ -14,6 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.waiting import WAIT_S_MAX
+
 from .checkpoint_files import Checkpoint, _lz4_blocks, versions_and_ids
 from .harness import Feed, Lab, wait_until
 
@@ -215,7 +217,7 @@ def test_in_processing_time_batches_without_data_follow_each_other_without_end(l
         assert waiting.is_alive()
     finally:
         query.stop()
-    waiting.join(10)
+    waiting.join(WAIT_S_MAX)
 
 
 def _wait_for_all(query: StreamingQuery) -> None:

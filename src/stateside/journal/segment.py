@@ -268,7 +268,11 @@ def segment_path(directory: Path, first_offset: int) -> Path:
 
 def segment_offsets(directory: Path) -> list[int]:
     """The first offsets of all segments in a folder, ascending; none where there is no folder."""
-    names = (entry.name for entry in os.scandir(directory)) if directory.exists() else ()
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
     return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from stateside.errors import EventsGone, PositionAhead, PositionInvalid
+from stateside.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid
 from stateside.journal.conditions import Conditions
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.selecting import selected, split, stretches
@@ -54,13 +55,34 @@ class EventReader:
         """The rows of one task's share, as Arrow record batches."""
         if not isinstance(partition, OffsetRange):  # what Spark makes of no task at all
             return
-        journal = self._stored().journals[partition.partition]
-        batches = selected(journal, partition.start, partition.stop, self._ruling(), partition.mark)
         refusals = None if self._validator is None else Refusals(self._validator)
-        for first, batch in batches:
+        for first, batch in self._batches(partition):
             yield from self._rows.of(partition.partition, first, batch, self._wanted(batch), refusals)
         if refusals is not None:
             refusals.flush()
+
+    def _batches(self, task: OffsetRange) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with self._noticing_absence():
+            journal = self._stored().journals[task.partition]
+            yield from selected(journal, task.start, task.stop, self._ruling(), task.mark)
+
+    @contextmanager
+    def _noticing_absence(self) -> Iterator[None]:
+        """JournalAway instead of any error that comes because the journal leaves meanwhile.
+
+        Who has opened it finds it empty, cut or damaged then, depending on the moment.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, JournalAway) and self._stored().id is None:
+                raise self._away() from error
+            raise
+
+    def _away(self) -> JournalAway:
+        return JournalAway(
+            "The journal is away", where=str(self._folder), next_step="Bring it back: the view waits for it"
+        )
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Which events are read; None for all."""

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from stateside.errors import JournalAway, PositionInvalid
+from stateside.errors import PositionInvalid
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.selecting import shares
 from stateside.journal.stored import StoredStream
@@ -59,6 +59,10 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Where the next batch ends: the durable end, or as far as the limit allows, shared by the partitions."""
+        with self._noticing_absence():
+            return self._latest(start, limit)
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
         stored = self._stored()
         self._check_stream(stored, start)
         if self._pause_file is not None and self._pause_file.exists():
@@ -83,6 +87,10 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The batch's ranges in equal parts, as many as are worth a task each."""
+        with self._noticing_absence():
+            return self._planned(start, end)
+
+    def _planned(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         stored = self._stored()
         self._check_stream(stored, end)  # a batch that is run again after a restart comes here first
         check_there(stored, _position(stored, start))
@@ -105,10 +113,8 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
     def _check_stream(self, stored: StoredStream, offset: Offset) -> None:
         """Refuse to go on in another stream than the one that the query has read so far, or in a shorter one."""
         read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
-        if expected and (stored.id is None or (not end.covers(read) and self._stored().id is None)):  # left in between
-            raise JournalAway(
-                "The journal is away", where=str(self._folder), next_step="Bring it back: the view waits for it"
-            )
+        if expected and stored.id is None:
+            raise self._away()
         if expected is not None and (stored.id != expected or not end.covers(read)):
             raise PositionInvalid(
                 f"This query has read journal {expected} up to {read}; here is {stored.id}, up to {end}",

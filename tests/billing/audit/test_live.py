@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,21 +69,92 @@ def test_answers_of_the_past_are_compared_each_at_its_own_stamp(bill: LiveBill, 
     assert recheck(bill.layout, tmp_path / "lost", [*given, ("ben", lost)])[1].broken == 1
 
 
-def test_whole_bills_of_the_past_are_compared_period_by_period(bill: LiveBill, tmp_path: Path) -> None:
-    answered = told(bill, "emma")
-    open_period = {"period_end": answered["rows"][0]["period_end"], "state": "draft"}
-    sums = {name: sum(row[name] for row in answered["rows"]) for name in ("amount_micros", "events")}
-    right = {"stamp": answered["stamp"], "periods": [open_period | sums], "archive": {"state": "current"}}
-    nothing = {**right, "periods": []}
-    away = {**right, "archive": {"state": "away"}}
-    closed = {**away, "periods": [*away["periods"], {**open_period, **sums, "state": "sealed"}]}
-    bills = [("emma", right), ("emma", away), ("emma", closed)]
-    assert recheck(bill.layout, tmp_path / "right", [], bills) == (3, Verdict("answers", ANY, 0, ()))
-    wrong = {**right, "periods": [{**right["periods"][0], "amount_micros": sums["amount_micros"] + 1}]}
-    for name, given in (("less", nothing), ("more", wrong), ("none", {**away, "periods": []})):
-        count, verdict = recheck(bill.layout, tmp_path / name, [], [*bills, ("emma", given)])
-        assert (count, verdict.broken) == (4, 1)
-        assert "the bill of batch 0, position 0:6, says" in verdict.sentences[0]
+SUMS = ("amount_micros", "charged_micros", "events")
+
+
+def entry(state: str, end: str, lines: list[dict[str, Any]], documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """A period of a bill, as the server shows it."""
+    shown = [{name: one[name] for name in ("number", "kind", *SUMS)} for one in documents]
+    sums = {name: sum(each[name] for each in documents or lines) for name in SUMS}
+    rounding = sums["charged_micros"] - sum(each["charged_micros"] for each in lines)
+    named = {"period": end, "period_end": end, "currency": "EUR", "state": state, "rounding_micros": rounding}
+    return {**named, **sums, "lines": lines, "documents": shown}
+
+
+def emma_s_bill(
+    books: Books, numbers: Sequence[str] = ("I-000000001", "N-000000001"), **archive: Any
+) -> dict[str, Any]:
+    """January by these documents, and February by the open rows. The documents are away if `archive` is given."""
+    issued = [one for one in books.documents if one["number"] in numbers]
+    january = entry("sealed", "2026-01-31T23:00:00Z", [line for one in issued for line in one["lines"]], issued)
+    rows = [row | {"charged_micros": row["amount_micros"]} for row in books.rows if row["customer"] == "emma"]
+    february = entry("draft", rows[0]["period_end"], rows, [])
+    return {
+        "customer": "emma",
+        "stamp": {"position": "0:25", "batch": 5, "watermark": "2026-02-01T00:00:00Z"},
+        "periods": [january, february] if issued else [february],
+        "totals": [],
+        "archive": {"state": "away", "unknown": None, **archive} if archive else {"state": "current"},
+    }
+
+
+def test_whole_bills_of_the_past_are_compared_period_by_period(books: Books, tmp_path: Path) -> None:
+    right = emma_s_bill(books)
+    assert recheck(books.layout, tmp_path / "right", [], [("emma", right)]) == (1, Verdict("answers", ANY, 0, ()))
+    january, february = right["periods"]
+    more = {**february, "lines": [{**february["lines"][0], "events": 2}, *february["lines"][1:]], "events": 4}
+    for name, periods in {
+        "lost": [january],
+        "unsealed": [february],
+        "more": [january, more],
+        "twice": [january, february, february],
+    }.items():
+        count, verdict = recheck(books.layout, tmp_path / name, [], [("emma", {**right, "periods": periods})])
+        assert (count, verdict.broken) == (1, 1), name
+        assert "the bill of batch 5, position 0:25, says" in verdict.sentences[0]
+
+
+def test_bills_of_while_the_documents_were_away_have_the_known_ones_and_all_drafts(
+    books: Books, tmp_path: Path
+) -> None:
+    """The note is of the event at 0:23, so it is not known at 0:23; without any known version nothing is closed."""
+    unknown = {"after": "2026-01-01T00:00:00Z", "up_to": "2026-02-01T00:00:00Z"}
+    right = [
+        emma_s_bill(books, position="0:25"),
+        emma_s_bill(books, ["I-000000001"], position="0:23"),
+        emma_s_bill(books, [], position="0:23", unknown=unknown),
+        emma_s_bill(books, [], position=None),
+    ]
+    given = [("emma", one) for one in right]
+    assert recheck(books.layout, tmp_path / "right", [], given) == (4, Verdict("answers", ANY, 0, ()))
+    for name, wrong in {
+        "lacks N-000000001": emma_s_bill(books, ["I-000000001"], position="0:25"),
+        "lacks I-000000001": emma_s_bill(books, [], position="0:23"),
+        "has I-000000002 otherwise": emma_s_bill(books, ["I-000000001", "I-000000002"], position="0:23"),
+    }.items():
+        count, verdict = recheck(books.layout, tmp_path / name, [], [*given, ("emma", wrong)])
+        assert (count, verdict.broken) == (5, 1)
+        assert name in verdict.sentences[0]
+    books.invoice("I-000000001")["lines"][0]["amount_micros"] += 1
+    books.invoice("I-000000001")["amount_micros"] += 1
+    off = emma_s_bill(books, ["I-000000001"], position="0:23")
+    (sentence,) = recheck(books.layout, tmp_path / "off", [], [("emma", off)])[1].sentences
+    assert "has I-000000001 otherwise than it was stored" in sentence
+    off["periods"][1]["charged_micros"] += 10_000
+    assert len(recheck(books.layout, tmp_path / "sums", [], [("emma", off)])[1].sentences) == 3, "it does not add up"
+
+
+def test_a_row_that_is_there_twice_or_in_another_customer_s_answer_is_wrong(bill: LiveBill, tmp_path: Path) -> None:
+    """Each of these rows is right by itself, and of the journal's rows none is missing."""
+    emma, ben = told(bill, "emma"), told(bill, "ben")
+    for name, given in {
+        "twice": [("emma", {**emma, "rows": emma["rows"] * 2}), ("ben", ben)],
+        "exchanged": [("emma", {**emma, "rows": ben["rows"]}), ("ben", {**ben, "rows": emma["rows"]})],
+        "foreign": [("emma", {**emma, "rows": [*emma["rows"], *ben["rows"]]}), ("ben", ben)],
+    }.items():
+        count, verdict = recheck(bill.layout, tmp_path / name, given)
+        assert (count, verdict.broken) == (2, 4 if name == "exchanged" else 1), name
+    assert verdict.sentences[0].startswith("ben (in the answer for emma), 2026-01, message on basic@1: the answer of")
 
 
 def told(bill: LiveBill, customer: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from stateside.layout import Layout
 from stateside.ops.journal_readers import known_readers
 from stateside.positions import Position
 from tests.sizes import not_in_fast
+from tests.waiting import WAIT_S_MAX
 
 COUNT = 60
 
@@ -174,7 +175,7 @@ class TestBesideWriters:
                     dropping.result(timeout=0.3)
                 assert segment_offsets(place.directory) == offsets
                 assert not (place.directory / "base").exists()
-            assert dropping.result(timeout=10).segments > 1
+            assert dropping.result(timeout=WAIT_S_MAX).segments > 1
         turns.close()
 
     def test_one_that_is_behind_counts_on_from_the_base(self, place: Place) -> None:

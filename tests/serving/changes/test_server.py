@@ -24,6 +24,7 @@ from stateside.processes import Child, free_port
 from stateside.serving.clients import Client as Asking
 from tests.serving.changes.watched import ROLLUPS, VIEW, Follower, Told
 from tests.serving.conftest import wait_until_it_answers
+from tests.waiting import WAIT_S_MAX
 
 pytestmark = pytest.mark.e2e
 
@@ -111,7 +112,7 @@ class Client:
         until(lambda: batch in self.follower.at, f"batch {batch} was not told: {self.follower.told[-1:]}")
 
     def ended(self) -> None:
-        self._thread.join(10)
+        self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
 
     def leave(self) -> None:

@@ -13,6 +13,7 @@ from uvicorn.server import Server
 
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import Connection
+from tests.waiting import WAIT_S_MAX
 
 LONG = "x-the-long-way: please\r\n"  # a header that is not plain
 
@@ -46,7 +47,7 @@ class Running:
 
     def __enter__(self) -> Running:
         self._thread.start()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + WAIT_S_MAX
         while not self._server.started:
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
@@ -54,7 +55,7 @@ class Running:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
         asyncio.set_event_loop(None)
 

@@ -7,16 +7,17 @@ position; what the journal says of the customer by then, less what is in documen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 from stateside.billing.audit.account_laws import NAMED_PERIODS
+from stateside.billing.audit.answer_sums import off_in_bill
 from stateside.billing.audit.fold import fold
-from stateside.billing.audit.found import OPEN_ROWS, Standing, insert_rows, take_documents
-from stateside.billing.audit.law import Law, Row, Verdict, account, judge, numbers, period
+from stateside.billing.audit.found import OPEN_ROWS, Standing, insert_rows, stored_documents, take_documents
+from stateside.billing.audit.law import SHOWN_MAX, Law, Row, Verdict, account, judge, numbers, period
 from stateside.billing.audit.ledger import Ledger
 from stateside.journal import Journal
 from stateside.journal.opened import open_journal
@@ -31,11 +32,16 @@ Answer = tuple[Standing, str, list[Row]]  # where it stands, customer, rows
 Compare = Callable[[Ledger, Layout, Journal, Standing, list[Answer]], Verdict]
 PERIOD_ROWS = "customer text, period_end_us bigint, amount_micros hugeint, events hugeint"
 
+_NUMBERS = ("amount_micros", "charged_micros", "events")
 _TEXT = "A live answer is what the journal says at the answer's own position"
 
 _BROKEN = """
     with journal as (
         from accounts where customer in (select customer from asked)
+    ), answered as (  -- a row that an answer has twice counts twice
+        select customer, period_end_us, type, plan, sum(quantity) as quantity, sum(events) as events,
+               sum(amount_micros) as amount_micros
+        from answered_rows group by all
     ), sealed as (
         select customer, period_end_us, type, plan, sum(quantity) as quantity, sum(events) as events
         from lines where customer in (select customer from asked) group by all
@@ -70,6 +76,9 @@ _BROKEN_BILLS = """
     ), expected as (
         select journal.* from journal join asked using (customer)
         where asked.current or period_end_us > (from watermark_us)
+    ), answered as (  -- one entry for each currency; a period that a bill has twice counts twice
+        select customer, period_end_us, sum(amount_micros) as amount_micros, sum(events) as events
+        from answered_periods group by all
     )
     select customer, period_end_us, (from position) as position, (from batch) as batch, expected.events,
            expected.amount_micros, answered.events as found_events, answered.amount_micros as found_amount_micros
@@ -125,7 +134,8 @@ def recheck(
     The journal is folded from its start into a ledger in this folder, from one stamp to the next. How many answers
     there were, and what came of it.
     """
-    count, found = 0, list[Verdict]()
+    count, found, bills = 0, list[Verdict](), list(bills)
+    found.append(_judge_bills(layout, [bill for _, bill in bills]))
     for kind, given, compare in (("rows", rows, _compare), ("periods", bills, _compare_bills)):
         answers: dict[tuple[Standing, str, str], list[Row]] = {}
         for customer, document in given:
@@ -138,6 +148,42 @@ def recheck(
             found.append(_compare_all(ledger, layout, journal, sorted(placed, key=_place), compare))
     told = tuple(sentence for verdict in found for sentence in verdict.sentences)
     return count, Verdict("answers", _TEXT, sum(verdict.broken for verdict in found), told)
+
+
+def _judge_bills(layout: Layout, bills: Sequence[Row]) -> Verdict:
+    """Whether bills add up, and whether those that were given while the documents were away have the known ones."""
+    stored = {str(one["number"]): one for one in stored_documents(layout)}
+    found = [told for bill in bills for told in (*off_in_bill(bill), *_off_in_known(bill, stored))]
+    return Verdict("answers", _TEXT, len(found), tuple(dict.fromkeys(found))[:SHOWN_MAX])
+
+
+def _off_in_known(bill: Row, stored: Mapping[str, Row]) -> Iterator[str]:
+    """Documents in a bill that are not as they were stored; and of a bill that has the known ones alone, missing ones.
+
+    Those are known that belong to the position and the watermark of the last read that succeeded. Which documents a
+    bill must have that has all of them follows from the journal.
+    """
+    name = f"The bill of {bill['customer']} at position {bill['stamp']['position']}"
+    shown = {one["number"]: (one, entry) for entry in bill["periods"] for one in entry["documents"]}
+    for number, (one, entry) in shown.items():
+        says = {field: one[field] for field in ("kind", *_NUMBERS)}
+        says |= {"customer": bill["customer"], "currency": entry["currency"], "period_end_us": _us(entry["period_end"])}
+        if any(value != stored.get(number, {}).get(field) for field, value in says.items()):
+            yield f"{name} has {number} otherwise than it was stored: {says}."
+    archive = bill["archive"]
+    if archive["state"] == "current" or archive["position"] is None:
+        return
+    offset = Position.parse(archive["position"]).one()
+    watermark_us = _us((archive["unknown"] or {}).get("after") or bill["stamp"]["watermark"])
+    for number, one in stored.items():
+        belongs = one["sealed_position"] <= offset or not (one["kind"] != "invoice" or one["late"])
+        if (
+            one["customer"] == bill["customer"]
+            and one["period_end_us"] <= watermark_us
+            and belongs
+            and number not in shown
+        ):
+            yield f"{name} lacks {number}, which is known at {archive['position']}."
 
 
 def _known_periods(bill: Row) -> list[Row]:
@@ -178,9 +224,11 @@ def _position(journal: Journal, offset: int) -> Position:
 
 
 def _standing(stamp: Row) -> Standing:
-    moment = datetime.fromisoformat(stamp["watermark"])
-    watermark_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    return Standing(int(stamp["batch"]), Position.parse(stamp["position"]).one(), watermark_us)
+    return Standing(int(stamp["batch"]), Position.parse(stamp["position"]).one(), _us(stamp["watermark"]))
+
+
+def _us(moment: str) -> int:
+    return (datetime.fromisoformat(moment) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standing, answers: list[Answer]) -> Verdict:
@@ -189,8 +237,15 @@ def _compare(ledger: Ledger, layout: Layout, journal: Journal, standing: Standin
     ledger.sql.execute(NAMED_PERIODS)
     ledger.sql.execute("create or replace temp table asked (customer text)")
     ledger.sql.executemany("insert into asked values (?)", [[customer] for _, customer, _ in answers])
-    insert_rows(ledger, "answered", OPEN_ROWS, (row for *_, rows in answers for row in rows))
+    shown = (_placed(row, customer) for _, customer, rows in answers for row in rows)
+    insert_rows(ledger, "answered_rows", OPEN_ROWS, shown)
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN, journal, standing), _say))
+
+
+def _placed(row: Row, customer: str) -> Row:
+    """A row as it counts in the answer for a customer: one of somebody else is right nowhere in it."""
+    other = row["customer"]
+    return row if other == customer else {**row, "customer": f"{other} (in the answer for {customer})"}
 
 
 def _compare_bills(
@@ -201,7 +256,7 @@ def _compare_bills(
     whole = [[customer, found["current"]] for _, customer, (found, *_) in answers]
     ledger.sql.executemany("insert into asked values (?, ?)", whole)
     shown = ({**one, "customer": customer} for _, customer, (_, *periods) in answers for one in periods)
-    insert_rows(ledger, "answered", PERIOD_ROWS, shown)
+    insert_rows(ledger, "answered_periods", PERIOD_ROWS, shown)
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN_BILLS, journal, standing), _say_bill))
 
 

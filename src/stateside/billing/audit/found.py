@@ -145,6 +145,15 @@ def take_documents(ledger: Ledger, layout: Layout, standing: Standing) -> None:
     ledger.sql.unregister("given")
 
 
+def stored_documents(layout: Layout) -> list[dict[str, Any]]:
+    """All documents that there are, without their lines, with times in microseconds."""
+    given = _read(layout.table("documents"), DOCUMENTS)
+    found = given if isinstance(given, pa.Table) else given.read_all()
+    ends = found["period_end"].cast(_TIME).cast(pa.int64())
+    rest = found.drop_columns(["lines", "event_ids", "period_start", "period_end"])
+    return list(rest.append_column("period_end_us", ends).to_pylist())
+
+
 def _check_settled(ledger: Ledger, layout: Layout, standing: Standing) -> None:
     """No document of a closed period has events both before the offset and behind it.
 

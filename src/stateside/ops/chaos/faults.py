@@ -19,14 +19,18 @@ from typing import Literal
 from stateside.billing.model import VIEW
 from stateside.billing.sealing.documents import documents_table
 from stateside.checkpoint.log import Checkpoint
+from stateside.errors import StatesideError
 from stateside.layout import Layout
 from stateside.leadership import standing
 from stateside.ops.chaos.disk import fill
-from stateside.ops.chaos.system import LEASE_S, START_S_MAX, System
+from stateside.ops.chaos.load import CLOSED
+from stateside.ops.chaos.system import LEASE_S, PROBE_S_MAX, START_S_MAX, System
 from stateside.ops.cluster import Cluster
+from stateside.ops.demo.asker import bill_path
 from stateside.ops.parts import members
 from stateside.ops.stage.supervised import Supervised
 from stateside.positions import Position
+from stateside.serving.clients import Client
 from stateside.storage import Storage
 
 Happening = Literal["killed", "paused", "away", "full", "at random"]
@@ -58,7 +62,8 @@ class Broken:
 class Fault:
     """What happens to which part; `inject` does it, and gives back what undoes it after `away_s`.
 
-    `repeats`: a batch may have to be done again. `stops_producer`: nothing can be appended meanwhile.
+    `repeats`: a batch may have to be done again. `stops_producer`: nothing can be appended meanwhile. `fails_view`: it
+    reaches the view's query, which may fail and be started again.
     """
 
     part: str
@@ -67,6 +72,7 @@ class Fault:
     away_s: float = 0.0
     repeats: bool = False
     stops_producer: bool = False
+    fails_view: bool = True
 
 
 def together(*faults: Fault) -> Fault:
@@ -90,6 +96,7 @@ def together(*faults: Fault) -> Fault:
         max(fault.away_s for fault in faults),
         repeats=any(fault.repeats for fault in faults),
         stops_producer=any(fault.stops_producer for fault in faults),
+        fails_view=any(fault.fails_view for fault in faults),
     )
 
 
@@ -183,7 +190,9 @@ def _hold_down(system: System, *names: str) -> Broken:
 
 
 def move_invoice_store(system: System) -> Broken:
-    """All tables, as if their disk was unmounted."""
+    """All tables, as if their disk was unmounted; once there are invoices, which bills go on to show meanwhile."""
+    system.desk.allow(max(CLOSED, system.desk.done()))
+    system.wait("an invoice in the bills of every replica", lambda: all(map(_has_invoice, system.urls)), START_S_MAX)
     return _move_away(system.layout.root / "tables", system.desk.folder / "tables-away")
 
 
@@ -260,6 +269,15 @@ def stored_uncommitted(layout: Layout) -> bool:
     checkpoint = Checkpoint(Storage.at(layout.view(VIEW).checkpoint))
     stored = documents_table(layout).opened().counter(checkpoint.query_id() or "")
     return stored is not None and not checkpoint.committed(stored)
+
+
+def _has_invoice(url: str) -> bool:
+    """Whether this server's bill of a customer, any of whom has a period that closed, has an invoice."""
+    try:
+        with Client(url, direct=True, deadline_s=PROBE_S_MAX) as client:
+            return any(period["documents"] for period in client.get(bill_path("c0"))["periods"])
+    except StatesideError:
+        return False
 
 
 def _standbys(system: System) -> int:

@@ -18,6 +18,7 @@ from stateside.storage import write_atomically
 HURRY = 5.0  # so many times as fast
 STANDS = 0.0  # it stands
 BEFORE = 0.15  # the share of the events before the first fault: no period has closed by then
+CLOSED = 0.5  # the share of the time after which everybody's first period has closed, with its grace
 BAD_SHARE = 0.01
 
 

@@ -49,7 +49,11 @@ class Result:
     @property
     def ok(self) -> bool:
         """Whether it was tried, nothing is lost, doubled or off, and every request was answered, and rightly."""
-        return not self.problems and not self.skipped
+        wrong = (
+            *(self.events_lost, self.events_doubled, self.invoices_missing, self.invoices_doubled, self.sums_off),
+            *(self.requests_failed, self.answers_wrong),
+        )
+        return not self.problems and not self.skipped and not any(wrong)
 
     @property
     def doubled(self) -> int:
@@ -60,8 +64,9 @@ class Result:
         """In a sentence."""
         if self.skipped:
             return "not tried"
-        wrong = f"wrong: {self.problems[0]}" if self.problems else ""
-        return wrong or f"nothing lost, nothing doubled, back after {self.recovery_s:.1f} s"
+        if not self.ok:
+            return f"wrong: {self.problems[0] if self.problems else 'a number that must be 0 is not'}"
+        return f"nothing lost, nothing doubled, back after {self.recovery_s:.1f} s"
 
     def as_dict(self) -> dict[str, Any]:
         """For machines; `of` reads it again."""

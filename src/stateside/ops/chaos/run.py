@@ -119,7 +119,9 @@ class Course:
             self._tell("auditing")
             with self._interrupts.at_once():
                 judged = Judged.of(system, load, record)
-            unexplained = system.unexplained(witness.seen.unreached)
+            spans = [(each.began_s, each.ended_s) for each in suffered]
+            fails_view = any(each.fault.fails_view for each in suffered)
+            unexplained = system.unexplained(witness.seen.unreached, spans, fails_view=fails_view)
         return self._result(judged, witness.seen, suffered, unexplained)
 
     def _system(self) -> System:
@@ -152,7 +154,7 @@ class Course:
         """Inject a fault while events come in, heal it, and wait until all is well again. So many are left, with it."""
         self._lead(system, left)
         self._tell(f"{fault.part} {fault.happening}")
-        began = system.journal.end()
+        began, began_s = system.journal.end(), time.monotonic()
         broken = fault.inject(system)
         system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
         system.let_pass(fault.away_s)
@@ -162,13 +164,13 @@ class Course:
             broken.heal()
         floor = system.journal.end()
         system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
-        recovery_s = time.monotonic() - since_s
+        ended_s = time.monotonic()
         over = (end or floor) if broken.since_s is None else system.journal.end()
         appended = sum(
             1 for _ in system.journal.events(broken.began or began, over)
         )  # on Kafka not each offset has one
         broken.settle()
-        return Suffered(fault, recovery_s, appended, broken.missed)
+        return Suffered(fault, ended_s - since_s, appended, broken.missed, began_s, ended_s)
 
     def _lead(self, system: System, left: int) -> None:
         """Let all be well for a while, up to a moment at which the producer is in the middle of its appends."""
@@ -227,12 +229,17 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Suffered:
-    """A fault that is over: how long the way back took, and how many events came in while it lasted."""
+    """A fault that is over: how long the way back took, and how many events came in while it lasted.
+
+    All was not well from `began_s` to `ended_s`, of time.monotonic().
+    """
 
     fault: Fault
     recovery_s: float
     appended: int
     missed: str = ""
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ A part that ends is started again at once, as a service manager would: one of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +37,14 @@ from stateside.processes import free_port
 from stateside.serving.clients import Client
 
 Guarantee = Literal["exactly-once", "at-least-once"]
+Span = tuple[float, float]  # of time.monotonic()
 
 START_S_MAX = 180.0
 LOOK_S = 0.1
 LEASE_S = 4.0  # of a leader among standbys: short, so that a scenario is
 PROBE_S_MAX = 2.0
+VIEW_FAILED = f"view {VIEW} failed"  # as a driver logs it, before it starts the query again
+CRASHES = ("Traceback (most recent call last)", "was ended by SIG", "Fatal Python error")  # in a server's log
 _WEAK = "stateside.billing.pipeline.at_least_once:app"
 _SHARED = ("journal", "tables", "lease", "keys.json")
 _SHARED_OF_VIEW = (
@@ -155,21 +158,28 @@ class System:
         leader = (told or {}).get("leader") or {}
         return self.parts.get(leader.get("identity", ""), self.parts["driver-1"])
 
-    def unexplained(self, unreached: Mapping[str, int]) -> list[str]:
-        """What happened to parts although nobody did anything to them: restarts, silence, crashes inside of them."""
+    def unexplained(
+        self, unreached: Mapping[str, Sequence[float]], faults: Sequence[Span], *, fails_view: bool
+    ) -> list[str]:
+        """What happened to parts although nobody did anything to them: ends, silence, crashes inside of them.
+
+        `unreached` are the times at which a server did not reply, by its URL: those are explained that lie within one
+        of the `faults`, from its start until all was well again, in which the server was killed. `fails_view`: one of
+        the faults may make the view fail, whose driver goes on.
+        """
         told = [
             f"{name} ended {part.restarts - part.caused} times by itself: {part.last_error()}"
             for name, part in self.parts.items()
             if part.restarts > part.caused
         ]
-        if self.ground.restarts:
-            told.append(f"Parts of the cluster ended {self.ground.restarts} times by themselves")
+        ended = (part for part in self.parts.values() if _gone(part))
+        told += [f"{part.name} is not running at the end: {part.last_error()}" for part in ended]
+        told += self.ground.unexplained(self.held)
         for number, url in enumerate(self.urls, 1):
-            part = self.parts[f"replica-{number}"]
-            if unreached[url] and not part.caused:
-                told.append(f"{part.name} did not answer {unreached[url]} times, and was not killed")
-            if crashes := part.log.read_text(errors="replace").count("Traceback (most recent call last)"):
-                told.append(f"The log of {part.name} has {crashes} stack traces: {part.log}")
+            told += _failures_of(self.parts[f"replica-{number}"], unreached.get(url, ()), faults)
+        for name, part in self.parts.items():
+            if name.startswith("driver-") and not fails_view and (times := part.log_text().count(VIEW_FAILED)):
+                told.append(f"The view failed {times} times in {name}, and nothing was done to it: {part.log}")
         return told
 
     def heartbeat(self) -> Heartbeat | None:
@@ -224,6 +234,21 @@ class System:
 
 def _application(ground: Ground, guarantee: Guarantee) -> str:
     return ground.application if guarantee == "exactly-once" else _WEAK
+
+
+def _gone(part: Supervised) -> bool:
+    """Whether it has ended; a writer ends in order when everything is done."""
+    code = part.child.returncode()
+    return code is not None and not (part.name == "writer" and code == 0)
+
+
+def _failures_of(server: Supervised, unreached: Sequence[float], faults: Sequence[Span]) -> list[str]:
+    down = [(first, last) for first, last in faults if any(first <= killed <= last for killed in server.killed_s)]
+    silent = [at for at in unreached if not any(first <= at <= last for first, last in down)]
+    told = [f"{server.name} did not reply {len(silent)} times while nobody had killed it"] if silent else []
+    counts = {crash: server.log_text().count(crash) for crash in CRASHES}
+    told += [f"The log of {server.name} has {what!r} {n} times: {server.log}" for what, n in counts.items() if n]
+    return told
 
 
 def _link(layout: Layout, second: Layout) -> None:

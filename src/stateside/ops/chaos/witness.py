@@ -1,7 +1,8 @@
 """The witness: a client that keeps asking while things break. It records every answer, and every server's own failures.
 
-It asks in turn as applications do, of whichever server answers, and each server directly: a failure that a retry at
-another server hides is still one. `judgement` compares the recorded answers with the journal, each at its own stamp.
+It asks in turn as applications do, of whichever server answers, and each server directly. Every single attempt is
+listened to: a failure that a retry at another server hides is still one. `judgement` compares the recorded answers with
+the journal, each at its own stamp.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -20,6 +21,9 @@ from stateside.billing.model import VIEW
 from stateside.errors import StatesideError
 from stateside.ops.demo.asker import FAILURES_KEPT, bill_path
 from stateside.serving.clients import Client
+from stateside.serving.clients.problems import error_of
+from stateside.serving.clients.steps import Reply, Send
+from stateside.serving.clients.steps import Silence as NoReply
 
 PAUSE_S = 0.02
 DEADLINE_S = 5.0  # who has no answer by then counts the request as failed
@@ -50,7 +54,7 @@ class Seen:
     """What a witness has seen: how many requests were answered and failed, and the longest silences.
 
     `server_errors` has the failures of single servers, by server and reason: those that no retry excuses. `unreached`
-    counts how often a single server did not answer at all, as one that is killed does.
+    has the times at which a single server did not reply at all, as one that is killed does not.
     """
 
     def __init__(self, began_s: float) -> None:
@@ -58,7 +62,7 @@ class Seen:
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self.server_errors: Counter[str] = Counter()
-        self.unreached: Counter[str] = Counter()
+        self.unreached: defaultdict[str, list[float]] = defaultdict(list)
         self._any, self._fresh = Silence(began_s), Silence(began_s)
         self._ended_s = began_s
 
@@ -76,12 +80,20 @@ class Seen:
         self.failures.append(why)
         self._ended_s = now_s
 
-    def note_server(self, url: str, error: Exception) -> None:
-        """A single server did not answer; whether it was away or failed."""
-        if "No Stateside server answered" in str(error) and "HTTP 5" not in str(error):
-            self.unreached[url] += 1
+    def note_attempt(self, url: str, now_s: float, got: Reply | NoReply) -> None:
+        """A single server failed, or did not reply; what becomes of the request does not matter."""
+        if isinstance(got, NoReply):
+            self.unreached[url].append(now_s)
         else:
-            self.server_errors[f"{url}: {_told(error)}"] += 1
+            self.note_server_error(url, error_of(got, url))
+
+    def note_server_error(self, url: str, error: Exception) -> None:
+        """A single server replied, and that was no answer."""
+        self.server_errors[f"{url}: {_told(error)}"] += 1
+
+    def attempts_failed(self) -> int:
+        """How many attempts at single servers failed, in whichever way."""
+        return self.server_errors.total() + sum(map(len, self.unreached.values()))
 
     @property
     def no_answer_s(self) -> float:
@@ -127,14 +139,28 @@ class Record:
                     yield customer, document
 
 
+class Listening(Client):
+    """A client that reports each attempt that a server failed at, also where another server answered after that."""
+
+    def __init__(self, urls: str | Sequence[str], failed: Callable[[str, Reply | NoReply], None], **how: Any) -> None:
+        super().__init__(urls, **how)
+        self._failed = failed
+
+    def _send(self, step: Send) -> Reply | NoReply:
+        got = super()._send(step)
+        if isinstance(got, NoReply) or got.status >= 500:
+            self._failed(step.url, got)
+        return got
+
+
 class Witness:
     """Asks for one random customer's bill after the other, in a thread."""
 
     def __init__(
         self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask], record: Record
     ) -> None:
-        self._client = Client(urls, deadline_s=DEADLINE_S)
-        self._single = {url: Client(url, direct=True, deadline_s=DEADLINE_S) for url in urls}
+        self._client = Listening(urls, self._note_attempt, deadline_s=DEADLINE_S)
+        self._single = {url: Listening(url, self._note_attempt, direct=True, deadline_s=DEADLINE_S) for url in urls}
         self._customers, self._questions, self._record = customers, questions, record
         self._random = random.Random(seed)
         self._stop = threading.Event()
@@ -173,10 +199,15 @@ class Witness:
             self.seen.note_answer(time.monotonic(), age_ms)
 
     def _ask_one(self, url: str, question: Ask, customer: str) -> None:
+        before = self.seen.attempts_failed()
         try:
             self._answered(self._single[url], question, customer)
         except Exception as error:
-            self.seen.note_server(url, error)
+            if self.seen.attempts_failed() == before:  # a reply came, and was none of what may come
+                self.seen.note_server_error(url, error)
+
+    def _note_attempt(self, url: str, got: Reply | NoReply) -> None:
+        self.seen.note_attempt(url, time.monotonic(), got)
 
     def _answered(self, client: Client, question: Ask, customer: str) -> int:
         """How old the answer is, which is recorded."""

@@ -39,6 +39,13 @@ class Ground:
             self.cluster.restart(name)
             self.restarts += 1
 
+    def unexplained(self, held: Collection[str] = ()) -> list[str]:
+        """Parts that ended although nobody meant them to."""
+        told = [f"Parts of the cluster ended {self.restarts} times by themselves"] if self.restarts else []
+        ended = [] if self.cluster is None else [name for name in self.cluster.ended() if name not in held]
+        ended += ["the broker"] if self.broker is not None and not self.broker.runs() else []
+        return told + [f"{name} is not running at the end" for name in ended]
+
 
 @contextmanager
 def prepared(

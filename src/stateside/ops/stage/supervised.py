@@ -30,6 +30,7 @@ class Supervised:
         self.log = log
         self.restarts = 0
         self.caused = 0  # so many of them somebody meant to happen
+        self.killed_s: list[float] = []  # when it was killed on purpose
         self._in_a_row = 0
         self._start()
 
@@ -52,7 +53,9 @@ class Supervised:
 
     def kill(self) -> None:
         """End it by SIGKILL, as the crash of its machine would. It is not started again before `supervise`."""
-        self.caused += 1
+        if self.child.returncode() is None:  # one that has ended by itself is not killed any more
+            self.caused += 1
+        self.killed_s.append(time.monotonic())
         self.pause()  # so that nobody who sees another one die says a last word
         signal_members(self.child.pid, signal.SIGKILL)
         self.child.stop(wait_s=0)
@@ -75,8 +78,12 @@ class Supervised:
         self._began_s = time.monotonic()
         self.child = Child(self._command, self.log, environment={**os.environ, **SAFE_PATH})
 
+    def log_text(self) -> str:
+        """All that it has said so far."""
+        return self.log.read_text(errors="replace")
+
     def last_error(self) -> str:
         """The last sentence with which it ended, or the last line that it said."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.log_text().splitlines()
         errors = [line.removeprefix(_ERROR).rstrip(".") for line in lines if line.startswith(_ERROR)]
         return errors[-1] if errors else self.child.tail(1)
