@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import RequestInvalid, StatesideError
 from stateside.journal.columns import decode
+from stateside.journal.event import Event
 from stateside.journal.lines import fields_of
 from stateside.journal.payload import mismatch
 from stateside.layout import Layout
@@ -110,11 +111,11 @@ class Refusals:
 
     def add_events(self, partition: str, batch: pa.RecordBatch, offsets: Sequence[int], why: Sequence[_Why]) -> None:
         """Events of the journal, with a reason and a detail each."""
-        for event, offset, (reason, detail) in zip(decode(batch), offsets, why, strict=True):
+        for event, line, offset, (reason, detail) in zip(*_lines(batch), offsets, why, strict=True):
             self.add(
                 {"partition": partition, "offset": offset, "reason": reason, "detail": detail, "id": event.id}
                 | {"entity": event.entity, "type": event.type, "time": event.time_us, "appended": event.appended_us}
-                | {"event": json.dumps(fields_of(event), ensure_ascii=False)}
+                | {"event": line}
             )
 
     def flush(self) -> None:
@@ -132,6 +133,22 @@ class Refusals:
         name = f"{quote(partition, safe='')}.{min(offsets):020d}-{max(offsets):020d}.arrow"
         self.validator.folder.mkdir(exist_ok=True)  # in the view's folder: one that is away is not begun again
         write_atomically(self.validator.folder / name, output.getvalue().to_pybytes(), make_folder=False)
+
+
+def _lines(batch: pa.RecordBatch) -> tuple[list[Event], list[str]]:
+    """The events, and each as a line of JSON that can be stored, whatever was appended (`append_batch`).
+
+    A payload that is no JSON object stands there as a text; half of a surrogate pair, as its escape.
+    """
+    payloads: list[str] = batch.column("payload").to_pylist()
+    others = {row: text for row, text in enumerate(payloads) if not is_object(text)}
+    objects = pa.array(["{}" if row in others else text for row, text in enumerate(payloads)], pa.string())
+    at = batch.schema.get_field_index("payload")
+    events = list(decode(batch.set_column(at, batch.schema.field(at), objects)))
+    fields = [
+        fields_of(event) | ({"payload": others[row]} if row in others else {}) for row, event in enumerate(events)
+    ]
+    return events, [json.dumps(each, ensure_ascii=False).encode(errors="backslashreplace").decode() for each in fields]
 
 
 _Why = tuple[str, str]
@@ -291,6 +308,14 @@ def stored_letters(layout: Layout, view: str | None = None) -> Iterator[dict[str
     if view is not None:
         table = table.filter(pc.equal(table["view"], view))
     yield from table.sort_by([("partition", "ascending"), ("offset", "ascending"), ("view", "ascending")]).to_pylist()
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is one JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _iso(time: Any) -> str:

@@ -9,7 +9,6 @@ whose time has come by then.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ import pyarrow.types as pt
 
 from stateside.errors import ViewInvalid
 from stateside.journal.payload import check_fields, fitted, mismatch
-from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator
+from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator, is_object
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,7 +97,7 @@ class KafkaValidator:
             return MALFORMED, "the message is no event" if not self.whole else "key or value are no UTF-8"
         if not misfit:
             return FUTURE_DATED, self.validator.future_detail(time, message[APPENDED])
-        if _is_object(message[self.body]):
+        if is_object(message[self.body]):
             return MISMATCH, mismatch(message[self.body], self.fields)
         return MALFORMED, mismatch(message[self.body], self.fields)
 
@@ -146,10 +145,3 @@ def _check_names(fields: Sequence[str], taken: Sequence[str]) -> None:
             f"The field {min(clashes)!r} has the name of a column that every message has",
             next_step="Leave it out of the fields, and take it from the message's text with get_json_object",
         )
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
