@@ -149,7 +149,8 @@ def test_a_payload_that_no_event_has_is_refused_and_kept_too(layout: Layout, pay
     at = batch.schema.get_field_index("payload")
     batch = batch.set_column(at, batch.schema.field(at), pa.array(["{}", payload]))
     schema = pa.schema([("value", pa.float64())])
-    good = passed(refusals, "0", pa.array([0, 1]), batch, fitted(batch["payload"], schema)[1], schema)
+    fields, misfits = fitted(batch["payload"], schema)
+    good = passed(refusals, "0", pa.array([0, 1]), batch, misfits, fields)
     assert good is not None and good.to_pylist() == [True, False]
     refusals.flush()
     commit(layout, 0, _0=2)
