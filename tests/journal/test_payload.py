@@ -155,8 +155,9 @@ TYPED = [  # declared, what fits, what does not
     (pa.int8(), [127, -128], [128, 1.0, "1", True]),
     (pa.int32(), [2**31 - 1], [2**31, 1.5, "1"]),
     (pa.int64(), [2**63 - 1, -(2**63)], [2**63, 5.0, "5", False, [5], {"n": 5}]),
-    (pa.float32(), [1, 1.5, -3e38], [1e39, "1.5", True]),
-    (pa.float64(), [1, 1.5, 2**70], ["hot", "NaN", True, [1.5]]),
+    (pa.float32(), [1, 1.5, -3e38], [1e39, "1.5", True, float("nan")]),
+    (pa.float64(), [1, 1.5, 2**70], ["hot", "NaN", True, [1.5], 10**400, float("inf"), float("nan")]),
+    (pa.list_(pa.float64()), [[], [None, 1.5]], [[1, 10**400], [float("nan")]]),
     (pa.decimal128(5, 2), [1, 1.25, "1.25", 999.99], [1.255, 1000, "x", True]),
     (pa.bool_(), [True, False], [0, "true"]),
     (pa.timestamp("us", "UTC"), ["2026-01-31T12:00:00Z", "2026-01-31 12:00:00.000001"], [5, "soon", True]),
@@ -185,3 +186,24 @@ def test_a_mismatch_says_what_is_wrong_with_what_is_no_object_too() -> None:
     assert mismatch("[1]", SCHEMA) == "the payload is not one JSON object"
     assert mismatch('{"amount": 1, "amount": 2}', SCHEMA) == "the field 'amount' stands 2 times in the payload"
     assert mismatch(json.dumps({"amount": "x" * 999}), SCHEMA).endswith("xxx…, which is no bigint")
+
+
+def test_a_number_that_no_type_has_in_a_field_that_is_not_declared_is_not_blamed_on_another_field() -> None:
+    text = '{"amount": 1, "other": 1e999}'
+    assert fitted(pa.array([text]), SCHEMA)[1] == [0]
+    assert mismatch(text, SCHEMA).startswith("the payload cannot be read: ")
+
+
+@pytest.mark.parametrize("text", ["null", " null", "null null", "{} null", "\ufeff{}", "null {}"])
+def test_a_payload_that_is_null_does_not_fit_and_ends_no_process(text: str) -> None:
+    """Arrow's reader crashed the process at a null in the place of an object."""
+    assert fitted(pa.array(["{}", text, '{"amount": 1}']), SCHEMA)[1] == [1]
+    assert fitted(pa.array([text]), SCHEMA)[1] == [0]
+    assert mismatch(text, SCHEMA)
+
+
+def test_a_mismatch_can_be_stored_whatever_text_does_not_fit() -> None:
+    """A task that could not write why it refuses an event would fail, and be run again for ever."""
+    told = mismatch(r'{"amount": "\ud800 ä"}', SCHEMA)
+    assert told.startswith("the payload cannot be read: ")
+    assert pa.array([told]).to_pylist() == [told]

@@ -312,7 +312,9 @@ def _flipped(content: bytes, at_byte: int, bits: int = 0x10) -> bytes:
     return content[:at_byte] + bytes([content[at_byte] ^ bits]) + content[at_byte + 1 :]
 
 
-def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_found_the_end(damageable: Any) -> None:
+def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_found_the_end(
+    damageable: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     damageable.put(damageable.content, None)
     journal = Journal(damageable.folder)
     for read in (journal.end, lambda: list(journal.events()), StoredStream.at(damageable.folder).end):
@@ -322,6 +324,7 @@ def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_fou
     assert journal.id() is not None
     JournalWriter(damageable.folder).close()
     assert list(journal.events()) == damageable.events
+    assert f"its end mark was missing; the last whole frame is its end, {len(damageable.events)}" in caplog.text
 
 
 def test_later_segments_without_an_end_mark_are_damage_although_the_last_one_is_empty(tmp_path: Path) -> None:

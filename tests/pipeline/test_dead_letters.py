@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import PipelineFailed
+from stateside.errors import PipelineFailed, ViewInvalid
 from stateside.journal import Event
 from stateside.layout import Layout
 from stateside.pipeline import sources
@@ -68,6 +68,51 @@ def test_an_event_dated_2099_becomes_a_dead_letter_and_closes_no_window(spark: S
     ((offset, reason, detail),) = letters(layout)
     assert (offset, reason) == (1, "future-dated")
     assert detail.startswith("the time 2099-01-01T00:00:00Z lies more than 3600 s beyond the append at 20")
+
+
+PLACES = {
+    "a field": lambda events: events.select("site", "at").withWatermark("at", "10 minutes").toDF("site", "then"),
+    "made of a field": lambda events: events.withColumn("then", F.date_trunc("minute", "at")).withWatermark(
+        "then", "10 minutes"
+    ),
+    "renamed": lambda events: events.select("site", F.col("at").alias("then")).withWatermark("then", "10 minutes"),
+}
+
+
+@pytest.mark.parametrize("timed", PLACES.values(), ids=PLACES)
+def test_a_watermark_on_a_field_of_the_payload_is_guarded_like_the_events_time(
+    spark: SparkSession, layout: Layout, timed: Any
+) -> None:
+    app = stateside.App("plant", fields="site string, at timestamp, until timestamp")
+
+    @app.view(key=["site", "window"])
+    def hourly(events: DataFrame) -> DataFrame:
+        grouped = timed(events).groupBy("site", F.window("then", "1 hour"))
+        return grouped.agg(F.sum(F.lit(0.0)).alias("total"), F.count("*").alias("n"))
+
+    def at(number: int, minute: int, year: int = 2026) -> Event:
+        payload = {"site": "north", "at": f"{year}-01-01T00:{minute:02}:00Z", "until": "2099-01-01T00:00:00Z"}
+        return reading(number, 0, payload)
+
+    for event in (at(0, 5), at(1, 0, year=2099), at(2, 6)):
+        append(layout, [event])
+        run_to(app, layout, spark)
+    assert totals(layout) == {"north 00": (0.0, 2)}
+    ((offset, reason, detail),) = letters(layout)
+    assert (offset, reason) == (1, "future-dated")
+    assert detail.startswith("the field 'at', 2099-01-01T00:00:00Z, lies more than 3600 s beyond the append at 20")
+
+
+def test_a_watermark_that_cannot_be_guarded_is_refused_at_the_start(spark: SparkSession, layout: Layout) -> None:
+    app = stateside.App("plant", fields="site string, at string")
+
+    @app.view(key=["site", "window"])
+    def hourly(events: DataFrame) -> DataFrame:
+        timed = events.withColumn("then", F.to_timestamp("at")).withWatermark("then", "10 minutes")
+        return timed.groupBy("site", F.window("then", "1 hour")).count()
+
+    with pytest.raises(ViewInvalid, match=r"its watermark on 'then'.*declared timestamps.*dead_letters=False"):
+        run_to(app, layout, spark)
 
 
 def test_the_limit_can_be_set_and_lies_at_the_append_time(spark: SparkSession, layout: Layout) -> None:

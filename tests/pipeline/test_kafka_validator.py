@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import stateside
 from stateside.errors import ViewInvalid
 from stateside.layout import Layout
 from stateside.pipeline import sources
 from stateside.pipeline.dead_letters import Validator
 from stateside.pipeline.kafka_events import KafkaEvents
-from stateside.pipeline.planning import _check_watermark
 from stateside.pipeline.sources import KafkaTopic
+from stateside.pipeline.watermarks import times_to_check
 from tests.journal.kafka.topics import stored_value
 from tests.pipeline.test_kafka_source import MALFORMED
 
@@ -118,30 +117,55 @@ class TestTopics:
             source.validated(messages(spark), Validator(tmp_path, None))
 
     def test_a_watermark_needs_a_time_that_the_source_knows(self, spark: SparkSession, tmp_path: Path) -> None:
-        app = stateside.App("calls")
-
-        @app.view(key=["who"])
-        def total(events: DataFrame) -> DataFrame:
-            return events.groupBy("who").count()
-
-        view = app.views["total"]
         rows = spark.readStream.format("rate").load().selectExpr("timestamp", "value as offset")
         bytes_ = [f"cast('' as binary) as {name}" for name in ("key", "value")]
         endless = rows.selectExpr("*", "'calls' as topic", "0 as partition", "1 as timestampType", *bytes_)
         for source, column, refused in (
             *((topic(), "at", True), (topic(), "timestamp", False), (topic(time="at"), "at", False)),
-            (topic(dead_letters=False), "at", False),
+            *((topic(dead_letters=False), "at", False), (topic(time="at"), "until", False)),
+            (topic(time="at"), "timestamp", True),
         ):
             events = source.validated(endless, Validator(tmp_path, HOUR_US))
-            frame = events.withWatermark(column, "1 hour").groupBy("who").count()
+            named = events.selectExpr("*", "at + interval 1 day as until")
+            frame = named.withWatermark(column, "1 hour").groupBy("who").count()
             if refused:
-                with pytest.raises(ViewInvalid, match=r"sets its watermark on 'at'.*time='at'"):
-                    _check_watermark(view, source, events, frame)
+                with pytest.raises(ViewInvalid, match=rf"sets its watermark on '{column}'.*time='{column}'"):
+                    times_to_check("total", source, events, frame)
             else:
-                _check_watermark(view, source, events, frame)
+                assert times_to_check("total", source, events, frame) == ()
 
 
 class TestJournals:
+    def test_the_append_time_that_a_producer_claims_is_held_against_the_brokers_for_a_watermark(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        source = sources.kafka_journal("localhost:9092", "calls")
+        assert isinstance(source, KafkaEvents)
+        broker_us = round(BROKER.timestamp() * 1_000_000)
+        claims = [broker_us + ahead_us for ahead_us in (HOUR_US, HOUR_US + 1)]
+        values = [
+            stored_value(str(number), number + 1, time_us=broker_us, appended_us=claim)
+            for number, claim in enumerate(claims)
+        ]
+        endless = (
+            spark.readStream.format("rate")
+            .load()
+            .selectExpr(
+                *("'calls' as topic", "0 as partition", "value as offset", "timestamp", "1 as timestampType"),
+                *("cast('' as binary) as key", "cast('' as binary) as value"),
+                "cast(null as array<struct<key:string,value:binary>>) as headers",
+            )
+        )
+        checked = source.validated(endless, "", Validator(tmp_path, HOUR_US))
+        for column, times in (("time", ()), ("appended", ("appended",))):
+            marked = checked.withWatermark(column, "1 hour").groupBy("entity").count()
+            assert times_to_check("total", source, checked, marked) == times
+        rows, letters = judged(
+            source.validated(messages(spark, *values), "", Validator(tmp_path, HOUR_US, ("appended",))), tmp_path
+        )
+        assert [row["id"] for row in rows] == ["0"]
+        assert letters == [("calls-3", 1, "future-dated")]
+
     def test_events_are_rows_and_the_rest_dead_letters(self, spark: SparkSession, tmp_path: Path) -> None:
         source = sources.kafka_journal("localhost:9092", "calls", types=["t"])
         assert isinstance(source, KafkaEvents)

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -13,8 +14,16 @@ from stateside.checkpoint.log import Checkpoint
 from stateside.cli import main
 from stateside.journal import Event
 from stateside.journal.columns import encode
+from stateside.journal.payload import fitted
 from stateside.layout import Layout
-from stateside.pipeline.dead_letters import FILE_LETTERS_MAX, DeadLetters, Refusals, Validator, stored_letters
+from stateside.pipeline.dead_letters import (
+    FILE_LETTERS_MAX,
+    DeadLetters,
+    Refusals,
+    Validator,
+    passed,
+    stored_letters,
+)
 from stateside.storage import Storage
 
 VIEW = "hourly"
@@ -129,3 +138,23 @@ def test_billings_own_are_listed_by_its_own_command(layout: Layout) -> None:
     dead_letters_table(layout).create()
     done = CliRunner().invoke(main, ["dead-letters", "--dir", str(layout.root)])
     assert "stateside billing dead-letters list" in done.output
+
+
+@pytest.mark.parametrize("payload", ["null", "no JSON", "", "[1]", r'{"value": "\ud800"}'])
+def test_a_payload_that_no_event_has_is_refused_and_kept_too(layout: Layout, payload: str) -> None:
+    """`append_batch` takes payloads as they are. A task that could not write its letter would fail for ever."""
+    layout.view(VIEW).root.mkdir(parents=True)
+    refusals = Refusals(Validator(layout.view(VIEW).refused, None))
+    batch = encode([Event("e0", "sensor", "reading", 0, {}), Event("e1", "sensor", "reading", 0, {})], 7)
+    at = batch.schema.get_field_index("payload")
+    batch = batch.set_column(at, batch.schema.field(at), pa.array(["{}", payload]))
+    schema = pa.schema([("value", pa.float64())])
+    fields, misfits = fitted(batch["payload"], schema)
+    good = passed(refusals, "0", pa.array([0, 1]), batch, misfits, fields)
+    assert good is not None and good.to_pylist() == [True, False]
+    refusals.flush()
+    commit(layout, 0, _0=2)
+    letters(layout).collect(0)
+    ((offset, event),) = [(letter["offset"], letter["event"]) for letter in stored_letters(layout)]
+    assert offset == 1
+    assert payload in event or payload in json.loads(event).values()

@@ -108,7 +108,8 @@ class Intake:
         """Append all lines; EventRefused at a bad one."""
         for group in _groups(lines):
             found = [_read(number, text, self._clock.now_us()) for number, text in group]
-            untimed = {line.id for line, timed in found if isinstance(line, Event) and not timed}
+            events = [(line.id, timed) for line, timed in found if isinstance(line, Event)]
+            untimed = {id_ for id_, timed in events if not timed} - {id_ for id_, timed in events if timed}
             self._take(group, self._fitting(group, [line for line, _ in found]), untimed)
 
     def _take(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine], untimed: set[str]) -> None:

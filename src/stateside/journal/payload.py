@@ -6,7 +6,7 @@ Whether a value fits is Arrow's own judgement, the same at the append and in the
 |---|---|
 | `string`, `binary` | a text |
 | `tinyint` to `bigint` | a number without fraction or exponent, in the type's range |
-| `float`, `double` | a number in the type's range |
+| `float`, `double` | a number in the type's range; not NaN or Infinity, which JSON has not |
 | `decimal(p,s)` | a number, or a text with one, of at most `p - s` digits before and `s` after the point |
 | `boolean` | true or false |
 | `timestamp` | a text like 2026-01-31T12:00:00Z, to the microsecond; without a zone it is UTC |
@@ -69,10 +69,23 @@ def mismatch(payload: str, schema: pa.Schema) -> str:
         return f"the payload is no JSON: {error}"
     if not isinstance(pairs, _Pairs):
         return "the payload is not one JSON object"
+    unreadable = _unreadable(payload, schema)
+    if unreadable is not None:
+        return f"the payload cannot be read: {unreadable}"
     for field in schema:
         if not _fits(payload, field):
             return _field_mismatch(field, [value for name, value in pairs if name == field.name])
     return "the payload is not one JSON object"
+
+
+def _unreadable(payload: str, schema: pa.Schema) -> str | None:
+    """Why Arrow reads no field of it, such as an exponent beyond all types in a field that is not declared."""
+    other = pa.field(max(schema.names, key=len) + "_", pa.string())  # which is none of the declared ones
+    try:
+        _parse(pa.array([payload], pa.string()), pa.schema([other]))
+        return None
+    except pa.ArrowInvalid as error:
+        return str(error)
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -136,6 +149,8 @@ def _as_read(type_: pa.DataType) -> pa.DataType | None:
 
 
 def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
+    if not _are_objects(payloads):
+        raise pa.ArrowInvalid("a payload that is not one JSON object")
     lines = pc.binary_join_element_wise(payloads, "", "\n").cast(pa.large_binary())
     offsets = memoryview(lines.buffers()[1]).cast("q")
     document = lines.buffers()[2].slice(0, offsets[len(lines)])  # the column's bytes: all lines, one after the other
@@ -150,13 +165,20 @@ def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
     return table if read_as.equals(schema) else table.cast(schema)
 
 
+def _are_objects(payloads: pa.Array) -> bool:
+    """Whether each begins as an object does. Arrow's reader ends the process at a `null` in the place of an object."""
+    if pc.all(pc.starts_with(payloads, "{")).as_py():
+        return True
+    return bool(pc.all(pc.starts_with(pc.ascii_ltrim_whitespace(payloads), "{")).as_py())
+
+
 def _has_range(type_: pa.DataType) -> bool:
     """Whether there are floats or decimals in it: Arrow makes infinities, or too many digits, of what is too large."""
     if pt.is_list(type_):
         return _has_range(type_.value_type)
     if pt.is_struct(type_):
         return any(_has_range(part.type) for part in type_)
-    return bool(pt.is_float32(type_) or pt.is_decimal(type_))
+    return bool(pt.is_floating(type_) or pt.is_decimal(type_))
 
 
 def _within(values: pa.Array) -> bool:
@@ -165,8 +187,8 @@ def _within(values: pa.Array) -> bool:
         return _within(values.flatten())
     if pt.is_struct(values.type):
         return all(_within(part) for part in values.flatten())
-    if pt.is_float32(values.type):
-        return not pc.any(pc.is_inf(values)).as_py()
+    if pt.is_floating(values.type):
+        return pc.all(pc.is_finite(values)).as_py() is not False  # None: all are null
     if pt.is_decimal(values.type):
         largest = Decimal(10) ** (values.type.precision - values.type.scale)
         extremes = pc.min_max(values).as_py()

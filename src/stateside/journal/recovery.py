@@ -46,13 +46,16 @@ def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[
             where=f"{directory}, where the journal {known} was",
             next_step="Nothing was stored. Bring its disk back; then the same append goes on by itself",
         )
-    marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
+    found = DurableEnd.read(directory)
+    marked = found or DurableEnd(0, 0, 0)
     if not offsets:
         _refuse_nodes(directory)
         _refuse_loss(directory, DurableEnd(0, 0, 0), marked)
         return newborn, DurableEnd(0, 0, segment.create(directory, 0, SCHEMA, newborn).stat().st_size)
     journal_id, end = _recover_last(directory, offsets, marked)
     _refuse_loss(directory, end, marked)
+    if found is None and end.offset:
+        log.warning("journal %s: its end mark was missing; the last whole frame is its end, %d", directory, end.offset)
     return journal_id, end
 
 

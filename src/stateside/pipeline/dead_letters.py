@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from stateside.checkpoint.log import Checkpoint
 from stateside.errors import RequestInvalid, StatesideError
 from stateside.journal.columns import decode
+from stateside.journal.event import Event
 from stateside.journal.lines import fields_of
 from stateside.journal.payload import mismatch
 from stateside.layout import Layout
@@ -79,19 +80,24 @@ class Validator:
 
     folder: Path
     future_us_max: int | None  # None: an event may lie as far in the future as it likes
+    times: tuple[str, ...] = ()  # the fields that a watermark is made of (`watermarks`): they may not, either
 
-    def future(self, times: pa.Array, appended: pa.Array) -> list[int]:
-        """The numbers of the rows whose time lies too far beyond their append time."""
+    def future(self, times: pa.Array, fields: pa.Table, appended: pa.Array) -> dict[int, str]:
+        """The rows whose time, or one of `times`, lies too far beyond their append time, by number; with the detail."""
+        found: dict[int, str] = {}
         if self.future_us_max is None:
-            return []
-        ahead = pc.subtract(times.cast(pa.int64()), appended.cast(pa.int64()))
-        found: list[int] = pc.indices_nonzero(pc.greater(ahead, self.future_us_max)).to_pylist()
+            return found
+        named = {f"field {name!r}, ": fields[name].combine_chunks() for name in self.times}
+        for name, column in {"time ": times, **named}.items():
+            ahead = pc.subtract(column.cast(pa.int64()), appended.cast(pa.int64()))
+            for row in pc.indices_nonzero(pc.greater(ahead, self.future_us_max)).to_pylist():
+                found.setdefault(row, self._detail(name, column[row].as_py(), appended[row].as_py()))
         return found
 
-    def future_detail(self, time: Any, appended: Any) -> str:
-        """Of one of those rows."""
+    def _detail(self, name: str, time: Any, appended: Any) -> str:
         limit_s = (self.future_us_max or 0) / 1_000_000
-        return f"the time {_iso(time)} lies more than {limit_s:g} s beyond the append at {_iso(appended)}"
+        ends = "," if name.endswith(", ") else ""
+        return f"the {name}{_iso(time)}{ends} lies more than {limit_s:g} s beyond the append at {_iso(appended)}"
 
 
 class Refusals:
@@ -110,11 +116,11 @@ class Refusals:
 
     def add_events(self, partition: str, batch: pa.RecordBatch, offsets: Sequence[int], why: Sequence[_Why]) -> None:
         """Events of the journal, with a reason and a detail each."""
-        for event, offset, (reason, detail) in zip(decode(batch), offsets, why, strict=True):
+        for event, line, offset, (reason, detail) in zip(*_lines(batch), offsets, why, strict=True):
             self.add(
                 {"partition": partition, "offset": offset, "reason": reason, "detail": detail, "id": event.id}
                 | {"entity": event.entity, "type": event.type, "time": event.time_us, "appended": event.appended_us}
-                | {"event": json.dumps(fields_of(event), ensure_ascii=False)}
+                | {"event": line}
             )
 
     def flush(self) -> None:
@@ -134,6 +140,22 @@ class Refusals:
         write_atomically(self.validator.folder / name, output.getvalue().to_pybytes(), make_folder=False)
 
 
+def _lines(batch: pa.RecordBatch) -> tuple[list[Event], list[str]]:
+    """The events, and each as a line of JSON that can be stored, whatever was appended (`append_batch`).
+
+    A payload that is no JSON object stands there as a text; half of a surrogate pair, as its escape.
+    """
+    payloads: list[str] = batch.column("payload").to_pylist()
+    others = {row: text for row, text in enumerate(payloads) if not is_object(text)}
+    objects = pa.array(["{}" if row in others else text for row, text in enumerate(payloads)], pa.string())
+    at = batch.schema.get_field_index("payload")
+    events = list(decode(batch.set_column(at, batch.schema.field(at), objects)))
+    fields = [
+        fields_of(event) | ({"payload": others[row]} if row in others else {}) for row, event in enumerate(events)
+    ]
+    return events, [json.dumps(each, ensure_ascii=False).encode(errors="backslashreplace").decode() for each in fields]
+
+
 _Why = tuple[str, str]
 
 
@@ -143,23 +165,21 @@ def passed(
     offsets: pa.Array,
     batch: pa.RecordBatch,
     misfits: Sequence[int],
-    schema: pa.Schema,
+    fields: pa.Table,
 ) -> pa.Array | None:
     """Which events of a batch pass the validator, None for all; the others are added to the refusals.
 
-    `misfits` are the rows whose payloads do not fit the schema.
+    `fields` are those of their payloads, `misfits` the rows whose payloads do not fit them.
     """
-    validator = refusals.validator
-    future = validator.future(batch.column("time"), batch.column("appended"))
+    future = refusals.validator.future(batch.column("time"), fields, batch.column("appended"))
     refused = sorted({*misfits, *future})
     if not refused:
         return None
     rows = batch.take(pa.array(refused))
     unfit = set(misfits)
-    payloads, times, appended = (rows.column(name).to_pylist() for name in ("payload", "time", "appended"))
     why = [
-        (MISMATCH, mismatch(payload, schema)) if row in unfit else (FUTURE_DATED, validator.future_detail(time, at))
-        for row, payload, time, at in zip(refused, payloads, times, appended, strict=True)
+        (MISMATCH, mismatch(payload, fields.schema)) if row in unfit else (FUTURE_DATED, future[row])
+        for row, payload in zip(refused, rows.column("payload").to_pylist(), strict=True)
     ]
     refusals.add_events(partition, rows, offsets.take(pa.array(refused)).to_pylist(), why)
     mask = np.ones(batch.num_rows, np.bool_)
@@ -291,6 +311,14 @@ def stored_letters(layout: Layout, view: str | None = None) -> Iterator[dict[str
     if view is not None:
         table = table.filter(pc.equal(table["view"], view))
     yield from table.sort_by([("partition", "ascending"), ("offset", "ascending"), ("view", "ascending")]).to_pylist()
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is one JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _iso(time: Any) -> str:

@@ -144,7 +144,8 @@ def _validator(options: Mapping[str, str]) -> Validator | None:
     if "refused" not in options:
         return None
     limit = options.get("futureUsMax")
-    return Validator(Path(options["refused"]), None if limit is None else int(limit))
+    times = tuple(json.loads(options.get("times", "[]")))
+    return Validator(Path(options["refused"]), None if limit is None else int(limit), times)
 
 
 def _texts(options: Mapping[str, str], name: str) -> frozenset[str] | None:

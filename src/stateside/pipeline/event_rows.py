@@ -89,7 +89,7 @@ class EventRows:
         ]
         table = pa.Table.from_arrays(columns, names=self._schema.names)
         if refusals is not None:
-            good = passed(refusals, partition, offsets, batch, misfits, self._fields)
+            good = passed(refusals, partition, offsets, batch, misfits, fields)
             table = table if good is None else table.filter(good)
         return list(table.cast(self._schema).combine_chunks().to_batches())
 

@@ -84,7 +84,7 @@ class KafkaEvents:
         fields = self.fields or reading.fields
         if not self.dead_letters or reading.refused is None:
             return self._selected(parse_events(messages, fields))
-        return self.validated(messages, fields, Validator(reading.refused, reading.future_us_max))
+        return self.validated(messages, fields, Validator(reading.refused, reading.future_us_max, reading.times))
 
     def validated(self, messages: DataFrame, fields: str, validator: Validator) -> DataFrame:
         """Kafka's rows as events, without those that become dead letters."""

@@ -9,8 +9,7 @@ whose time has come by then.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,7 @@ import pyarrow.types as pt
 
 from stateside.errors import ViewInvalid
 from stateside.journal.payload import check_fields, fitted, mismatch
-from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator
+from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator, is_object
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,10 +60,11 @@ class KafkaValidator:
         table = pa.Table.from_arrays([*given, *fields.columns], names=self.schema.names).cast(self.schema)
         malformed = set(pc.indices_nonzero(batch.column("_malformed")).to_pylist())
         times = table[self.time].combine_chunks()
-        future = self.validator.future(times, batch.column(APPENDED))
+        future = self.validator.future(times, table, batch.column(APPENDED))
         refused = sorted({*malformed, *misfits, *future})
         for row in refused:
-            refusals.add(self._letter(batch, row, times[row].as_py(), row in malformed, row in misfits))
+            why = self._why(batch.column(self.body)[row].as_py(), row in malformed, row in misfits, future.get(row))
+            refusals.add(self._letter(batch, row, times[row].as_py(), why))
         mask = np.ones(batch.num_rows, np.bool_)
         mask[refused] = False
         passed = table if not refused else table.filter(pa.array(mask))
@@ -83,9 +83,9 @@ class KafkaValidator:
         nulls = pc.indices_nonzero(pc.or_(objects.is_null(), table["end"].combine_chunks().is_null())).to_pylist()
         return pa.Table.from_arrays(objects.flatten(), schema=self.fields), {*misfits, *nulls}
 
-    def _letter(self, batch: pa.RecordBatch, row: int, time: Any, malformed: bool, misfit: bool) -> dict[str, Any]:
+    def _letter(self, batch: pa.RecordBatch, row: int, time: Any, why: tuple[str, str]) -> dict[str, Any]:
         message = {name: batch.column(name)[row].as_py() for name in batch.schema.names}
-        reason, detail = self._why(message, time, malformed, misfit)
+        reason, detail = why
         return {
             **{"partition": f"{self.topic}-{message['partition']}", "offset": message["offset"]},
             **{"reason": reason, "detail": detail, "time": time, "appended": message[APPENDED]},
@@ -93,14 +93,12 @@ class KafkaValidator:
             "event": message["value"],
         }
 
-    def _why(self, message: Mapping[str, Any], time: Any, malformed: bool, misfit: bool) -> tuple[str, str]:
+    def _why(self, body: str, malformed: bool, misfit: bool, future: str | None) -> tuple[str, str]:
         if malformed:
             return MALFORMED, "the message is no event" if not self.whole else "key or value are no UTF-8"
-        if not misfit:
-            return FUTURE_DATED, self.validator.future_detail(time, message[APPENDED])
-        if _is_object(message[self.body]):
-            return MISMATCH, mismatch(message[self.body], self.fields)
-        return MALFORMED, mismatch(message[self.body], self.fields)
+        if future is not None and not misfit:
+            return FUTURE_DATED, future
+        return MISMATCH if is_object(body) else MALFORMED, mismatch(body, self.fields)
 
 
 def validated(
@@ -146,10 +144,3 @@ def _check_names(fields: Sequence[str], taken: Sequence[str]) -> None:
             f"The field {min(clashes)!r} has the name of a column that every message has",
             next_step="Leave it out of the fields, and take it from the message's text with get_json_object",
         )
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,13 @@ from stateside.pipeline.derive_state import derive_state_catalogue
 from stateside.pipeline.failures import reason
 from stateside.pipeline.session import has_ended
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sources import KafkaTopic, Reading, Source
+from stateside.pipeline.sources import Reading
+from stateside.pipeline.watermarks import times_to_check
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _END_S_MAX = 1.0
-_WATERMARK = re.compile(r"EventTimeWatermark [^,\n]*, (\w+)(#\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,14 @@ class Planner:
 
     def _plan(self, view: View, session: SparkSession) -> PlannedView:
         source = self.app.source_of(view)
-        events = source.load(session, self._reading(view))
+        reading = self._reading(view)
+        events = source.load(session, reading)
         frame = view.query(events, self.layout)
         _check_streaming(view, frame)
-        _check_watermark(view, source, events, frame)
+        times = times_to_check(view.name, source, events, frame)
+        if times:  # which only the plan says
+            events = source.load(session, replace(reading, times=times))
+            frame = view.query(events, self.layout)
         derive = derive_state_catalogue if view.state else derive_catalogue
         catalogue = derive(self.app.name, view, frame) if view.key else None
         return PlannedView(frame, catalogue, declaration.plan_text(frame, source))
@@ -106,23 +109,3 @@ def _check_streaming(view: View, frame: object) -> None:
             f"The function of the view {view.name!r} returns {found}, not a streaming DataFrame",
             next_step="Let it transform the events that it is given, and return the result",
         )
-
-
-def _check_watermark(view: View, source: Source, events: DataFrame, frame: DataFrame) -> None:
-    """ViewInvalid for a watermark on a field of a topic's messages that is not known to be their time."""
-    if not isinstance(source, KafkaTopic) or not source.dead_letters or source.time is not None:
-        return
-    guarded = [attribute for attribute in _attributes(events) if attribute.startswith("timestamp#")]
-    for name, number in _WATERMARK.findall(frame._jdf.queryExecution().analyzed().toString()):
-        if f"{name}{number}" not in guarded:
-            raise ViewInvalid(
-                f"The view {view.name!r} sets its watermark on {name!r}, and its source does not say that this is the "
-                f"time of the messages of {source.topic!r}: one dated far ahead would close all windows",
-                next_step=f"Name the field that has the time: sources.kafka(…, time={name!r})",
-            )
-
-
-def _attributes(frame: DataFrame) -> list[str]:
-    """The columns of a frame with Spark's numbers, as plans show them."""
-    output = frame._jdf.queryExecution().analyzed().output()
-    return [re.sub(r"L$", "", str(output.apply(place).toString())) for place in range(output.size())]

@@ -28,9 +28,9 @@ class JournalSource(DataSource):
     Options of both: `path` (a journal, or a folder of nodes with its merged stream), `start` (a position, or `begin`:
     at the first event that is there), `fields` (DDL), `columns` (`event_rows.CHOSEN`, separated by commas), `types` and
     `tags` (JSON lists: only events of these), `refused` (a folder: events that do not fit the fields go there, and not
-    to the query) with `futureUsMax` (and events dated so far beyond their append time). Of a batch: `end` (a position).
-    Of a stream: `eventsPerBatchMax`, `stopAt` (a position), `pauseFile` (while it exists no new batch is planned);
-    there `start` is a new query's.
+    to the query) with `futureUsMax` (and events dated so far beyond their append time) and `times` (a JSON list: fields
+    that may lie no further ahead, either). Of a batch: `end` (a position). Of a stream: `eventsPerBatchMax`, `stopAt`
+    (a position), `pauseFile` (while it exists no new batch is planned); there `start` is a new query's.
     """
 
     @classmethod

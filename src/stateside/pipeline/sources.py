@@ -45,6 +45,7 @@ class Reading:
     pause_file: Path | None = None
     refused: Path | None = None  # where events that do not reach the view go (`dead_letters`); None: each is a row
     future_us_max: int | None = None  # those, too, that are dated so far beyond their append time
+    times: tuple[str, ...] = ()  # fields of the events that may not lie further ahead, either (`watermarks`)
 
 
 class Source(Protocol):
@@ -89,6 +90,7 @@ class JournalEvents:
             "start": self.start,
             "refused": reading.refused if self.dead_letters else None,
             "futureUsMax": reading.future_us_max,
+            "times": json.dumps(reading.times) if reading.times else None,
         }
         return {name: str(value) for name, value in options.items() if value not in (None, "")}
 

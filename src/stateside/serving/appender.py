@@ -165,7 +165,8 @@ class Appender:
 def _appended(writer: JournalWriter | PlacedWriter, together: Sequence[_Waiting]) -> list[list[int] | Exception]:
     """Store the events of requests as one; if there is a conflict, each by itself: only its own request is refused."""
     events = [event for waiting in together for event in waiting.events]
-    untimed = {id_ for waiting in together for id_ in waiting.untimed}
+    timed = {event.id for waiting in together for event in waiting.events if event.id not in waiting.untimed}
+    untimed = {id_ for waiting in together for id_ in waiting.untimed} - timed  # a time that is given is compared
     try:
         place = writer.append_each(events, any_time=untimed).place
     except IdConflict as conflict:

@@ -134,6 +134,21 @@ def test_a_request_without_times_may_be_sent_again(layout: Layout) -> None:
     assert post(layout, body) == post(layout, body)
 
 
+def test_a_time_that_is_given_is_compared_whoever_gives_none_for_the_same_id(layout: Layout) -> None:
+    made = Appender(layout)
+
+    async def go() -> list[Any]:
+        await made.append([Event("a", "e", "t", 5, {})])
+        requests = made.append([Event("a", "e", "t", 7, {})], {"a"}), made.append([Event("a", "e", "t", 6, {})])
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    untimed, timed = asyncio.run(go())
+    assert untimed == [0]
+    assert isinstance(timed, IdConflict)
+    with pytest.raises(IdConflict, match="twice in one append"):
+        post(layout, b'{"events": [{"id":"b","entity":"e","type":"t"},{"id":"b","entity":"e","type":"t","time_us":5}]}')
+
+
 def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_anew(layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     layout.journal.write_text("a file where the folder should be")

@@ -98,7 +98,10 @@ def _events(document: dict[str, Any], now_us: int) -> list[Event]:
 
 def _untimed(document: dict[str, Any]) -> set[str]:
     """The ids of the events whose times are not given: they are not compared when a request is repeated."""
-    return {fields["id"] for fields in document["events"] if not has_time(fields)}
+    found: list[dict[str, Any]] = document["events"]
+    return {fields["id"] for fields in found if not has_time(fields)} - {
+        fields["id"] for fields in found if has_time(fields)
+    }
 
 
 def _event(number: int, fields: Any, now_us: int) -> Event:

@@ -1,0 +1,137 @@
+"""Which columns of its events a view's watermark is made of: their times must be held against the append time, too.
+
+A far-future value in a column that a view sets its watermark on would close all windows, whatever the event's own time
+says. So the source checks these columns as well, where they are declared timestamps; other columns are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from stateside.errors import ViewInvalid
+from stateside.pipeline.kafka_events import KafkaEvents
+from stateside.pipeline.sources import JournalEvents, KafkaTopic, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_CHECKED: Final = frozenset({"time", "appended"})
+_CHECKED_ON_KAFKA: Final = frozenset({"time"})  # `appended` stands in the message: it is the producer's word
+
+
+def times_to_check(view: str, source: Source, events: DataFrame, frame: DataFrame) -> tuple[str, ...]:
+    """The events' fields, beside their time, that the view's watermarks are made of.
+
+    ViewInvalid for a watermark that is made of something else: the source could not keep it from running ahead.
+    """
+    if not isinstance(source, JournalEvents | KafkaEvents | KafkaTopic) or not source.dead_letters:
+        return ()
+    lineage = _Lineage.of(events, frame)
+    checked = _CHECKED_ON_KAFKA if isinstance(source, KafkaEvents) else _CHECKED
+    found: set[str] = set()
+    for watermark in lineage.watermarks:
+        columns = lineage.columns_of(watermark)
+        if isinstance(source, KafkaTopic):
+            _check_topic(view, source, watermark.name, columns)
+            continue
+        others = _other_columns(watermark.name, columns, checked)
+        if others is None or not others <= _timestamps(events):
+            raise _not_checked(view, watermark.name)
+        found |= others
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """The columns that watermarks are set on, the events' columns, and what other columns are made of; by number."""
+
+    watermarks: Sequence[_Attribute]
+    given: Mapping[int, str]
+    made_of: Mapping[int, frozenset[int]]
+
+    @classmethod
+    def of(cls, events: DataFrame, frame: DataFrame) -> _Lineage:
+        nodes = list(_nodes(_plan(frame)))
+        outputs = [_plan(events), *(node for node in nodes if not node.children().size())]  # a self-join reads twice
+        given = {each.exprId().id(): each.name() for output in outputs for each in _each(output.output())}
+        made_of = {
+            each.exprId().id(): frozenset(part.exprId().id() for part in _each(each.references().toSeq()))
+            for node in nodes
+            for each in _each(node.expressions())
+            if _kind(each) == "Alias"
+        }
+        marked = [node.eventTime() for node in nodes if _kind(node) == "EventTimeWatermark"]
+        return cls([_Attribute(each.name(), each.exprId().id()) for each in marked], given, made_of)
+
+    def columns_of(self, attribute: _Attribute) -> frozenset[str] | None:
+        """The events' columns that this one is made of; None if the plan does not say, such as after a Python map."""
+        found: set[str] = set()
+        left = [attribute.number]
+        while left:
+            number = left.pop()
+            if number in self.given:
+                found.add(self.given[number])
+            elif number in self.made_of:
+                left.extend(self.made_of[number])
+            else:
+                return None
+        return frozenset(found)
+
+
+def _other_columns(watermark: str, columns: frozenset[str] | None, checked: frozenset[str]) -> frozenset[str] | None:
+    """Those that the source does not check anyway; None if they are unknown."""
+    if columns is None:  # made in Python, say: under the name of a checked column it is taken for that one
+        return frozenset() if watermark in checked else None
+    return columns - checked
+
+
+def _check_topic(view: str, source: KafkaTopic, watermark: str, columns: frozenset[str] | None) -> None:
+    """A topic's messages have their time in the field that the source names, or in Kafka's own `timestamp`."""
+    time = source.time or "timestamp"
+    if columns == frozenset({time}) or (columns is None and watermark == time):
+        return
+    raise ViewInvalid(
+        f"The view {view!r} sets its watermark on {watermark!r}, and its source does not say that this is the "
+        f"time of the messages of {source.topic!r}: one dated far ahead would close all windows",
+        next_step=f"Name the field that has the time: sources.kafka(…, time={watermark!r})",
+    )
+
+
+def _not_checked(view: str, watermark: str) -> ViewInvalid:
+    return ViewInvalid(
+        f"The view {view!r} sets its watermark on {watermark!r}, which is made neither of the events' time nor of "
+        "declared timestamps: an event dated far ahead would close all windows",
+        next_step="Set it on `time`, or on a field that is declared as a timestamp; or read the source with "
+        "dead_letters=False, and guard the watermark in the view",
+    )
+
+
+def _timestamps(events: DataFrame) -> frozenset[str]:
+    return frozenset(field.name for field in events.schema if field.dataType.typeName().startswith("timestamp"))
+
+
+def _plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in _each(plan.children()):
+        yield from _nodes(child)
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    """The elements of a sequence of Scala's."""
+    return (sequence.apply(place) for place in range(sequence.size()))
+
+
+def _kind(of: Any) -> str:
+    return str(of.getClass().getSimpleName())
