@@ -17,13 +17,13 @@ from pyspark.sql import functions as F
 
 import stateside
 from benchmarks.compare import Result, Side, compare
-from stateside.errors import StatesideError
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 from stateside.journal import Event, JournalWriter
-from stateside.layout import Layout
+from stateside.pipeline.journal_source import FORMAT
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.source import FORMAT
-from stateside.processes import Child, free_port
 from stateside.serving.clients import Client
 from stateside.testing import session
 

@@ -32,20 +32,20 @@ from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, GRACE_US, HOUR_US, USAGE_TYPES, clock_tick, usage
 from stateside.billing.pipeline import app, app_without_deduplication
-from stateside.billing.pipeline.periods import EVENT_TIME
+from stateside.billing.pipeline.period_columns import EVENT_TIME
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
-from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.steps import Step, Steps
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.columns import GIVEN
-from stateside.layout import Layout
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.computed import Step, Steps
 
 
 def _size(name: str, default: int) -> int:

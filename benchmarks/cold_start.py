@@ -21,7 +21,7 @@ import lmdb
 
 from benchmarks.compare import Figure, Result
 from benchmarks.played_spark import PlayedSpark
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from benchmarks.compare import Result, Side, compare
 from benchmarks.played_spark import BUFFERS, KEY, pairs
-from stateside.checkpoint.arrow_rows import RowsToArrow
-from stateside.checkpoint.blocks import whole_block
-from stateside.checkpoint.schema import Column
-from stateside.checkpoint.unsafe_row import RowDecoder
+from stateside.spark_state.arrow_rows import RowsToArrow
+from stateside.spark_state.schema import Column
+from stateside.spark_state.slices import whole_block
+from stateside.spark_state.unsafe_row import RowDecoder
 
 ROWS = 200_000
 

@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.compare import Figure, Result, Side, compare
 from stateside.journal import Event, JournalWriter
 from stateside.journal.entities import Entities, Entity, NewEvent, Snapshots
-from stateside.journal.queries import Queries, Views
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream
 
 REPLAYED = 10_000
@@ -40,7 +40,7 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     stream = FileStream(folder / "journal")
     with (
         JournalWriter(folder / "journal") as writer,
-        Views(stream, folder / "views") as views,
+        QueryViews(stream, folder / "views") as views,
         Snapshots(folder / "snapshots") as snapshots,
     ):
         _fill(folder)

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.compare import Figure
 from benchmarks.played_spark import PlayedSpark
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 
 WATCHERS = 1_000
 BATCHES = 60

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.compare import Figure, Result, Side, compare
-from stateside.positions import Position
+from stateside.core.positions import Position
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot

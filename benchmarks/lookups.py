@@ -24,8 +24,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks.compare import Figure, Result
-from stateside.errors import SetupError
-from stateside.processes import Child, free_port
+from stateside.core.errors import SetupError
+from stateside.core.processes import Child, free_port
 from tests.written import Written, WrittenOperator
 
 CUSTOMERS = 100_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.compare import Figure
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests.pages.open_pages import told
 from tests.pages.stage import Stage, serving
 

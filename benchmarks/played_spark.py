@@ -1,8 +1,8 @@
 """Plays Spark's part: writes a checkpoint as Spark's RocksDB store does, by the million rows.
 
 The view is that of a billing: key (account, period, kind), buffers (count, sum). Every row is in the format that
-`stateside.checkpoint` draws, and no code of that room wrote it. An account is a number. Spark's files have numbers with
-the lowest byte first, so that the order of keys there says nothing about their order in a replica.
+`stateside.spark_state` draws, and no code of that package wrote it. An account is a number. Spark's files have numbers
+with the lowest byte first, so that the order of keys there says nothing about their order in a replica.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy.typing as npt
 import xxhash
 from rocksdict import DBCompressionType, Options, Rdict, SstFileWriter
 
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
+from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
 
 KEY = {"account": "long", "period": "timestamp", "kind": "string"}
 BUFFERS = {"count": "long", "sum": "long"}
@@ -48,9 +48,9 @@ class PlayedSpark:
         self.partitions, self._root = partitions, layout.checkpoint
         self.batch = -1  # the last one that is committed
         key = tuple(
-            KeyColumn(name, type_, Stored(at, name, type_), name) for at, (name, type_) in enumerate(KEY.items())
+            KeyColumn(name, type_, StateColumn(at, name, type_), name) for at, (name, type_) in enumerate(KEY.items())
         )
-        buffers = [Stored(at, name, type_) for at, (name, type_) in enumerate(BUFFERS.items())]
+        buffers = [StateColumn(at, name, type_) for at, (name, type_) in enumerate(BUFFERS.items())]
         columns = tuple(ViewColumn(each.name, "long", each.name, (each,), each.name) for each in buffers)
         layout.root.mkdir(parents=True)
         layout.catalogue.write_bytes(Catalogue("bench", "bench", 0, key, columns, rollups=rollups).as_json())

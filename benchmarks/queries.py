@@ -13,7 +13,7 @@ import pyarrow as pa
 from benchmarks.compare import Figure, Result, Side, compare
 from stateside.journal import Event, JournalWriter
 from stateside.journal.columns import decode, encode
-from stateside.journal.queries import Queries, Views
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream
 
 ENTITIES = 1_000_000
@@ -23,10 +23,10 @@ APPEND_EVENTS = 10_000
 LISTING = """
 import sys, time
 from pathlib import Path
-from stateside.journal.queries import Queries, Views
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream
 stream = FileStream(Path(sys.argv[1]) / "journal")
-views = Views(stream, Path(sys.argv[1]) / sys.argv[2])
+views = QueryViews(stream, Path(sys.argv[1]) / sys.argv[2])
 queries = Queries(stream, views)
 def own_kib():
     with open("/proc/self/smaps_rollup") as lines:
@@ -51,7 +51,7 @@ def _listing(folder: Path) -> Iterator[Result | Figure]:
             numbers = range(first, first + APPEND_EVENTS)
             writer.append([Event(f"e{n}", f"customer-{n:07}", "call", n, {"seconds": 61}) for n in numbers])
     stream = FileStream(folder / "journal")
-    with Views(stream, folder / "views") as views:
+    with QueryViews(stream, folder / "views") as views:
         began = time.perf_counter()
         views.rebuild()
         yield Figure(f"views made of {ENTITIES:,} entities", "events/s", ENTITIES / (time.perf_counter() - began))
@@ -70,7 +70,7 @@ def _replay(folder: Path, appended: int, others: int) -> Iterator[Result | Figur
             writer.append([*mine, *(_event(first * others + n, f"c{n}", "o") for n in range(others))])
     stream = FileStream(folder / "journal")
     batch = encode([_event(n, "emma") for n in range(REPLAYED)], 0)
-    with Views(stream, folder / "views") as views:
+    with QueryViews(stream, folder / "views") as views:
         views.follow()
 
         def replay() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.compare import Result, Side, compare
 from benchmarks.played_spark import Numbers, PlayedSpark
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.compare import Result, Side, compare
 from stateside.journal import Event, JournalWriter
-from stateside.pipeline.source import FORMAT
+from stateside.pipeline.journal_source import FORMAT
 from stateside.testing import session
 
 EVENTS = 2_000_000

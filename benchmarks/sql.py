@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from benchmarks.compare import Figure, Result, Side, compare
 from benchmarks.played_spark import PlayedSpark
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.replica.tail import Tail
-from stateside.serving.access.holder import OPERATOR
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.views import Views
-from stateside.serving.sql import kept
-from stateside.serving.sql.question import Question
-from stateside.serving.sql.runner import SqlRunner
+from stateside.serving.access.principal import OPERATOR
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql import cache
+from stateside.serving.sql.sql_query import SqlQuery
+from stateside.serving.sql.statement_runner import SqlRunner
 
 ROWS = 1_000_000
 CHANGED = 10_000
@@ -40,7 +40,7 @@ class Asked:
         for first in range(0, rows, ROWS):
             self._spark.commit(self._spark.changelogs(np.arange(first, min(first + ROWS, rows))))
         self._follow()
-        self._views, self.runner = Views(self._layout), SqlRunner(self._layout)
+        self._views, self.runner = ViewReaders(self._layout), SqlRunner(self._layout)
 
     def change(self, rows: int) -> None:
         """A batch in which this many rows change, scattered over all."""
@@ -49,7 +49,7 @@ class Asked:
         changed = np.random.default_rng(self._spark.batch).choice(self._rows, rows, replace=False)
         self._spark.commit(self._spark.changelogs(np.sort(changed), self._spark.batch))
         self._follow()
-        self._views = Views(self._layout)
+        self._views = ViewReaders(self._layout)
 
     def _follow(self) -> None:
         tail = Tail(self._layout.view("bench"))
@@ -74,7 +74,7 @@ class Asked:
         return rows.table()
 
     async def _ask(self, text: str) -> bytes:
-        question = Question(text, timeout_ms=300_000)
+        question = SqlQuery(text, timeout_ms=300_000)
         running = await self.runner.run(question, self._views, OPERATOR, Floor(), asyncio.Event().wait)  # type: ignore[arg-type]
         return b"".join([part async for part in running])
 
@@ -92,11 +92,11 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     ours, peer = Side("statement, in a DuckDB of its own", asked.group_by), Side("DuckDB", _bare(asked.table()))
     yield compare("SQL group-by, warm", "rows/s", ours, peer)
     yield Figure(f"SQL group-by over {ROWS:,} rows, {CHANGED:,} of them changed since", "ms", _moved_ms(asked))
-    before = kept.KEPT_RELATION_BYTES_MAX
-    kept.KEPT_RELATION_BYTES_MAX = 0
+    before = cache.KEPT_RELATION_BYTES_MAX
+    cache.KEPT_RELATION_BYTES_MAX = 0
     asked.forget()
     yield Figure(f"SQL group-by over {ROWS:,} rows, scanned", "ms", _took_ms(asked.group_by))
-    kept.KEPT_RELATION_BYTES_MAX = before
+    cache.KEPT_RELATION_BYTES_MAX = before
 
 
 def _moved_ms(asked: Asked) -> float:
@@ -111,7 +111,7 @@ def measure_large(folder: Path, rows: int) -> None:
     """By hand: what a view of many rows takes, and how much memory this process has had at most."""
     asked = Asked(folder, rows)
     for turn in ("scanned", "scanned", "cold", "warm"):
-        kept.KEPT_RELATION_BYTES_MAX = 0 if turn == "scanned" else 768 << 20
+        cache.KEPT_RELATION_BYTES_MAX = 0 if turn == "scanned" else 768 << 20
         took = _took_ms(asked.group_by)
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         kept_mib = asked.runner.folder.kept.nbytes >> 20

@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.compare import Figure
-from stateside.checkpoint.log import Checkpoint
+from stateside.core.layout import Layout
+from stateside.core.processes import Child
+from stateside.core.storage import Storage
 from stateside.journal import Event, JournalWriter
-from stateside.layout import Layout
 from stateside.leadership import standing
-from stateside.processes import Child
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 LEASE_S = float(os.environ.get("STATESIDE_BENCH_LEASE_S", "2"))
 ROUNDS = 3

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.compare import Figure
 from benchmarks.played_spark import PlayedSpark
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 

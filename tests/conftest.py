@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests import quick_java
 from tests.sizes import FULL, examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from stateside.ops.broker import Broker
+    from stateside.testbed.broker import Broker
 
 settings.register_profile(
     "stateside",
@@ -72,7 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The one real Kafka broker, for tests with topics of their own. Its jars are fetched: mark them with `network`."""
-    from stateside.ops.broker import Broker
+    from stateside.testbed.broker import Broker
 
     with Broker(tmp_path_factory.mktemp("broker")) as running:
         yield running

@@ -60,8 +60,8 @@ def run_spark(folder: Path) -> None:
     from pyspark.sql import DataFrame
 
     import stateside
+    from stateside.core.layout import Layout
     from stateside.journal import Event
-    from stateside.layout import Layout
     from stateside.pipeline.session import start_session
     from stateside.testing import append, run_to
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stateside.checkpoint.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 
 LAYOUTS = {"boolean": "?", "byte": "b", "short": "h", "integer": "i", "long": "q", "float": "f", "double": "d"}
 LAYOUTS |= {"date": "i", "timestamp": "q", "timestamp_ntz": "q", "interval year to month": "i"}

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from pyspark.sql import SparkSession
 
-from stateside.checkpoint.provider import Provider
+from stateside.spark_state.provider import Provider
 
 STATE = "spark.sql.streaming.stateStore"
 

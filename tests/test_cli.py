@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from stateside.core.processes import EXIT_FINAL, Child, free_port
 from stateside.journal import Event, Journal
-from stateside.processes import EXIT_FINAL, Child, free_port
 from tests.disks import mounted, remount
 
 pytestmark = pytest.mark.e2e

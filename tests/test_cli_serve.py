@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.errors import Misdirected
-from stateside.processes import Child, free_port
+from stateside.core.errors import Misdirected
+from stateside.core.processes import Child, free_port
 from stateside.serving.clients import Client
 from tests.poisoned import poisoned
 from tests.serving.conftest import wait_until_it_answers

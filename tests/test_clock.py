@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateside.clock import age_text
+from stateside.core.clock import age_text
 
 
 @pytest.mark.parametrize(

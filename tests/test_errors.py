@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import stateside.journal
-from stateside import errors
-from stateside.errors import JournalCorrupt, Misdirected, PipelineFailed, StatesideError, TooManyRequests
+from stateside.core import errors
+from stateside.core.errors import JournalCorrupt, Misdirected, PipelineFailed, StatesideError, TooManyRequests
 
 assert stateside.journal, "its errors belong to the tree too"
 

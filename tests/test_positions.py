@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import PositionInvalid
-from stateside.positions import OFFSET_MAX, PARTITIONS_MAX, Position
+from stateside.core.errors import PositionInvalid
+from stateside.core.positions import OFFSET_MAX, PARTITIONS_MAX, Position
 from tests.sizes import examples
 
 NAME_CHARACTERS = string.ascii_letters + string.digits + "._-"

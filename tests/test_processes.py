@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.processes import EXIT_NO_COMMAND, Child, free_port, run
+from stateside.core.processes import EXIT_NO_COMMAND, Child, free_port, run
 
 pytestmark = pytest.mark.e2e
 
@@ -77,7 +77,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(sleeper: Child) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_a_child_does_not_outlive_a_parent_that_was_killed(log: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from stateside.processes import Child\n"
+        "import sys, time; from pathlib import Path; from stateside.core.processes import Child\n"
         f"print(Child({SLEEP!r}, Path({str(log)!r})).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
@@ -91,7 +91,7 @@ def test_a_child_does_not_outlive_a_parent_that_was_killed(log: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from stateside.processes import die_with_parent\n"
+        "import sys, time; from stateside.core.processes import die_with_parent\n"
         "sys.stdin.read(); die_with_parent(int(sys.argv[1])); print('lives on', flush=True); time.sleep(60)"
     )
     parent = (
@@ -108,7 +108,7 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path: Path) 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_a_child_does_not_outlive_a_parent_that_is_killed_as_soon_as_it_has_started_it(log: Path) -> None:
     script = (
-        "import os; from pathlib import Path; from stateside.processes import Child\n"
+        "import os; from pathlib import Path; from stateside.core.processes import Child\n"
         f"print(Child({SLEEP!r}, Path({str(log)!r})).pid, flush=True); os.kill(os.getpid(), 9)"
     )
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed_as_soon_as_it_has_star
 
 def test_no_python_runs_between_fork_and_exec(log: Path) -> None:
     script = (
-        "import os; from pathlib import Path; from stateside.processes import Child\n"
+        "import os; from pathlib import Path; from stateside.core.processes import Child\n"
         "os.register_at_fork(before=lambda: print('Python runs in the fork'))\n"
         f"Child([{sys.executable!r}, '-c', ''], Path({str(log)!r})).stop()"
     )

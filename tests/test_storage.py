@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.storage import Storage, try_lock, write_atomically
+from stateside.core.storage import Storage, try_lock, write_atomically
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
+from stateside.core.positions import Position
 from stateside.journal import Event
 from stateside.pipeline.sinks.sink import BatchId
-from stateside.positions import Position
 from stateside.testing import Crash, CrashingSink, crash_marker, temporary_journal
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.conftest import _compress, _delta, _encode_row, _schema_file
+from tests.spark_state.conftest import _compress, _delta, _encode_row, _schema_file
 
 PACKAGE = "org.apache.spark.sql.execution.streaming.state"
 CONF = {

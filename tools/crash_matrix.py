@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from stateside.ops.chaos.matrix import matrix
+from stateside.testbed.chaos.report import matrix
 
 PAGE = Path(__file__).parents[1] / "docs" / "crash-matrix.md"
 

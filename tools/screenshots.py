@@ -21,9 +21,9 @@ sys.path.insert(0, str(TOP))
 
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 
-from stateside.layout import Layout  # noqa: E402
+from stateside.core.layout import Layout  # noqa: E402
 from stateside.leadership import Candidate  # noqa: E402
-from stateside.serving.access.issuer import Issuer  # noqa: E402
+from stateside.serving.access.tokens import Issuer  # noqa: E402
 from tests.pages.conftest import ADVICE, chromium  # noqa: E402
 from tests.pages.stage import LONG, RICH, Stage, serving  # noqa: E402
 

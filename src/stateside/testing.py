@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from stateside.errors import OperatingError
+from stateside.core.errors import OperatingError
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.stored import StoredStream
-from stateside.layout import Layout
+from stateside.journal.partitions import StoredStream
 from stateside.pipeline.app import App
-from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
+from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
-from stateside.positions import Position
 from stateside.replica.tail import Tail
-from stateside.serving.reading.views import Answer, Floor, ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +100,7 @@ def run_to(
         runner.run_to_end()
 
 
-def answer(layout: Layout, view: str, *key: str) -> Answer:
+def answer(layout: Layout, view: str, *key: str) -> ViewAnswer:
     """What a server would answer now: brings the view's replica up to date with its checkpoint and asks it."""
     return _ask(layout, view, lambda reader: reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0)))
 
@@ -115,7 +115,7 @@ def rollup(layout: Layout, view: str, columns: Sequence[str], *key: str) -> list
     return _ask(layout, view, lambda reader: reader.rollup(columns, key, Floor(wait_ms=0))).rows
 
 
-def _ask(layout: Layout, view: str, question: Callable[[ViewReader], Coroutine[Any, Any, Answer]]) -> Answer:
+def _ask(layout: Layout, view: str, question: Callable[[ViewReader], Coroutine[Any, Any, ViewAnswer]]) -> ViewAnswer:
     tail = Tail(layout.view(view))
     tail.step()
     tail.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stateside.archive import ArchiveTable, TableSpec, followed
-from stateside.archive.followed import FollowedTable
-from stateside.errors import ArchiveAway, ArchiveInvalid
+from stateside.archive import ArchiveTable, TableSpec, table_reader
+from stateside.archive.table_reader import FollowedTable
+from stateside.core.errors import ArchiveAway, ArchiveInvalid
 
 SPEC = TableSpec("notes", pa.schema([("month", pa.string()), ("who", pa.string()), ("n", pa.int64())]), ("month",))
 COLUMNS = ("month", "who", "n")
@@ -29,8 +29,8 @@ def readers(tmp_path: Path) -> FollowedTable:
 
 @pytest.fixture(params=["kept in memory", "one of them kept", "read from disk"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = {"kept in memory": followed.KEPT_BYTES_MAX, "one of them kept": 1, "read from disk": 0}
-    monkeypatch.setattr(followed, "KEPT_BYTES_MAX", room[request.param])
+    room = {"kept in memory": table_reader.KEPT_BYTES_MAX, "one of them kept": 1, "read from disk": 0}
+    monkeypatch.setattr(table_reader, "KEPT_BYTES_MAX", room[request.param])
 
 
 def store(table: ArchiveTable, batch: int) -> None:

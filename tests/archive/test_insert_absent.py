@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.archive import ArchiveTable, TableSpec, table
-from stateside.errors import ArchiveInvalid
+from stateside.core.errors import ArchiveInvalid
 from tests.sizes import examples
 
 SCHEMA = pa.schema([("name", pa.string()), ("Day 1", pa.date32()), ("n", pa.int64())])

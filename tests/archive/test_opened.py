@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from stateside.archive import ArchiveTable, TableSpec, opened
-from stateside.errors import ArchiveInvalid, SinkAway
+from stateside.archive import ArchiveTable, TableSpec, table
+from stateside.core.errors import ArchiveInvalid, SinkAway
 
 SPEC = TableSpec("invoices", pa.schema([("customer", pa.string()), ("total", pa.int64())]))
 
@@ -68,7 +68,7 @@ def test_a_table_that_is_not_there_cannot_be_opened(tmp_path: Path) -> None:
 def test_now_and_then_small_files_are_put_together(
     archive: ArchiveTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "COMMITS_BETWEEN", 10)
+    monkeypatch.setattr(table, "COMMITS_BETWEEN", 10)
     tidied = 0
     for batch in range(20):
         archive.opened().store(rows((f"c{batch}", batch)), batch, {"batch": batch})

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from stateside.archive import ArchiveTable, TableSpec, table
-from stateside.errors import ArchiveInvalid
+from stateside.core.errors import ArchiveInvalid
 
 SPEC = TableSpec(
     name="invoices",

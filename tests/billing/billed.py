@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.amounts import Amounts
 from stateside.billing.money import Rounding
 from stateside.billing.plans.file import CREDIT, PlanVersion
-from stateside.billing.sealing.amounts import Amounts
-from stateside.checkpoint.steps import Step, Steps
+from stateside.views.computed import Step, Steps
 
 BERLIN = Cycle("month", "Europe/Berlin")
 DAILY = Cycle("day", "Europe/Berlin")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark import SparkContext
 
+from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.pipeline import application, bill
-from stateside.billing.sealing.sink import BillingSink
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.testing import run_to, session
 

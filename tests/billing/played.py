@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import CLOCK, GRACE_US
 from stateside.billing.rating.rating import events_table, rate
-from stateside.billing.sealing.sink import BillingSink
-from stateside.clock import ManualClock
-from stateside.errors import OperatingError
+from stateside.core.clock import ManualClock
+from stateside.core.errors import OperatingError
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from tests.billing.billed import Row, closed
 

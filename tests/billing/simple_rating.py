@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import QUANTITY_MAX, assignment, clock_tick
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
-from stateside.checkpoint.steps import Step, Steps
-from stateside.errors import PlanInvalid
+from stateside.core.errors import PlanInvalid
 from stateside.journal import Event
+from stateside.views.computed import Step, Steps
 
 HOUR_US = 3_600_000_000
 

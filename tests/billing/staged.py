@@ -10,19 +10,18 @@ from typing import Any
 import pyarrow as pa
 
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.documents import dead_letters_table, documents_table
 from stateside.billing.model import DAY_US, assignment
 from stateside.billing.money import Rounding
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
-from stateside.billing.sealing.dead_letters import dead_letters_table
-from stateside.billing.sealing.documents import documents_table
-from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.steps import Step, Steps
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.storage import Storage
 from stateside.journal import Event, JournalWriter
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import rows
+from stateside.views.computed import Step, Steps
 
 TABLE_COLUMNS = ("number", "kind", "customer", "period", "currency", "amount_micros", "charged_micros", "events")
 

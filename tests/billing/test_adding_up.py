@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from stateside.billing.answers.available_documents import Gate
 from stateside.billing.answers.bills import bill
-from stateside.billing.answers.gate import Gate
-from stateside.billing.answers.issued import Issued, followed
-from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.document_store import DocumentStore, followed
+from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals
 from stateside.billing.audit.answer_sums import judge_sums, off_in_bill, off_in_periods
 from stateside.billing.calendar import Cycle
 from stateside.cli.billing_tables import bill_text, documents_text, totals_text
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.serving.rows.view_readers import Floor, ViewReader
 
 from .written_bills import BASIC, WrittenBills, plan, step
 
@@ -53,7 +53,7 @@ class Asked:
         gate = Gate.of(live.stamp)
         rows = {name: asyncio.run(reader.rows([name], Floor(wait_ms=0))).rows for name in ("emma", "ben")}
         reader.close()
-        issued = Issued.of(layout)
+        issued = DocumentStore.of(layout)
         self.documents = [document.as_dict() for document in issued.of_customer("emma", gate)]
         self.bills = {name: bill(name, rows[name], issued.of_customer(name, gate), plans) for name in rows}
         sealed = ArchiveSums(followed(layout)).of(None, gate)

@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 
 from stateside.billing.answers import explain
+from stateside.billing.answers.available_documents import Gate
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
+from stateside.billing.answers.document_store import DocumentStore
 from stateside.billing.answers.explain import Behind, Explainer
-from stateside.billing.answers.gate import Gate
-from stateside.billing.answers.issued import Issued
-from stateside.billing.answers.letters import DeadLetters, letters_to_replay
-from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.letters import DeadLetterReader, letters_to_replay
+from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.plan_file import load_plans
 from stateside.billing.model import HOUR_US, assignment, clock_tick, usage
+from stateside.billing.operations.replay import parse_changes, replay
 from stateside.billing.plans.file import plan_event
-from stateside.billing.sealing.plan_file import load_plans
-from stateside.billing.upkeep.replay import parse_changes, replay
-from stateside.checkpoint.log import Checkpoint
-from stateside.clock import ManualClock
-from stateside.errors import CheckpointInvalid, EventRefused, PositionInvalid, RequestInvalid, StateError
+from stateside.core.clock import ManualClock
+from stateside.core.errors import CheckpointInvalid, EventRefused, PositionInvalid, RequestInvalid, StateError
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.storage import Storage
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import Stamp
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 from .written_bills import SWISS, WrittenBills, plan, step
 
@@ -72,11 +72,11 @@ class Folder:
 
     def bill(self, customer: str = "emma") -> dict[str, Any]:
         stamp, rows = self.asked(customer)
-        return bill(customer, rows, Issued.of(self.layout).of_customer(customer, Gate.of(stamp)), self.plans)
+        return bill(customer, rows, DocumentStore.of(self.layout).of_customer(customer, Gate.of(stamp)), self.plans)
 
     def period(self, customer: str = "emma") -> tuple[BillPeriod, Stamp]:
         stamp, rows = self.asked(customer)
-        documents = Issued.of(self.layout).of_customer(customer, Gate.of(stamp))
+        documents = DocumentStore.of(self.layout).of_customer(customer, Gate.of(stamp))
         return bill_periods(rows, documents, self.plans)[0], stamp
 
     def explained(self, customer: str = "emma") -> list[Behind]:
@@ -265,7 +265,7 @@ class TestExplaining:
 
 class TestDeadLetters:
     @pytest.fixture
-    def letters(self, folder: Folder) -> Iterator[DeadLetters]:
+    def letters(self, folder: Folder) -> Iterator[DeadLetterReader]:
         """At offsets 5 to 8: an unknown customer twice, a future one, one that counts between them."""
         folder.append(
             folder.used("u-1", "call", 60, "nobody"),
@@ -274,9 +274,9 @@ class TestDeadLetters:
             usage("f-1", "emma", "call", folder.clock.now_us() + 2 * HOUR_US, 60),
         )
         folder.batch()
-        yield DeadLetters.of(folder.layout)
+        yield DeadLetterReader.of(folder.layout)
 
-    def test_they_are_counted_by_reason_listed_and_shown(self, letters: DeadLetters) -> None:
+    def test_they_are_counted_by_reason_listed_and_shown(self, letters: DeadLetterReader) -> None:
         assert letters.counts() == {"future-dated": 1, "unknown-customer": 2}
         assert letters.counts(before=0) == {}
         assert [letter.offset for letter in letters.page(limit=10)] == [5, 7, 8]
@@ -288,7 +288,7 @@ class TestDeadLetters:
         assert letters.get(6) is None
 
     def test_a_replay_appends_the_repaired_event_once_however_often_it_is_run(
-        self, folder: Folder, letters: DeadLetters
+        self, folder: Folder, letters: DeadLetterReader
     ) -> None:
         (letter,) = letters_to_replay(folder.layout, 5, None)
         for expected in ((1, 0), (0, 1), (0, 1)):
@@ -298,7 +298,7 @@ class TestDeadLetters:
         folder.batch()
         assert [(event.id, event.quantity) for event in folder.explained()] == [("c-1", 120), ("replay/5", 61)]
 
-    def test_all_of_one_reason_are_replayed_once_they_can_be(self, folder: Folder, letters: DeadLetters) -> None:
+    def test_all_of_one_reason_are_replayed_once_they_can_be(self, folder: Folder, letters: DeadLetterReader) -> None:
         both = letters_to_replay(folder.layout, None, "unknown-customer")
         with pytest.raises(EventRefused, match=r"replay/5 would be a dead letter again: unknown-customer"):
             replay(folder.layout, both, {}, folder.clock)
@@ -310,7 +310,7 @@ class TestDeadLetters:
         folder.batch()
         assert shown(folder.bill("nobody")) == [("2026-01", "EUR", "draft", 0)]
 
-    def test_what_a_replay_cannot_set_is_refused(self, folder: Folder, letters: DeadLetters) -> None:
+    def test_what_a_replay_cannot_set_is_refused(self, folder: Folder, letters: DeadLetterReader) -> None:
         for text in ("id=5", "quantity", "=", "amount=1"):
             with pytest.raises(RequestInvalid, match="quantity, name, currency"):
                 parse_changes([text])

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from stateside import processes
 from stateside.billing.answers import audits as module
 from stateside.billing.answers.audits import TEXT_CHARS_MAX, Audits
-from stateside.layout import Layout
-from stateside.storage import try_lock
+from stateside.core import processes
+from stateside.core.layout import Layout
+from stateside.core.storage import try_lock
 
 
 @pytest.fixture

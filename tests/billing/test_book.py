@@ -10,14 +10,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from stateside.billing.book import accounts, book, newcomers
+from stateside.billing.book import accounts, book
+from stateside.billing.book import book as book_module
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.book.texts import Texts, text_hashes
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
-from stateside.clock import ManualClock
-from stateside.errors import StateError
+from stateside.core.clock import ManualClock
+from stateside.core.errors import StateError
 from stateside.journal import Event, Journal, JournalWriter
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, references
 from tests.sizes import examples
@@ -97,7 +98,7 @@ def test_names_with_the_same_hash_are_told_apart(hashes: object, frames: Appends
     with pytest.MonkeyPatch.context() as patch, journal_of(frames) as journal:
         patch.setattr(accounts, "text_hashes", hashes)
         patch.setattr(book, "text_hashes", hashes)
-        patch.setattr(newcomers, "text_hashes", hashes)
+        patch.setattr(book_module, "text_hashes", hashes)
         patch.setattr(book, "_BULK_ROWS", 0)
         end = journal.end()["0"]
         check_same(BookKeeper(journal, None).at(end), simple_book(journal), end)

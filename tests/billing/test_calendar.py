@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing.calendar import Cycle
-from stateside.errors import PlanInvalid
+from stateside.core.errors import PlanInvalid
 from tests.sizes import examples
 
 HOUR_US = 3_600_000_000

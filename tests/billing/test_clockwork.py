@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing.generator import Generator, generate
-from stateside.billing.generator.writing import to_journal
+from stateside.billing.generator.output import to_journal
 from stateside.billing.model import assignment, clock_tick
+from stateside.billing.operations.clock_events import IDLE_US, Clockwork, run_clock
 from stateside.billing.plans.file import parse_plan, plan_event
-from stateside.billing.upkeep.clockwork import IDLE_US, Clockwork, run_clock
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
 from tests.sizes import examples
 
 HOUR_US = 3_600_000_000

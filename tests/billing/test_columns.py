@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.sealing import columns
-from stateside.billing.sealing.columns import groups, longs, ranks
-from stateside.errors import ValueOverflow
+from stateside.billing.invoicing import amounts
+from stateside.billing.invoicing.amounts import groups, longs, ranks
+from stateside.core.errors import ValueOverflow
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
 rows = st.lists(st.tuples(texts, st.integers(-3, 3), texts), max_size=20)
@@ -21,11 +21,11 @@ def table(rows: list[tuple[str, int, str]]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(types, row, strict=True)) for row in rows], pa.schema(types))
 
 
-@pytest.mark.parametrize("ranks_max", [1, columns.RANKS_MAX])
+@pytest.mark.parametrize("ranks_max", [1, amounts.RANKS_MAX])
 @given(rows=rows)
 def test_ranks_sort_as_the_columns_do(ranks_max: int, rows: list[tuple[str, int, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "RANKS_MAX", ranks_max)
+        patch.setattr(amounts, "RANKS_MAX", ranks_max)
         found = ranks(table(rows), "a", "b", "c").tolist()
     keys = [(a.encode(), b, c.encode()) for a, b, c in rows]
     for one, rank in zip(keys, found, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateside.billing.answers.course import FORECAST_FROM, Course
+from stateside.billing.answers.trend import FORECAST_FROM, PeriodTrend
 from stateside.billing.model import DAY_US, GRACE_US, HOUR_US, usage
 from stateside.billing.model import assignment as assigned
 from tests.billing.test_answers import FEBRUARY, JANUARY, Folder, folder
@@ -10,9 +10,9 @@ from tests.billing.test_answers import FEBRUARY, JANUARY, Folder, folder
 __all__ = ["folder"]  # a fixture
 
 
-def course(folder: Folder) -> Course:
+def course(folder: Folder) -> PeriodTrend:
     period, stamp = folder.period()
-    return Course.of(period, folder.explained(), folder.plans, stamp.watermark_us)
+    return PeriodTrend.of(period, folder.explained(), folder.plans, stamp.watermark_us)
 
 
 def used(folder: Folder, id_: str, type_: str, quantity: int, day: int, **named: str) -> None:

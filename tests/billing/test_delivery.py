@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.issued import Issued
-from stateside.billing.sealing.amounts import Amounts
-from stateside.billing.sealing.documents import documents_table
-from stateside.billing.sealing.notes import LATE, corrections
-from stateside.billing.upkeep import delivery as delivering
-from stateside.billing.upkeep.delivery import Delivered, Delivery, body_of, only_one
-from stateside.errors import PipelineRunning, SinkAway, SinkRefused, StateError
-from stateside.layout import Layout
+from stateside.billing.answers.document_store import DocumentStore
+from stateside.billing.invoicing.amounts import Amounts
+from stateside.billing.invoicing.documents import documents_table
+from stateside.billing.invoicing.notes import LATE, corrections
+from stateside.billing.operations import delivery as delivering
+from stateside.billing.operations.delivery import Delivered, DocumentDelivery, body_of, only_one
+from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused, StateError
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 from stateside.pipeline.sinks.http import open_endpoint
-from stateside.processes import Child, free_port
 from tests.pipeline.sinks.endpoint import Store, endpoint
 
 from .test_totals import FEBRUARY, JANUARY
@@ -63,8 +63,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "endpoint.jsonl")
 
 
-def deliver(layout: Layout, url: str) -> Delivery:
-    return Delivery(Issued.of(layout), open_endpoint(url, {}), layout.view("bill").mark("delivery-test"))
+def deliver(layout: Layout, url: str) -> DocumentDelivery:
+    return DocumentDelivery(DocumentStore.of(layout), open_endpoint(url, {}), layout.view("bill").mark("delivery-test"))
 
 
 def numbers(store: Store) -> list[str]:
@@ -92,8 +92,11 @@ def test_it_holds_while_the_endpoint_is_away_and_goes_on_where_it_stood(
     monkeypatch.setattr(delivering, "PAUSE_S_MIN", 0.01)
     with endpoint(store) as url:
         told: list[str] = []
-        made = Delivery(
-            Issued.of(layout), open_endpoint(url, {}), layout.view("bill").mark("delivery-test"), told=told.append
+        made = DocumentDelivery(
+            DocumentStore.of(layout),
+            open_endpoint(url, {}),
+            layout.view("bill").mark("delivery-test"),
+            told=told.append,
         )
         store.answers += [(503, {}), (500, {}), (429, {})]
         stop = threading.Event()
@@ -130,7 +133,7 @@ def test_without_an_endpoint_nothing_is_marked(bills: WrittenBills, layout: Layo
 def test_new_documents_are_found_and_old_files_not_read_again(
     bills: WrittenBills, layout: Layout, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stateside.archive.followed import DataFile
+    from stateside.archive.table_reader import DataFile
 
     with endpoint(store) as url:
         made = deliver(layout, url)
@@ -165,7 +168,7 @@ def test_a_damaged_mark_is_told(layout: Layout) -> None:
 
 
 def test_a_document_s_body_is_the_same_each_time(bills: WrittenBills, layout: Layout) -> None:
-    one, other = (next(Issued.of(layout).after(0, 0)) for _ in range(2))
+    one, other = (next(DocumentStore.of(layout).after(0, 0)) for _ in range(2))
     assert body_of(one) == body_of(other)
 
 

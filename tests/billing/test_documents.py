@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.billing.invoicing.amounts import round_all
+from stateside.billing.invoicing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoices, numbered
 from stateside.billing.money import Rounding, round_micros
 from stateside.billing.plans.file import CREDIT
-from stateside.billing.sealing.amounts import round_all
-from stateside.billing.sealing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoices, numbered
-from stateside.checkpoint.steps import Step, Steps
-from stateside.errors import MoneyOverflow, ValueOverflow
+from stateside.core.errors import MoneyOverflow, ValueOverflow
+from stateside.views.computed import Step, Steps
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
 from tests.sizes import examples
 

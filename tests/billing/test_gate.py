@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.answers.gate import Gate
-from stateside.billing.answers.issued import Document, Issued, followed
+from stateside.billing.answers.available_documents import Gate
+from stateside.billing.answers.document_store import Document, DocumentStore, followed
 from stateside.billing.answers.totals import ArchiveSums
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US, clock_tick
 from stateside.billing.rating.rating import events_table, rate
-from stateside.errors import NotFreshEnough
+from stateside.core.errors import NotFreshEnough
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
 from tests.billing.audit.test_played import audited
 from tests.billing.played import Query, append
 from tests.billing.story import OPENING, at, call
@@ -69,12 +69,12 @@ def _end_us(cycle: Cycle, time: datetime) -> int:
 class Readers:
     """What a server keeps open: it follows the documents, batch after batch."""
 
-    issued: Issued
+    issued: DocumentStore
     sums: ArchiveSums
 
     @classmethod
     def of(cls, layout: Layout) -> Readers:
-        return cls(Issued.of(layout), ArchiveSums(followed(layout)))
+        return cls(DocumentStore.of(layout), ArchiveSums(followed(layout)))
 
     def counting(self, gate: Gate) -> Iterator[Document]:
         for name in NAMES:

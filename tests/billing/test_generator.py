@@ -19,12 +19,12 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.generator import EVEN_MICROS, Arrival, Generator, Report, Shares, generate, writing
-from stateside.billing.generator.writing import to_files, to_journal, to_kafka
-from stateside.errors import RequestInvalid, SinkAway
+from stateside.billing.generator import EVEN_MICROS, Arrival, ExpectedTotals, Generator, Shares, generate, output
+from stateside.billing.generator.output import to_files, to_journal, to_kafka
+from stateside.core.errors import RequestInvalid, SinkAway
+from stateside.core.processes import free_port
 from stateside.journal import Event, Journal
-from stateside.ops.broker import Broker
-from stateside.processes import free_port
+from stateside.testbed.broker import Broker
 from tests.sizes import examples
 
 DAY_US = 86_400_000_000
@@ -44,7 +44,7 @@ def arrivals() -> list[Arrival]:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> ExpectedTotals:
     return SMALL.report()
 
 
@@ -232,12 +232,12 @@ def test_without_bad_late_and_duplicate_events_there_are_none() -> None:
     assert fates == {"bill", "clock", "reference"}
 
 
-def test_a_customer_with_nothing_but_late_events_occurs(report: Report) -> None:
+def test_a_customer_with_nothing_but_late_events_occurs(report: ExpectedTotals) -> None:
     wholly = Generator(1, 200, 10, 2).report().wholly_late
     assert len(wholly) >= 1
 
 
-def test_the_report_counts_what_comes(arrivals: list[Arrival], report: Report) -> None:
+def test_the_report_counts_what_comes(arrivals: list[Arrival], report: ExpectedTotals) -> None:
     assert report.events == Counter(arrival.fate for arrival in arrivals)
     assert report.journalled == len(arrivals)
     assert report.dead_letters.keys() == REASONS
@@ -252,7 +252,9 @@ def test_the_report_counts_what_comes(arrivals: list[Arrival], report: Report) -
     assert report.late == late
 
 
-def test_what_is_charged_is_every_customer_s_period_rounded_once(arrivals: list[Arrival], report: Report) -> None:
+def test_what_is_charged_is_every_customer_s_period_rounded_once(
+    arrivals: list[Arrival], report: ExpectedTotals
+) -> None:
     ledger = Ledger.of(good(arrivals))
     exact: Counter[tuple[str, str]] = Counter()
     for (customer, period, plan, type_), quantity in ledger.quantities.items():
@@ -354,6 +356,6 @@ def messages(servers: str, topic: str, partitions: int) -> list[Message]:
 
 
 def test_a_broker_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_FLUSH_S_MAX", 0.5)
+    monkeypatch.setattr(output, "_FLUSH_S_MAX", 0.5)
     with pytest.raises(SinkAway, match=r"events did not get into the topic t: no answer \(127"):
         generate(Generator(1, 1, 1, 1), to_kafka(f"127.0.0.1:{free_port()}", "t"))

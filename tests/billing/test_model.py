@@ -12,7 +12,7 @@ from stateside.billing.model import (
     clock_tick,
     usage,
 )
-from stateside.errors import CurrencyUnknown, EventRefused
+from stateside.core.errors import CurrencyUnknown, EventRefused
 from stateside.journal import Event
 
 

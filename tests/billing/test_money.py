@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.billing.money import DIGITS, ROUNDINGS, Rounding, checked, format_micros, minor_digits, round_micros
-from stateside.errors import CurrencyUnknown, MoneyOverflow
+from stateside.core.errors import CurrencyUnknown, MoneyOverflow
 
 DECIMAL_RULES = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN, "up": ROUND_UP}
 amounts = st.one_of(

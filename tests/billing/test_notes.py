@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.billing.invoicing.amounts import Amounts
+from stateside.billing.invoicing.documents import DOCUMENTS, invoices, numbered
+from stateside.billing.invoicing.notes import BEFORE, LATE, Corrections, corrections
 from stateside.billing.money import Rounding, round_micros
-from stateside.billing.sealing.amounts import Amounts
-from stateside.billing.sealing.documents import DOCUMENTS, invoices, numbered
-from stateside.billing.sealing.notes import BEFORE, LATE, Corrections, corrections
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
 from tests.sizes import examples
 

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.answers.gate import Gate
+from stateside.billing.answers.available_documents import Gate
+from stateside.billing.answers.document_store import followed
 from stateside.billing.answers.hours import Hours, hour_numbers, hours
-from stateside.billing.answers.issued import followed
-from stateside.billing.answers.pace import label_before, pace
-from stateside.billing.answers.periods import Ends
+from stateside.billing.answers.period_names import Ends
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
+from stateside.billing.answers.trend import label_before, pace
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import HOUR_US, usage
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import Stamp
 from tests.sizes import examples
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers import paces as module
-from stateside.billing.answers.paces import Kept, Paces
-from stateside.errors import StateError
-from stateside.layout import Layout
+from stateside.billing.answers import trend as module
+from stateside.billing.answers.trend import CachedPace, Paces
+from stateside.core.errors import StateError
+from stateside.core.layout import Layout
 from stateside.serving.stamp import Stamp
 from tests.sizes import not_in_fast
 
@@ -120,7 +120,7 @@ def test_folds_that_fail_take_no_larger_share_of_the_time_than_others_and_the_la
         assert (await ask(paces, months) or first)[1] is first[1]
         await asyncio.gather(*paces._made.values(), return_exceptions=True)
         await asyncio.sleep(0)
-        monkeypatch.setattr(Kept, "serves", lambda *given: False)
+        monkeypatch.setattr(CachedPace, "serves", lambda *given: False)
         monkeypatch.setattr(module, "SHARE", 1_000_000)
         for _ in range(3):
             assert (await ask(paces, months) or first)[1] is first[1]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from stateside.errors import StatesideError
-from stateside.layout import Layout
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
 from stateside.leadership import Gates, Lease
 from tests.billing.played import Query
 from tests.billing.story import ENDS

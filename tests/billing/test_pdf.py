@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stateside.billing.answers.issued import Document, Line
+from stateside.billing.answers.document_store import Document, Line
 from stateside.billing.answers.pdf import latin, render
 
 START_US, END_US = 1_767_222_000_000_000, 1_769_900_400_000_000

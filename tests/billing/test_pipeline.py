@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import DAY_US, HOUR_US, clock_tick, usage
 from stateside.billing.pipeline import app, app_without_deduplication, application, bill
-from stateside.billing.sealing.sink import BillingSink
-from stateside.errors import PipelineFailed
-from stateside.layout import Layout
+from stateside.core.errors import PipelineFailed
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.testing import Crash, rollup, run_to
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stateside.billing.sealing.plan_file import extend_plans, load_plans, plan_file
-from stateside.checkpoint.steps import Step, Steps, StepTable
-from stateside.errors import CheckpointInvalid
-from stateside.layout import Layout
+from stateside.billing.invoicing.plan_file import extend_plans, load_plans, plan_file
+from stateside.core.errors import CheckpointInvalid
+from stateside.core.layout import Layout
+from stateside.views.computed import Step, Steps, StepTable
 from tests.billing.billed import PRICES, version
 
 

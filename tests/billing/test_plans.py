@@ -9,8 +9,8 @@ import pytest
 from stateside.billing.calendar import Cycle
 from stateside.billing.money import round_micros
 from stateside.billing.plans.file import CREDIT, PlanVersion, parse_plan, plan_event
-from stateside.checkpoint.steps import Step, Steps
-from stateside.errors import PlanInvalid
+from stateside.core.errors import PlanInvalid
+from stateside.views.computed import Step, Steps
 
 BASIC = """
 plan = "basic"

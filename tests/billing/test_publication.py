@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stateside.billing.model import DAY_US, HOUR_US
-from stateside.billing.plans.version import PlanVersion
-from stateside.billing.upkeep.publication import MARGIN_US, assign, current_book, publish
-from stateside.clock import ManualClock
-from stateside.errors import EventRefused, PlanInvalid
+from stateside.billing.operations.publication import MARGIN_US, assign, current_book, publish
+from stateside.billing.plans.plan import PlanVersion
+from stateside.core.clock import ManualClock
+from stateside.core.errors import EventRefused, PlanInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.positions import Position
 
 from .written_bills import BASIC, plan
 

@@ -13,12 +13,12 @@ import pytest
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US, clock_tick, usage
-from stateside.billing.pipeline import rater
-from stateside.billing.pipeline.rater import Rater
+from stateside.billing.pipeline import source
+from stateside.billing.pipeline.source import Rater
 from stateside.billing.rating import reports
 from stateside.billing.rating.rating import events_table, rate
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.layout import Layout
 from tests.sizes import not_in_fast
 
 from .staged import Stage, at_us, steps, version
@@ -67,7 +67,7 @@ def test_the_cut_of_the_ranges_makes_no_difference_and_a_retry_gives_the_same_ro
     fill(stage)
     function = Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=False)
     whole = rated(function)
-    monkeypatch.setattr(rater, "ROWS_PER_TABLE", 50)
+    monkeypatch.setattr(source, "ROWS_PER_TABLE", 50)
     for seed in range(5):
         cut = rated(function, random.Random(seed))
         assert _sorted(cut) == _sorted(whole)
@@ -97,7 +97,7 @@ def test_its_reports_are_those_of_the_whole_range_that_a_task_reads(
 ) -> None:
     fill(stage)
     monkeypatch.setattr(reports, "EVENTS_MIN", 1)
-    monkeypatch.setattr(rater, "ROWS_PER_TABLE", 50)
+    monkeypatch.setattr(source, "ROWS_PER_TABLE", 50)
     view, journal = stage.layout.view("bill"), Journal(stage.layout.journal)
     end = journal.end()["0"]
     rated(Rater(journal.directory, view.root, with_ids=True))

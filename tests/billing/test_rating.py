@@ -12,8 +12,8 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment, clock_tick, usage
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.billing.rating.rating import RATED, REASONS, events_table, rate
-from stateside.checkpoint.steps import Step, Steps
 from stateside.journal import Event, Journal
+from stateside.views.computed import Step, Steps
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, events, rate_one
 from tests.billing.test_book import journal_of, simple_book, write
 from tests.sizes import examples

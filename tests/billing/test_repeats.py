@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.letters import DeadLetters
+from stateside.billing.answers.letters import DeadLetterReader
+from stateside.billing.invoicing import repeats
 from stateside.billing.model import clock_tick
-from stateside.billing.sealing import repeats
-from stateside.billing.upkeep.replay import replay
-from stateside.errors import RequestInvalid
-from stateside.layout import Layout
+from stateside.billing.operations.replay import replay
+from stateside.core.errors import RequestInvalid
+from stateside.core.layout import Layout
 from tests.billing.audit.test_played import audited
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import OPENING, at, call
@@ -117,7 +117,7 @@ def test_it_cannot_be_replayed_which_would_bill_it_twice(story: Layout) -> None:
     query = Query(story)
     for end in ENDS:
         query = query.run(end)
-    found = DeadLetters.of(story).get(11)
+    found = DeadLetterReader.of(story).get(11)
     assert found is not None
     with pytest.raises(RequestInvalid, match="repeats an event that counts"):
         replay(story, [found], {})

@@ -13,23 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.invoicing import invoice_sink as sweep_module
+from stateside.billing.invoicing.frontier import Corner, Frontier
+from stateside.billing.invoicing.invoice_sink import Planned, sweep
+from stateside.billing.invoicing.repeats import Repeats
 from stateside.billing.model import CLOCK, DAY_US, clock_tick
-from stateside.billing.pipeline.rater import Rater
+from stateside.billing.pipeline.source import Rater
 from stateside.billing.rating import reports as reports_module
 from stateside.billing.rating.rating import events_table, rate
-from stateside.billing.rating.reports import NEVER_US, Report, Reports, reports_of
-from stateside.billing.sealing import sweep as sweep_module
-from stateside.billing.sealing.frontier import Corner, Frontier
-from stateside.billing.sealing.repeats import Repeats
-from stateside.billing.sealing.sweep import Planned, sweep
+from stateside.billing.rating.reports import NEVER_US, RatingReport, Reports, reports_of
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
 from tests.billing.played import Crash, Query, append, crash_at
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, EXPECTED, dead, told
 from tests.sizes import examples, not_in_fast, some
 
-REPORT = Report(10, 20_010, (11, 12), 5)
+REPORT = RatingReport(10, 20_010, (11, 12), 5)
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def every_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports_module, "EVENTS_MIN", 1)
 
 
-def report(journal: Journal, start: int, stop: int) -> Report:
+def report(journal: Journal, start: int, stop: int) -> RatingReport:
     book = BookKeeper(journal, None).at(stop)
-    return Report.of(rate(events_table(journal, start, stop), book), book)
+    return RatingReport.of(rate(events_table(journal, start, stop), book), book)
 
 
 def test_a_report_names_bad_events_and_the_end_of_the_first_period(story: Layout) -> None:
@@ -54,7 +54,7 @@ def test_a_report_names_bad_events_and_the_end_of_the_first_period(story: Layout
     whole = report(journal, 0, ENDS[-1])
     assert whole.bad == tuple(offset for offset, *_ in [*DEAD, DEAD_LAST])
     assert whole.first_end_us == at("2026-01-31T23:00:00")
-    assert report(journal, 0, len(OPENING)) == Report(0, len(OPENING), (), NEVER_US)
+    assert report(journal, 0, len(OPENING)) == RatingReport(0, len(OPENING), (), NEVER_US)
 
 
 def test_what_was_written_is_read_in_order_and_gone_when_it_is_cleared(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, FUTURE_US_MAX, PLAN, assignment, clock_tick, usage
 from stateside.billing.pipeline import app
 from stateside.billing.plans.file import PlanVersion, plan_event
-from stateside.checkpoint.steps import Step, Steps
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
 from stateside.serving.stamp import parse_time
 from stateside.testing import run_to
+from stateside.views.computed import Step, Steps
 from tests.sizes import sized
 
 from .staged import Stage, at_us, version

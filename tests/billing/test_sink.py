@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 
 from stateside.archive import ArchiveTable
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.invoicing import invoice_sink as sink_module
+from stateside.billing.invoicing.documents import ADDED, DOCUMENTS
+from stateside.billing.invoicing.frontier import Frontier
+from stateside.billing.invoicing.invoice_sink import Swept
+from stateside.billing.invoicing.plan_file import load_plans
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
 from stateside.billing.rating.rating import events_table, rate
-from stateside.billing.sealing import sink as sink_module
-from stateside.billing.sealing.documents import ADDED, DOCUMENTS
-from stateside.billing.sealing.frontier import Frontier
-from stateside.billing.sealing.plan_file import load_plans
-from stateside.billing.sealing.sweep import Swept
-from stateside.checkpoint.steps import StepTable
-from stateside.errors import ArchiveInvalid
+from stateside.core.errors import ArchiveInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
+from stateside.views.computed import StepTable
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.sizes import examples, in_full, not_in_fast, sized
@@ -180,7 +180,7 @@ def test_without_its_guard_a_stream_without_crashes_is_billed_just_the_same(stor
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests.billing.played import Query
 from tests.billing.story import ENDS
 

@@ -15,18 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.archive.followed import FollowedTable
-from stateside.billing.answers.gate import Gate
-from stateside.billing.answers.issued import Issued, followed
-from stateside.billing.answers.periods import Ends
-from stateside.billing.answers.published import PublishedPlans
-from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Part, Sums, all_totals, period_totals
+from stateside.archive.table_reader import FollowedTable
+from stateside.billing.answers.available_documents import Gate
+from stateside.billing.answers.document_store import DocumentStore, followed
+from stateside.billing.answers.period_names import Ends, PublishedPlans
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, TotalsPart, TotalSums, all_totals, period_totals
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US
-from stateside.errors import RequestInvalid
-from stateside.layout import Layout
-from stateside.processes import Child
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.core.errors import RequestInvalid
+from stateside.core.layout import Layout
+from stateside.core.processes import Child
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import iso_time
 from tests.sizes import not_in_fast
 from tests.waiting import wait_until
@@ -126,9 +125,9 @@ def test_all_totals_are_each_period_s_and_every_row_is_looked_at_once(used: list
     ends = [
         (name, versions[name].cycle.containing(JANUARY + day * DAY_US).end_us, sealed) for name, day, sealed in used
     ]
-    sums = Sums(60, 1, 30, 30)
+    sums = TotalSums(60, 1, 30, 30)
     live = [Counting(row(name, end_us, sums)) for name, end_us, sealed in ends if not sealed]
-    archived = [Part(end_us, name, "call", sums) for name, end_us, sealed in ends if sealed]
+    archived = [TotalsPart(end_us, name, "call", sums) for name, end_us, sealed in ends if sealed]
     Counting.looks = 0
     found = all_totals(live, archived, plans)
     assert Counting.looks == len(live)
@@ -139,7 +138,7 @@ def test_all_totals_are_each_period_s_and_every_row_is_looked_at_once(used: list
     assert [one["period_ends"][0] for one in found] == sorted(one["period_ends"][0] for one in found)
 
 
-def row(name: str, end_us: int, sums: Sums) -> dict[str, Any]:
+def row(name: str, end_us: int, sums: TotalSums) -> dict[str, Any]:
     of_row = zip(("quantity", "events", "amount_micros"), sums, strict=False)
     return {"plan": name, "period_end": iso_time(end_us), "type": "call", **dict(of_row)}
 
@@ -193,7 +192,7 @@ def test_without_the_gate_the_watcher_sees_a_period_twice(
 
 FOLLOW = """
 import pathlib, sys, threading
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.replica.tail import Tail
 Tail(Layout(pathlib.Path(sys.argv[1])).view("bill")).run(threading.Event())
 """
@@ -277,10 +276,10 @@ def test_sums_beyond_64_bits_are_exact(bills: WrittenBills, layout: Layout) -> N
     largest = 3 * 10**18
     bills.commit({(f"c{n}", JANUARY, "credit", "basic@1"): (largest, 1) for n in range(5)})
     bills.commit(bills.seal(JANUARY))
-    total = Sums()
+    total = TotalSums()
     for entry in ArchiveSums(followed(layout)).of([JANUARY], OPEN):
         total = total.plus(entry.sums)
-    assert total == Sums(5 * largest, 5, -5 * largest, -5 * largest)
+    assert total == TotalSums(5 * largest, 5, -5 * largest, -5 * largest)
 
 
 def test_before_there_is_a_table_there_are_no_documents(tmp_path: Path) -> None:
@@ -326,5 +325,5 @@ def test_one_of_many_customers_is_looked_up_in_one_group_of_rows(bills: WrittenB
     bounds = [groups.row_group(n).column(place).statistics for n in range(groups.num_row_groups)]
     having = [bound for bound in bounds if bound.min <= "c12345" <= bound.max]
     assert len(having) == 1
-    (document,) = Issued(followed(layout)).of_customer("c12345")
+    (document,) = DocumentStore(followed(layout)).of_customer("c12345")
     assert document.number == "I-000012346"

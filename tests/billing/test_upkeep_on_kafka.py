@@ -8,15 +8,15 @@ import pytest
 
 from stateside.billing.answers.letters import DeadLetter
 from stateside.billing.model import DAY_US, HOUR_US
-from stateside.billing.upkeep.clockwork import IDLE_US, Clockwork
-from stateside.billing.upkeep.publication import assign, current_book, publish
-from stateside.billing.upkeep.replay import replay
-from stateside.clock import ManualClock
-from stateside.journal.kafka.placed import place
+from stateside.billing.operations.clock_events import IDLE_US, Clockwork
+from stateside.billing.operations.publication import assign, current_book, publish
+from stateside.billing.operations.replay import replay
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
+from stateside.journal.folder import open_journal, open_writer
 from stateside.journal.kafka.topic import Topic
-from stateside.journal.opened import open_journal, open_writer
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
+from stateside.journal.kafka.topic_folder import place
+from stateside.testbed.broker import Broker
 from tests.billing.written_bills import plan
 from tests.journal.kafka.topics import new_topic, real
 

@@ -13,19 +13,18 @@ import pyarrow as pa
 
 from stateside.billing.answers.totals import ROLLUP
 from stateside.billing.book.book import BookKeeper
+from stateside.billing.invoicing.amounts import Amounts
+from stateside.billing.invoicing.documents import dead_letters, dead_letters_table, documents_table, invoices, numbered
+from stateside.billing.invoicing.notes import LATE, corrections
 from stateside.billing.plans.file import PlanVersion, parse_plan
 from stateside.billing.rating.rating import events_table, rate
-from stateside.billing.sealing.amounts import Amounts
-from stateside.billing.sealing.dead_letters import dead_letters, dead_letters_table
-from stateside.billing.sealing.documents import documents_table, invoices, numbered
-from stateside.billing.sealing.notes import LATE, corrections
-from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.steps import extend_steps
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.journal import Journal
 from stateside.journal.segment import PARTITION
-from stateside.layout import Layout
 from stateside.replica.tail import Tail
-from stateside.storage import write_atomically
+from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
+from stateside.views.computed import extend_steps
 from tests.written import Written, WrittenOperator
 
 KEY = [("customer", "string"), ("period_end", "timestamp"), ("type", "string"), ("plan", "string")]
@@ -57,10 +56,12 @@ def plan(text: str = BASIC) -> PlanVersion:
 
 def catalogue() -> Catalogue:
     """The catalogue that the view `bill` has."""
-    key = tuple(KeyColumn(name, type_, Stored(index, name, type_), name) for index, (name, type_) in enumerate(KEY))
+    key = tuple(
+        KeyColumn(name, type_, StateColumn(index, name, type_), name) for index, (name, type_) in enumerate(KEY)
+    )
     columns = (
-        ViewColumn("quantity", "long", "sum", (Stored(0, "sum", "long"),), "sum(quantity)"),
-        ViewColumn("events", "long", "count", (Stored(1, "count", "long"),), "count(1)"),
+        ViewColumn("quantity", "long", "sum", (StateColumn(0, "sum", "long"),), "sum(quantity)"),
+        ViewColumn("events", "long", "count", (StateColumn(1, "count", "long"),), "count(1)"),
     )
     computed = (Computed("amount_micros", of="quantity", by=("plan", "type")),)
     return Catalogue("billing", "bill", 0, key, columns, rollups=(ROLLUP,), computed=computed)

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from stateside.cli import main
-from stateside.clock import ManualClock
-from stateside.layout import Layout
-from stateside.serving.access.issuer import Issuer
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
+from stateside.serving.access.tokens import Issuer
 from stateside.serving.access.verifier import Verifier
 from stateside.testing import rollup, rows, run_to
 

@@ -18,13 +18,20 @@ from typing import Any, Protocol
 
 import pytest
 
-from stateside.clock import Clock, ManualClock
-from stateside.errors import EventRefused, IdConflict, JournalFenced, JournalLocked, PositionInvalid, SequenceConflict
+from stateside.core.clock import Clock, ManualClock
+from stateside.core.errors import (
+    EventRefused,
+    IdConflict,
+    JournalFenced,
+    JournalLocked,
+    PositionInvalid,
+    SequenceConflict,
+)
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Receipt
+from stateside.journal.append_batch import Appended
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.journal.settling import Appended
-from stateside.positions import Position
 
 
 class Writer(Protocol):

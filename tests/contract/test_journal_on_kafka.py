@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from stateside.clock import Clock
+from stateside.core.clock import Clock
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.ops.broker import Broker
+from stateside.testbed.broker import Broker
 from tests.contract.test_journal import JournalContract, Reader, Writer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches the broker's jars

@@ -16,9 +16,9 @@ import pytest
 from stateside.billing.answers import api
 from stateside.billing.model import usage
 from stateside.billing.plans.file import parse_plan
+from stateside.core.layout import Layout
 from stateside.journal.event import Event
-from stateside.journal.lines import parse
-from stateside.layout import Layout
+from stateside.journal.json_lines import parse
 from tests.billing.test_answers import JANUARY, Folder
 from tests.serving.conftest import serving
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from stateside.processes import Child, free_port
+from stateside.core.processes import Child, free_port
 from stateside.serving.clients import client as sync_client
-from stateside.serving.clients import core, http, locations, retrying
+from stateside.serving.clients import core as core_module
+from stateside.serving.clients import transport
 from stateside.serving.clients.async_client import AsyncClient
 from stateside.serving.clients.client import Client
-from stateside.serving.place.announcement import SILENCE_S
+from stateside.serving.registry.announcement import SILENCE_S
 from tests.serving.cluster import Cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
@@ -120,12 +121,12 @@ def test_the_servers_of_the_page_on_serving_share_the_keys_and_find_each_other(t
 def test_the_limits_are_those_of_the_code() -> None:
     flat = " ".join(PAGE.split())
     for said in (
-        f"`deadline_s` ({core.DEADLINE_S:g} s)",
-        f"Pauses are {retrying.PAUSE_S_MIN * 1_000:g} ms at first, double up to {retrying.PAUSE_S_MAX:g} s",
-        f"One attempt may take {core.ATTEMPT_S:g} s",
-        f"connecting {http.CONNECT_S_MAX:g} s",
-        f"(`GET /v1/servers`), every {locations.LOOK_S:g} s",
-        f"it is asked last for {locations.AWAY_S:g} s",
+        f"`deadline_s` ({core_module.DEADLINE_S:g} s)",
+        f"Pauses are {core_module.PAUSE_S_MIN * 1_000:g} ms at first, double up to {core_module.PAUSE_S_MAX:g} s",
+        f"One attempt may take {core_module.ATTEMPT_S:g} s",
+        f"connecting {transport.CONNECT_S_MAX:g} s",
+        f"(`GET /v1/servers`), every {core_module.LOOK_S:g} s",
+        f"it is asked last for {core_module.AWAY_S:g} s",
     ):
         assert said in flat, said
     assert sync_client.TOGETHER_MAX >= 2

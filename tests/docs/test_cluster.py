@@ -1,4 +1,4 @@
-"""docs/cluster.md: its commands have the options that it gives them. `tests/ops` and `tests/e2e` run them."""
+"""docs/cluster.md: its commands have the options that it gives them. `tests/testbed` and `tests/e2e` run them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import stateside
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.testing import append, rollup, rows, run_to
 
 PAGE = (Path(__file__).parents[2] / "docs" / "computed.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.ops.broker import Broker
+from stateside.testbed.broker import Broker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches the broker's jars
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stateside.processes import Child, free_port
+from stateside.core.processes import Child, free_port
 
 TOP = Path(__file__).parents[2]
 README = (TOP / "README.md").read_text()
@@ -81,7 +81,7 @@ def test_every_path_that_the_documents_name_exists() -> None:
         text = (TOP / document).read_text()
         for name in re.findall(r"`((?:[\w.]+/)+[\w.]*|[\w]+\.(?:py|md|lock))`", text):
             places = [TOP / name, TOP / "src" / "stateside" / name]
-            known = {"shop.py", "commits/N", "offsets/N", "tests/ROOM/"}
+            known = {"shop.py", "commits/N", "offsets/N", "tests/PACKAGE/"}
             found = any(place.exists() for place in places) or list((TOP / "src").rglob(name.rstrip("/")))
             assert found or name in known, f"{document} names {name}"
 

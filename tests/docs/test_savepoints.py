@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests.billing.written_bills import WrittenBills, plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "savepoints.md").read_text()

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stateside.checkpoint.declared import FINALISERS, Declarations
-from stateside.checkpoint.inferred import WAYS
+from stateside.core.processes import Child, free_port
 from stateside.pipeline.java import java_environment
-from stateside.processes import Child, free_port
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import open_foreign
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewReader
+from stateside.views.declaration_file import FINALISERS, Declarations
+from stateside.views.inference import WAYS
 from tests.written import Written, WrittenOperator
 
 SERVE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()

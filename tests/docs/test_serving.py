@@ -12,15 +12,21 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.layout import Layout
-from stateside.serving import appender, server
-from stateside.serving.access import claims, headers, holder, limits, refusals, verifier
+from stateside.core.layout import Layout
+from stateside.serving import server
+from stateside.serving.access import guard, hosts, limits, principal, tokens, verifier
 from stateside.serving.access.position_codec import PLAIN
-from stateside.serving.changes import feed, pages, watcher
-from stateside.serving.reading import kept_rows, reader
-from stateside.serving.reading.views import Views
-from stateside.serving.sql import chunk, engine, kept, pool, process, question, remote
-from stateside.serving.web import application, call, connection, connections, event_routes, loop, route
+from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed as feed_module
+from stateside.serving.fast_path import point_lookup
+from stateside.serving.rows import view_reader
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql import cache, execution, pool, process, sql_query
+from stateside.serving.sql import pool as pool_module
+from stateside.serving.web import application, connection, connections, event_routes, route
+from stateside.serving.web import connections as connections_module
+from stateside.serving.web import event_routes as event_routes_module
+from stateside.serving.web import request as request_module
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import as_json
 
@@ -63,34 +69,42 @@ def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
 
 def test_the_table_of_limits_has_what_the_code_has() -> None:
     assert (limits.RATE_PER_S, limits.BURST_S, limits.RUNNING_MAX, limits.BUCKETS_MAX) == (5_000, 2, 2_000, 10_000)
-    assert (route.BODY_BYTES_MAX, call.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
+    assert (route.BODY_BYTES_MAX, request_module.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
     assert (verifier.TOKEN_CHARS_MAX, verifier.CACHED_MAX) == (8_192, 4_096)
-    assert (claims.LIFE_S_MAX, claims.SCOPE_ENTRIES_MAX, claims.SKEW_S) == (400 * 86_400, 64, 5)
-    assert (connections.HEAD_S_MAX, loop.HANDSHAKE_S_MAX, connections.CONNECTIONS_MAX) == (10, 10, 8_192)
+    assert (tokens.LIFE_S_MAX, tokens.SCOPE_ENTRIES_MAX, tokens.SKEW_S) == (400 * 86_400, 64, 5)
+    assert (connections.HEAD_S_MAX, connections_module.HANDSHAKE_S_MAX, connections.CONNECTIONS_MAX) == (10, 10, 8_192)
     assert connection.HEAD_BYTES_MAX == 64 << 10
-    assert (refusals.BYTES_MAX, refusals.OLDER_KEPT, refusals.LINES_PER_S) == (4 << 20, 4, 200)
-    assert all(f"{status}" in SERVING for status in refusals.STATUSES)
-    assert all(f"| `{role}`" in SERVING for role in holder.ROLES)
+    assert (guard.BYTES_MAX, guard.OLDER_KEPT, guard.LINES_PER_S) == (4 << 20, 4, 200)
+    assert all(f"{status}" in SERVING for status in guard.STATUSES)
+    assert all(f"| `{role}`" in SERVING for role in principal.ROLES)
 
 
 def test_the_headers_are_those_that_every_answer_has() -> None:
     shown = SERVING.lower().replace("\n", " ")
-    for name, value in headers.security_headers("application/json"):
+    for name, value in hosts.security_headers("application/json"):
         assert f"`{name}: {value}`".lower() in shown
 
 
 def test_the_limits_of_sql_are_those_of_the_code() -> None:
-    assert (engine.THREADS, engine.MEMORY_BYTES_MAX) == (2, 512 << 20)
-    assert remote.Size(4, 4 << 30, kept.KEPT_BYTES_MAX) == pool.RESERVED
-    assert remote.Size(2, 2 << 30, 512 << 20) == pool.SHARED
+    assert (execution.THREADS, execution.MEMORY_BYTES_MAX) == (2, 512 << 20)
+    assert pool_module.Size(4, 4 << 30, cache.KEPT_BYTES_MAX) == pool.RESERVED
+    assert pool_module.Size(2, 2 << 30, 512 << 20) == pool.SHARED
     assert (pool.SHARED_PROCESSES, pool.WAIT_S_MAX, pool.WAITING_MAX, pool.IDLE_S_MAX) == (3, 5, 16, 300)
-    assert (question.TIMEOUT_MS_DEFAULT, question.TIMEOUT_MS_MAX, question.PARAMETERS_MAX) == (30_000, 300_000, 1_000)
-    assert (question.JSON_ROWS_DEFAULT, question.JSON_ROWS_MAX, question.JSON_BYTES_MAX) == (10_000, 100_000, 32 << 20)
-    assert (question.STREAM_ROWS_MAX, question.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
-    assert (kept.KEPT_BYTES_MAX, kept.KEPT_RELATION_BYTES_MAX, chunk.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
-    assert question.STATEMENT_CHARS_MAX == 65_536
-    assert kept.Kept(pool.SHARED.kept_bytes_max).relation_bytes_max == 384 << 20
-    assert (process.FILE_BYTES_MAX, remote.GRACE_S) == (1 << 20, 2)
+    assert (sql_query.TIMEOUT_MS_DEFAULT, sql_query.TIMEOUT_MS_MAX, sql_query.PARAMETERS_MAX) == (
+        30_000,
+        300_000,
+        1_000,
+    )
+    assert (sql_query.JSON_ROWS_DEFAULT, sql_query.JSON_ROWS_MAX, sql_query.JSON_BYTES_MAX) == (
+        10_000,
+        100_000,
+        32 << 20,
+    )
+    assert (sql_query.STREAM_ROWS_MAX, sql_query.STREAM_BYTES_MAX) == (10_000_000, 2 << 30)
+    assert (cache.KEPT_BYTES_MAX, cache.KEPT_RELATION_BYTES_MAX, cache.ROWS_MAX) == (1 << 30, 768 << 20, 50_000)
+    assert sql_query.STATEMENT_CHARS_MAX == 65_536
+    assert cache.RelationCache(pool.SHARED.kept_bytes_max).relation_bytes_max == 384 << 20
+    assert (process.FILE_BYTES_MAX, pool_module.GRACE_S) == (1 << 20, 2)
 
 
 def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> None:
@@ -98,25 +112,25 @@ def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> N
     layout = Layout(tmp_path)
     (route,) = event_routes.event_routes(layout)
     assert (method, address) == (route.method, route.pattern)
-    request = Request((), (), {}, Views(layout), body=document.encode())
+    request = Request((), (), {}, ViewReaders(layout), body=document.encode())
     answer = asyncio.run(route.handler(request))  # type: ignore[arg-type]
     assert json.loads(as_json(answer.document, PLAIN)) == {"receipt": "0:1", "receipts": ["0:1"]}
 
 
 def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
     assert (event_routes.EVENTS_MAX, event_routes.BODY_BYTES_MAX) == (1_000, 4 << 20)
-    assert (appender.WAITING_EVENTS_MAX, server.WORKER_STOP_S) == (20_000, 5)
+    assert (event_routes_module.WAITING_EVENTS_MAX, server.WORKER_STOP_S) == (20_000, 5)
 
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:
-    assert (watcher.QUEUE_EVENTS_MAX, watcher.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
+    assert (feed_module.QUEUE_EVENTS_MAX, feed_module.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
     assert (2 * connection.UNSENT_BYTES_MAX, connections.STALLED_S) == (256 << 10, 30)
     assert (pages.PAGE_ROWS_MAX, pages.PAGE_BYTES) == (1_000, 256 << 10)
     assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
-    assert reader.ROWS_MAX == 10_000
+    assert view_reader.ROWS_MAX == 10_000
 
 
 def test_the_bound_of_rows_in_memory_is_that_of_the_code() -> None:
-    assert kept_rows.KEPT_BYTES_MAX == 64 << 20
+    assert point_lookup.KEPT_BYTES_MAX == 64 << 20
     assert "64 MiB for each view and" in SERVING

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.processes import free_port
+from stateside.core.processes import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 

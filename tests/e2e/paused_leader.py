@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 
 import stateside
 from stateside import sinks
-from stateside.errors import StatesideError
-from stateside.layout import Layout
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
 from stateside.leadership import Candidate
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.session import jvm_pid, start_session, stop_session

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stateside.ops.chaos.faults import together
-from stateside.ops.chaos.report import Result
-from stateside.ops.chaos.run import ChaosSettings, run_scenarios
-from stateside.ops.chaos.scenarios import (
+from stateside.testbed.chaos.billing_system import SystemShape
+from stateside.testbed.chaos.faults import together
+from stateside.testbed.chaos.report import Result
+from stateside.testbed.chaos.scenario_run import ChaosSettings, run_scenarios
+from stateside.testbed.chaos.scenarios import (
     BROKER_KILLED,
     DRIVER_KILLED,
     MASTER_KILLED,
@@ -24,10 +25,9 @@ from stateside.ops.chaos.scenarios import (
     SCENARIOS,
     STORE_AWAY,
     WORKER_KILLED,
-    Scenario,
+    ChaosScenario,
     scenario_of,
 )
-from stateside.ops.chaos.system import Shape
 from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]
 AWAY_S = 3.0
 EVERY_PART = scenario_of(
     "every-part",
-    Shape(journal="kafka", cluster=True),
+    SystemShape(journal="kafka", cluster=True),
     DRIVER_KILLED,
     replace(BROKER_KILLED, away_s=AWAY_S),
     replace(together(WORKER_KILLED, STORE_AWAY), away_s=AWAY_S),
@@ -43,7 +43,7 @@ EVERY_PART = scenario_of(
 )
 
 
-def run(scenarios: Sequence[Scenario], settings: ChaosSettings, folder: Path) -> Result:
+def run(scenarios: Sequence[ChaosScenario], settings: ChaosSettings, folder: Path) -> Result:
     told = io.StringIO()
     (result,) = run_scenarios(scenarios, settings, folder, Console(file=told, width=200))
     print(told.getvalue(), result)

@@ -14,10 +14,10 @@ import pytest
 
 from stateside.billing.generator.rows import assignment_rows
 from stateside.billing.plans.file import parse_plan, plan_event
-from stateside.clock import ManualClock, SystemClock
+from stateside.core.clock import ManualClock, SystemClock
+from stateside.core.layout import Layout
 from stateside.journal import Journal, JournalWriter
 from stateside.journal.columns import GIVEN
-from stateside.layout import Layout
 from tests.sizes import sized
 
 pytestmark = pytest.mark.e2e

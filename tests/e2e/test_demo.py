@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.journal.kafka.placed import topic_of
-from stateside.layout import Layout
-from stateside.ops.parts import members
+from stateside.core.layout import Layout
+from stateside.journal.kafka.topic_folder import topic_of
+from stateside.testbed.component import members
 from tests.journal.kafka.topics import add_partitions
 from tests.poisoned import poisoned
 from tests.sizes import in_full, sized

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from stateside.core.processes import Child, free_port
 from stateside.pipeline.java import java_environment
-from stateside.processes import Child, free_port
 from tests.sizes import sized
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]

@@ -23,12 +23,12 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from stateside import sinks
-from stateside.checkpoint.log import Checkpoint
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.leadership import Candidate
 from stateside.pipeline.runner import Runner
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import append, rows
 from tests.e2e.paused_leader import AFTER_SINK, BATCH, BEFORE_SINK, LEASE_S, application
 from tests.sizes import sized

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.layout import Layout
-from stateside.processes import free_port
+from stateside.core.layout import Layout
+from stateside.core.processes import free_port
 from tests.waiting import wait_until
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from stateside.billing.generator import Generator, generate
-from stateside.billing.generator.writing import to_journal
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.layout import Layout
+from stateside.billing.generator.output import to_journal
+from stateside.core.layout import Layout
+from stateside.views.heartbeat import Heartbeat
 from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]

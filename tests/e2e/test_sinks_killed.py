@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.log import Checkpoint
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.heartbeat import Heartbeat
 from tests.pipeline.sinks.endpoint import Store, endpoint
 from tests.sizes import sized
 

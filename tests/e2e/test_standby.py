@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.leadership import standing
+from stateside.views.heartbeat import Heartbeat
 from tests.e2e.test_sinks_killed import (
     CATCH_UP_S_MAX,
     START_S_MAX,

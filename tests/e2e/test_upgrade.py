@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stateside.core.layout import Layout
+from stateside.core.processes import EXIT_FINAL, Child, free_port
 from stateside.journal import Event, JournalWriter
-from stateside.layout import Layout
 from stateside.leadership import standing
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.session import JVM_STOP_S_MAX
-from stateside.processes import EXIT_FINAL, Child, free_port
 from tests.serving.conftest import wait_until_it_answers
 from tests.sizes import FULL
 from tests.waiting import WAIT_S_MAX, wait_until

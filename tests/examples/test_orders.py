@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 import stateside
 from examples.orders import LIMIT_MICROS, app
-from stateside.errors import PipelineFailed
+from stateside.core.errors import PipelineFailed
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
-from stateside.pipeline.crashing import CRASH_TYPE, CrashingSource
+from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import SinkFactory

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples.three_apis import app
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.testing import append, rows, run_to
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateside.errors import (
+from stateside.core.errors import (
     EventRefused,
     JournalAway,
     JournalCorrupt,
@@ -27,15 +27,16 @@ from stateside.errors import (
     StatesideError,
     ViewsBusy,
 )
-from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, ids, sequences
+from stateside.core.positions import Position
+from stateside.core.storage import try_lock
+from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
+from stateside.journal import index as index_module
+from stateside.journal.admin import JournalFiles, drop
+from stateside.journal.lock import Turns
 from stateside.journal.merge import MergedStream, Merger, partition
-from stateside.journal.nodes import NodeWriter, lasts
-from stateside.journal.queries import Queries, Views
+from stateside.journal.nodes import NodeWriter, last_sequences
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream, Stream
-from stateside.journal.turns import Turns
-from stateside.journal.upkeep import Place, drop
-from stateside.positions import Position
-from stateside.storage import try_lock
 from tests.disks import fill, mounted
 from tests.sizes import some
 
@@ -109,7 +110,7 @@ def test_a_sequence_that_an_unknown_entity_cannot_have_is_a_conflict_that_says_s
 
 def test_an_unknown_entity_has_no_events_in_any_stream(tmp_path: Path) -> None:
     for stream in (files(tmp_path / "files").stream(), merged(tmp_path / "merged").stream()):
-        with Views(stream, tmp_path / f"views-{type(stream).__name__}") as views:
+        with QueryViews(stream, tmp_path / f"views-{type(stream).__name__}") as views:
             for _ in range(2):
                 queries = Queries(stream, views)
                 assert list(queries.entity("nobody").current()) == []
@@ -139,13 +140,13 @@ LOCKS: dict[str, Any] = {
     "the merger": (Merger, second_merger, JournalLocked, "end it"),
     "the views": (
         lambda folder: following(folder),
-        lambda folder: Views(FileStream(folder), folder / "views").follow(),
+        lambda folder: QueryViews(FileStream(folder), folder / "views").follow(),
         ViewsBusy,
         "That is fine",
     ),
     "retention": (
         lambda folder: retaining(folder),
-        lambda folder: drop(Place(folder), 1, []),
+        lambda folder: drop(JournalFiles(folder), 1, []),
         JournalLocked,
         "Wait until it is done",
     ),
@@ -202,7 +203,7 @@ def ids_of(batches: Iterator[tuple[Any, Any]]) -> Iterator[str]:
 
 
 def asked(stream: Stream, folder: Path, query: Callable[[Queries], Any]) -> Iterator[str]:
-    with Views(stream, folder) as views:
+    with QueryViews(stream, folder) as views:
         for found in query(Queries(stream, views)).current():
             yield found.event.id
 
@@ -222,7 +223,7 @@ def reads_of(make: Callable[[], Any], views: Path) -> dict[str, Callable[[], Ite
 
 def made_anew(stream: Stream, folder: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
-    with Views(stream, folder) as views:
+    with QueryViews(stream, folder) as views:
         views.follow()
         yield from (found.event.id for found in Queries(stream, views).tagged("tag").current())
 
@@ -231,7 +232,7 @@ def files(folder: Path) -> Subject:
     with JournalWriter(folder, segment_bytes_max=2_000) as writer:
         for number in range(COUNT):
             writer.append([event(number)])
-    with Views(FileStream(folder), folder / "views") as views:
+    with QueryViews(FileStream(folder), folder / "views") as views:
         views.follow()
     reads = reads_of(lambda: FileStream(folder), folder / "views")
     reads["events"] = lambda: (found.id for found in Journal(folder).events())
@@ -262,7 +263,7 @@ def merged(folder: Path) -> Subject:
         patch.setattr(partition, "SEGMENT_BYTES_MAX", 3_000)
         patch.setattr("stateside.journal.merge.merger.FRAME_EVENTS_MAX", 1)
         mergers.enter_context(Merger(folder)).merge()
-    with Views(MergedStream(folder), folder / "views") as views:
+    with QueryViews(MergedStream(folder), folder / "views") as views:
         views.follow()
     reads = reads_of(lambda: MergedStream(folder), folder / "views")
     reads["merged events"] = lambda: (found.id for found in MergedStream(folder).events("0"))
@@ -387,7 +388,7 @@ def test_damaged_views_cost_nobody_an_event_and_are_made_anew(
     for name in ("all", "by tag", "by time"):
         assert list(subject.reads[name]()) == subject.ids, name
     stream = subject.stream()
-    with Views(stream, views) as followed:
+    with QueryViews(stream, views) as followed:
         assert followed.follow() == stream.end()
         assert [found.event.id for found in Queries(stream, followed).tagged("tag").current()] == subject.ids
 
@@ -399,9 +400,9 @@ def test_damaged_views_cost_nobody_an_event_and_are_made_anew(
 def test_a_damaged_index_is_told_ends_no_process_and_may_be_deleted(
     tmp_path: Path, where: str, index: str, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequences, "EVENTS_READ_MAX", 1)
-    monkeypatch.setattr(ids, "WRITTEN_AT_ONCE", 1)
-    monkeypatch.setattr(lasts, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(index_module, "EVENTS_READ_MAX", 1)
+    monkeypatch.setattr(index_module, "WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", 1)
     for number in range(2):
         with WRITERS[where](tmp_path) as writer:
             writer.append_to("entity-0", [event(2 * number)])
@@ -474,7 +475,7 @@ def test_views_whose_disk_is_full_say_so_and_queries_go_on_without_them(tmp_path
     with mounted(tmp_path / "small disk", "3m") as disk:
         ballast = fill(disk)
         stream = subject.stream()
-        with Views(stream, disk / "views") as views:
+        with QueryViews(stream, disk / "views") as views:
             with pytest.raises((SetupError, OSError)) as refused:
                 views.follow()
             assert isinstance(refused.value, SetupError), "an error of ours, with place and next step"

@@ -11,7 +11,7 @@ import pytest
 
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.columns import GIVEN, SCHEMA, conformed, decode, encode
-from stateside.journal.lines import event_of, fields_of
+from stateside.journal.json_lines import event_of, fields_of
 
 EVENT = Event("e1", "emma", "call", 1_000_000, {"seconds": 61}, ("night",))
 
@@ -58,5 +58,5 @@ def test_newer_fields_come_beside_those_that_were_unknown_before() -> None:
 
 def test_who_imports_the_journal_does_not_wait_for_pandas() -> None:
     """Spark starts a Python for each task, and people a command at a time."""
-    program = "import sys, stateside.journal, stateside.pipeline.source; sys.exit('pandas' in sys.modules)"
+    program = "import sys, stateside.journal, stateside.pipeline.journal_source; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import JournalCorrupt, SettingInvalid
+from stateside.core.errors import JournalCorrupt, SettingInvalid
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.ids import Ids
+from stateside.journal.index import Ids
 from stateside.journal.segment import segment_offsets, segment_path
 
 MakeEvents = Callable[..., list[Event]]
@@ -96,7 +96,7 @@ def test_an_index_that_knows_what_was_lost_is_not_believed(
     tmp_path: Path, make_events: MakeEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the journal has grown again, beyond where the index ends, before anybody asks the index."""
-    monkeypatch.setattr("stateside.journal.ids.WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr("stateside.journal.index.WRITTEN_AT_ONCE", 1)
     with JournalWriter(tmp_path, durability="written") as writer:
         writer.append(make_events(2))
         size = segment_path(tmp_path, 0).stat().st_size

@@ -9,7 +9,7 @@ RunPython = Callable[..., str]
 FILL = """
 import sys
 from pathlib import Path
-from stateside.journal import Event, JournalWriter, ids
+from stateside.journal import Event, JournalWriter, index
 from stateside.journal.kafka.admin import Described
 from stateside.journal.nodes import NodeWriter
 
@@ -27,7 +27,7 @@ def cut(folder: Path) -> None:
 
 def test_verify_and_stat_tell_of_an_index_that_was_cut_short(tmp_path: Path, run_python: RunPython) -> None:
     fill = """
-ids.WRITTEN_AT_ONCE = 100
+index.WRITTEN_AT_ONCE = 100
 with JournalWriter(folder) as writer:
     writer.append(events)
     writer.append(events[:1])
@@ -35,8 +35,8 @@ with JournalWriter(folder) as writer:
     run_python(FILL + fill, tmp_path)
     cut(tmp_path / "ids")
     look = """
-from stateside.journal.upkeep import Place, statistics, verify
-print(verify(Place.of(folder)).findings.counts, statistics(Place.of(folder)).ids_cover)
+from stateside.journal.admin import JournalFiles, statistics, verify
+print(verify(JournalFiles.of(folder)).findings.counts, statistics(JournalFiles.of(folder)).ids_cover)
 """
     assert run_python(FILL + look, tmp_path) == "{'ids': 1} None\n"
 
@@ -44,11 +44,11 @@ print(verify(Place.of(folder)).findings.counts, statistics(Place.of(folder)).ids
 def test_the_index_of_a_writer_on_kafka_that_was_cut_short_is_told(tmp_path: Path, run_python: RunPython) -> None:
     fill = """
 from stateside.journal.columns import encode
-from stateside.journal.kafka.index import Index
-from stateside.journal.sequences import numbered
+from stateside.journal.kafka.topic_index import TopicIndex
+from stateside.journal.index import numbered
 
 batch, _ = numbered(encode(events, 0), lambda names: [0] * len(names))
-index = Index(folder, Described("topic", 1))
+index = TopicIndex(folder, Described("topic", 1))
 index.note(0, range(len(events)), batch)
 index.close()
 index.close()
@@ -56,10 +56,10 @@ index.close()
     run_python(FILL + fill, tmp_path)
     cut(tmp_path / "0" / "data")
     look = """
-from stateside.errors import JournalAway
-from stateside.journal.kafka.index import Index
+from stateside.core.errors import JournalAway
+from stateside.journal.kafka.topic_index import TopicIndex
 try:
-    print(Index(folder, Described("topic", 1)).lasts(event.entity for event in events))
+    print(TopicIndex(folder, Described("topic", 1)).lasts(event.entity for event in events))
 except JournalAway as error:
     print(error)
 """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
 from stateside.journal import Event
 from stateside.journal.columns import SCHEMA, decode, encode
 from stateside.journal.event import (

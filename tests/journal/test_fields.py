@@ -6,10 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.errors import EventRefused, StateError
+from stateside.core.errors import EventRefused, StateError
 from stateside.journal import Event
-from stateside.journal.fields import DeclaredFields, ViewFields, keep_fields
-from stateside.journal.payload import spark_name
+from stateside.journal.payload import DeclaredFields, ViewFields, keep_fields, spark_name
 
 SALES = ViewFields("amount int, at timestamp", pa.schema([("amount", pa.int32()), ("at", pa.timestamp("us", "UTC"))]))
 ALL = ViewFields("country string", pa.schema([("country", pa.string())]))

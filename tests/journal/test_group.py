@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
-from stateside.journal import Event, Journal, JournalWriter, group
-from stateside.journal.group import Group
-from stateside.journal.settling import Answers, Request
-from stateside.positions import Position
+from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
+from stateside.core.positions import Position
+from stateside.journal import Event, Journal, JournalWriter, group_commit
+from stateside.journal.append_batch import Answers, AppendRequest
+from stateside.journal.group_commit import GroupCommit
 from tests.waiting import WAIT_S_MAX
 
 
@@ -37,7 +37,7 @@ class Disk:
         self.error: BaseException | None = None
         self.refusal: StatesideError = EventRefused("bad")
 
-    def store(self, requests: Sequence[Request]) -> Answers:
+    def store(self, requests: Sequence[AppendRequest]) -> Answers:
         self.busy.set()
         assert self.free.wait(10)
         if self.error is not None:
@@ -51,16 +51,16 @@ class Disk:
         return [Position.of({"0": end}) for end in list(ends)[1:]]
 
 
-def offset(together: Group, *ids: str) -> int:
+def offset(together: GroupCommit, *ids: str) -> int:
     """Append these; the offset behind them."""
-    position = together.append(Request([event(id_) for id_ in ids]))
+    position = together.append(AppendRequest([event(id_) for id_ in ids]))
     assert isinstance(position, Position)
     return position["0"]
 
 
 def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:
     """What each append is answered, when the first one is being stored while the others come, in this order."""
-    together = Group(disk.store)
+    together = GroupCommit(disk.store)
 
     def append(ids: list[str]) -> int | BaseException:
         try:
@@ -96,7 +96,7 @@ def test_a_bad_event_refuses_its_own_append_and_no_other(refusal: StatesideError
 
 
 def test_not_more_are_stored_together_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "EVENTS_TOGETHER_MAX", 3)
+    monkeypatch.setattr(group_commit, "EVENTS_TOGETHER_MAX", 3)
     disk = Disk()
     assert appended(disk, [["a"], ["b", "c"], ["d"], ["e"], ["f", "g", "h", "i"], ["j"]]) == [1, 3, 4, 5, 9, 10]
     assert disk.stored == [["a"], ["b", "c", "d"], ["e"], ["f", "g", "h", "i"], ["j"]]
@@ -138,7 +138,7 @@ def interrupted_second(disk: Disk, *, until_taken: bool) -> list[int | BaseExcep
 
     It stands in line then, or (`until_taken`) z, which came before it, is storing it.
     """
-    together = Group(disk.store)
+    together = GroupCommit(disk.store)
     answers: dict[str, Future[int]] = {}
 
     def others() -> None:
@@ -172,12 +172,12 @@ def interrupted_second(disk: Disk, *, until_taken: bool) -> list[int | BaseExcep
 
 def test_events_that_cannot_be_counted_are_told_to_their_own_thread_and_nobody_sleeps_for_ever() -> None:
     disk = Disk()
-    together = Group(disk.store)
+    together = GroupCommit(disk.store)
     first = started(lambda: offset(together, "a"))
     assert disk.busy.wait(10)
     others = [started(lambda: offset(together, "b"))]
     until(lambda: len(together._line) == 1)
-    culprit = started(lambda: together.append(Request(event(id_) for id_ in "c")))  # type: ignore[arg-type]
+    culprit = started(lambda: together.append(AppendRequest(event(id_) for id_ in "c")))  # type: ignore[arg-type]
     until(lambda: culprit.done() or len(together._line) == 2)
     others.append(started(lambda: offset(together, "d")))
     disk.free.set()
@@ -203,14 +203,14 @@ def interrupted_at(moment: int, *, refused: bool) -> bool:
     calls: list[str] = []
     answers: dict[str, Future[object]] = {}
 
-    def store(requests: Sequence[Request]) -> Answers:
+    def store(requests: Sequence[AppendRequest]) -> Answers:
         calls.append("")
         if len(calls) == 2:
             answers["last"] = started(lambda: offset(together, "last"))
             until(lambda: len(together._line) > 0)
         return disk.store(requests)
 
-    together = Group(store)
+    together = GroupCommit(store)
     answers["first"] = started(lambda: offset(together, "first"))
     assert disk.busy.wait(10)
     for number, id_ in enumerate(("own", "bad" if refused else "good", "other"), 1):
@@ -245,7 +245,7 @@ class Interrupt:
         return interrupted
 
     def _trace(self, frame: FrameType, what: str, _: Any) -> Any:
-        if frame.f_code.co_filename != group.__file__ or self.came:
+        if frame.f_code.co_filename != group_commit.__file__ or self.came:
             return None
         frame.f_trace_opcodes = True
         if what == "opcode":

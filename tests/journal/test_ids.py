@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused
-from stateside.journal import Event, Journal, JournalWriter, ids
+from stateside.core.errors import EventRefused
+from stateside.journal import Event, Journal, JournalWriter, index
 from tests.sizes import examples
 
 TIME_US = 1_700_000_000_000_000
@@ -65,7 +65,7 @@ def test_each_id_is_stored_once_whoever_appends_and_whatever_becomes_of_the_inde
         for number, wanted in enumerate(appends):
             kind = between[number] if number < len(between) else "again"
             if kind == "short":
-                patched.setattr(ids, "WRITTEN_AT_ONCE", 1)
+                patched.setattr(index, "WRITTEN_AT_ONCE", 1)
             if kind == "delete":
                 shutil.rmtree(folder / "ids", ignore_errors=True)
             if kind == "again":
@@ -98,7 +98,7 @@ def test_many_threads_and_writers_that_send_the_same_store_it_once(tmp_path: Pat
 
 
 def test_an_index_of_another_journal_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ids, "WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr(index, "WRITTEN_AT_ONCE", 1)
     for name in ("one", "two"):
         with JournalWriter(tmp_path / name) as writer:
             writer.append_once([event("a"), event(name)])
@@ -112,7 +112,7 @@ def test_an_index_of_another_journal_is_made_anew(tmp_path: Path, monkeypatch: p
 @pytest.mark.e2e
 def test_killed_again_and_again_a_producer_that_repeats_itself_stores_each_event_once(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from stateside.journal import JournalWriter, Event, ids; ids.WRITTEN_AT_ONCE = 7\n"
+        "import sys, pathlib; from stateside.journal import JournalWriter, Event, index; index.WRITTEN_AT_ONCE = 7\n"
         "writer = JournalWriter(pathlib.Path(sys.argv[1])); print('up', flush=True)\n"
         "for n in range(600): writer.append_once([Event(str(n), 'e', 't', 1, {})])"
     )

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused, IdConflict
-from stateside.journal import Event, Journal, JournalWriter, lines
-from stateside.journal.fields import DeclaredFields, ViewFields, keep_fields
-from stateside.journal.lines import BadLine, Intake, fields_of, parse
+from stateside.core.errors import EventRefused, IdConflict
+from stateside.journal import Event, Journal, JournalWriter, json_lines
+from stateside.journal.json_lines import BadLine, Intake, fields_of, parse
+from stateside.journal.payload import DeclaredFields, ViewFields, keep_fields
 
 GOOD = b'{"id": "1", "entity": "emma", "type": "call"}'
 OTHER = b'{"id": "2", "entity": "emma", "type": "call"}'
@@ -48,7 +48,7 @@ OTHER = b'{"id": "2", "entity": "emma", "type": "call"}'
         (b'{"entity": "e", "type": "t", "version": 0}', "its version is 0"),
         (b'{"entity": "e", "type": "t", "metadata": {"trace": 1}}', "a value that is not a text"),
         (b'{"entity": "e", "type": "t", "extra": 1}', "its extra is a int"),
-        (b" " * lines.LINE_BYTES_MAX + GOOD, "longer than"),
+        (b" " * json_lines.LINE_BYTES_MAX + GOOD, "longer than"),
     ],
 )
 def test_a_line_that_is_no_event_says_why(line: bytes, reason: str) -> None:
@@ -111,7 +111,7 @@ def test_every_line_is_an_event_or_a_dead_letter_however_the_input_comes_in(
     ]
     joined = b"\n".join(content) + (b"\n" if ends and content else b"")
     with pytest.MonkeyPatch.context() as patch, JournalWriter(folder / "journal") as writer:
-        patch.setattr(lines, "LINE_BYTES_MAX", 200)
+        patch.setattr(json_lines, "LINE_BYTES_MAX", 200)
         intake = Intake(writer, folder / "letters")
         intake.take(Chunks(joined, sizes))
     numbers = {kind: [n for n, k in enumerate(kinds, 1) if k == kind] for kind in ("good", "bad", "long")}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stateside.errors import JournalCorrupt, SequenceConflict
+from stateside.core.errors import JournalCorrupt, SequenceConflict
 from stateside.journal import Event, Journal, JournalWriter, Receipt
 from stateside.journal.columns import SCHEMA
 from stateside.journal.segment import schema, segment_offsets, segment_path

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
 from stateside.journal import payload as payload_module
 from stateside.journal.payload import check_fields, fitted, mismatch, payload_columns
 from tests.sizes import examples

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import JournalCorrupt, PositionInvalid
+from stateside.core.errors import JournalCorrupt, PositionInvalid
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.segment import DurableEnd, segment_offsets
-from stateside.positions import Position
 from tests.sizes import examples
 
 MakeEvents = Callable[..., list[Event]]

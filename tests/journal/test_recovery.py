@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import JournalCorrupt, OperatingError
-from stateside.journal import Event, Journal, JournalWriter, recovery, segment
+from stateside.core.errors import JournalCorrupt, OperatingError
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
+from stateside.journal import Event, Journal, JournalWriter, segment
 from stateside.journal import writer as writer_module
+from stateside.journal.partitions import StoredStream
 from stateside.journal.segment import DurableEnd, segment_path
-from stateside.journal.stored import StoredStream
-from stateside.positions import Position
-from stateside.storage import write_atomically
 from tests.sizes import thinned
 
 MakeEvents = Callable[..., list[Event]]
@@ -92,7 +92,7 @@ def test_what_was_set_aside_stays_when_the_same_place_is_torn_again(damageable: 
 
 def test_what_cannot_be_set_aside_is_not_cut_off(damageable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     damageable.put(damageable.content + b"torn", damageable.end)
-    monkeypatch.setattr(recovery, "write_atomically", _disk_full)
+    monkeypatch.setattr(writer_module, "write_atomically", _disk_full)
     with pytest.raises(OperatingError, match="No space left on device"):
         JournalWriter(damageable.folder)
     assert damageable.segment.read_bytes() == damageable.content + b"torn"

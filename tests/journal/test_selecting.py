@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import EventsGone, JournalCorrupt, PositionInvalid
-from stateside.journal import Event, Journal, JournalWriter, summaries
+from stateside.core.errors import EventsGone, JournalCorrupt, PositionInvalid
+from stateside.journal import Event, Journal, JournalWriter, zone_maps
+from stateside.journal.admin import JournalFiles, drop, verify
 from stateside.journal.columns import decode
-from stateside.journal.conditions import ANY, Conditions, Span
+from stateside.journal.predicates import ANY, Conditions, NumberRange, Stretch, selected, shares, split, stretches
 from stateside.journal.segment import journal_id, segment_path
-from stateside.journal.selecting import Stretch, selected, shares, split, stretches
-from stateside.journal.upkeep import Place, drop, verify
 from tests.sizes import not_in_fast, sized
 
 
@@ -50,7 +49,7 @@ def months(tmp_path: Path) -> Journal:
 BY = {
     "types": Conditions(types=frozenset(["type-2"])),
     "tags": Conditions(tags=frozenset(["tag-2", "no such tag"])),
-    "time": Conditions(time=Span(2_000, 2_099)),
+    "time": Conditions(time=NumberRange(2_000, 2_099)),
 }
 
 
@@ -72,20 +71,20 @@ def test_segments_that_the_summaries_rule_out_are_not_opened(months: Journal, co
 
 def test_the_summaries_are_made_by_who_reads_a_whole_segment_and_only_of_finished_ones(months: Journal) -> None:
     assert ids(months, BY["types"], 50, 250) == [f"e{number}" for number in range(200, 250)]
-    kept = months.directory / summaries.FOLDER
+    kept = months.directory / zone_maps.FOLDER
     assert [path.stem for path in kept.iterdir()] == [segment_path(months.directory, 100).stem]
     ids(months, BY["types"])
     assert len(list(kept.iterdir())) == 4
-    loaded = summaries.load(segment_path(months.directory, 300), journal_id(months.directory), 100)
+    loaded = zone_maps.load(segment_path(months.directory, 300), journal_id(months.directory), 100)
     assert loaded is not None
     assert (loaded.events, loaded.first_us, loaded.last_us) == (100, 3_000, 3_099)
-    assert loaded.types == summaries.marks_of(["type-3"])
+    assert loaded.types == zone_maps.marks_of(["type-3"])
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "emptied", "of another segment", "of another journal"])
 def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp_path: Path, damage: str) -> None:
     expected = ids(months, BY["types"])
-    path = summaries.path_of(segment_path(months.directory, 200))
+    path = zone_maps.path_of(segment_path(months.directory, 200))
     content = path.read_bytes()
     other = fill(tmp_path / "other", [[event(i, "other") for i in range(first, first + 100)] for first in (0, 100)])
     ids(other, BY["types"])
@@ -93,8 +92,8 @@ def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp
         "changed": content[:-1] + bytes([content[-1] ^ 1]),
         "cut": content[:-3],
         "emptied": b"",
-        "of another segment": summaries.path_of(segment_path(months.directory, 0)).read_bytes(),
-        "of another journal": summaries.path_of(segment_path(other.directory, 0)).read_bytes(),
+        "of another segment": zone_maps.path_of(segment_path(months.directory, 0)).read_bytes(),
+        "of another journal": zone_maps.path_of(segment_path(other.directory, 0)).read_bytes(),
     }
     path.write_bytes(there[damage])
     assert ids(months, BY["types"]) == expected
@@ -116,28 +115,28 @@ def test_a_segment_that_is_cut_or_gone_is_told_of_though_its_summary_would_rule_
 
 def test_verify_finds_a_summary_that_is_wrong_and_one_that_is_damaged(months: Journal) -> None:
     ids(months, BY["types"])
-    assert verify(Place(months.directory)).ok
+    assert verify(JournalFiles(months.directory)).ok
     path = segment_path(months.directory, 100)
-    wrong = summaries.load(path, journal_id(months.directory), 100)
+    wrong = zone_maps.load(path, journal_id(months.directory), 100)
     assert wrong is not None
-    summaries.keep(path, journal_id(months.directory), summaries.Summary(100, 7, 8, 9, 10, wrong.types, wrong.tags))
-    summaries.path_of(segment_path(months.directory, 200)).write_bytes(b"rubbish")
-    verdict = verify(Place(months.directory))
+    zone_maps.keep(path, journal_id(months.directory), zone_maps.Summary(100, 7, 8, 9, 10, wrong.types, wrong.tags))
+    zone_maps.path_of(segment_path(months.directory, 200)).write_bytes(b"rubbish")
+    verdict = verify(JournalFiles(months.directory))
     assert verdict.findings.counts == {"summary": 2}
     assert "Delete" in verdict.findings.shown[0].next_step
 
 
 def test_a_dropped_segment_takes_its_summary_with_it(months: Journal) -> None:
     ids(months, BY["types"])
-    drop(Place(months.directory), 200, [])
-    assert len(list((months.directory / summaries.FOLDER).iterdir())) == 2
+    drop(JournalFiles(months.directory), 200, [])
+    assert len(list((months.directory / zone_maps.FOLDER).iterdir())) == 2
     assert ids(months, BY["types"], 200) == [f"e{number}" for number in range(200, 300)]
     with pytest.raises(EventsGone, match="0 to 199 are gone"):
         ids(months, BY["types"])
 
 
 def test_a_reader_that_may_not_write_beside_the_journal_reads_all_the_same(months: Journal) -> None:
-    (months.directory / summaries.FOLDER).write_text("a file where the folder would be")
+    (months.directory / zone_maps.FOLDER).write_text("a file where the folder would be")
     assert len(ids(months, BY["types"])) == 100
 
 
@@ -147,7 +146,7 @@ def test_a_range_beyond_the_end_is_refused_with_conditions_too(months: Journal) 
 
 
 def test_more_tags_than_a_summary_takes_rule_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "TEXTS_MAX", 50)
+    monkeypatch.setattr(zone_maps, "TEXTS_MAX", 50)
     journal = fill(tmp_path, [[event(i, tags=(f"tag-{i}",)) for i in range(60)], [event(99)]])
     conditions = Conditions(tags=frozenset(["tag-77"]))
     assert ids(journal, conditions) == ids(journal, conditions) == []
@@ -157,7 +156,7 @@ def test_more_tags_than_a_summary_takes_rule_nothing_out(tmp_path: Path, monkeyp
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 EVENTS = st.lists(st.tuples(NAMES, st.integers(0, 9), st.lists(NAMES, max_size=2)), min_size=1, max_size=4)
 SETS = st.none() | st.frozensets(NAMES, max_size=3)
-SPANS = st.just(Span()) | st.builds(Span, st.integers(0, 9), st.integers(0, 9))
+SPANS = st.just(NumberRange()) | st.builds(NumberRange, st.integers(0, 9), st.integers(0, 9))
 CONDITIONS = st.builds(Conditions, SETS, SETS, SPANS)
 
 

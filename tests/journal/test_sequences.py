@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import JournalAway
-from stateside.journal import Event, Journal, JournalWriter, sequences
+from stateside.core.errors import JournalAway
+from stateside.journal import Event, Journal, JournalWriter, index
 from stateside.journal.columns import encode
+from stateside.journal.index import Sequences, numbered
 from stateside.journal.segment import DurableEnd
-from stateside.journal.sequences import Sequences, numbered
 from tests.sizes import examples
 
 from .old_format import write_old
@@ -52,7 +52,7 @@ def test_a_batch_is_numbered_as_one_by_one(entities: list[int]) -> None:
 @pytest.fixture(params=[1, 3, 1_000_000], ids=lambda size: f"written-at-{size}")
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in LIMITS:
-        monkeypatch.setattr(sequences, name, request.param)
+        monkeypatch.setattr(index, name, request.param)
     yield
 
 
@@ -71,7 +71,7 @@ def test_sequences_have_no_gaps_whoever_appends_and_whatever_becomes_of_the_inde
     writers = [JournalWriter(folder), JournalWriter(folder)]
     with pytest.MonkeyPatch.context() as patched:
         for name in LIMITS:
-            patched.setattr(sequences, name, limit)
+            patched.setattr(index, name, limit)
         for number, entities in enumerate(appends):
             kind = between[number] if number < len(between) else "go on"
             if kind == "delete":
@@ -108,7 +108,7 @@ def test_a_small_journal_has_no_index_on_disk(tmp_path: Path) -> None:
 
 
 def test_an_index_spares_who_opens_the_journal_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "EVENTS_READ_MAX", 5)
+    monkeypatch.setattr(index, "EVENTS_READ_MAX", 5)
     for _ in range(2):
         with JournalWriter(tmp_path) as writer:
             writer.append([event(f"{number}") for number in range(10)])
@@ -131,7 +131,7 @@ def test_an_index_spares_who_opens_the_journal_the_reading(tmp_path: Path, monke
 
 
 def test_an_index_of_another_journal_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "EVENTS_READ_MAX", 1)
+    monkeypatch.setattr(index, "EVENTS_READ_MAX", 1)
     for name, count in (("one", 3), ("two", 5)):
         for _ in range(count):
             with JournalWriter(tmp_path / name) as writer:
@@ -182,7 +182,7 @@ def test_sequences_that_are_given_come_on_top_of_those_that_are_there(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in LIMITS:
-        monkeypatch.setattr(sequences, limit, at_once)
+        monkeypatch.setattr(index, limit, at_once)
     with JournalWriter(tmp_path) as writer:
         writer.append([event("emma") for _ in range(3)])
     batch, _ = numbered(encode([event("ben")], 0), lambda names: [0])

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import EventRefused, JournalAway, JournalCorrupt, SequenceConflict
+from stateside.core.errors import EventRefused, JournalAway, JournalCorrupt, SequenceConflict
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
+from stateside.journal.admin import JournalFiles, drop
+from stateside.journal.append_batch import Answer, Appended, AppendRequest
 from stateside.journal.memory import MemoryWriter
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import segment_path
-from stateside.journal.settling import Answer, Appended, Request
-from stateside.journal.upkeep import Place, drop
-from stateside.positions import Position
 from tests.sizes import examples
 
 NAMES = ["emma", "ben"]
@@ -26,7 +26,7 @@ def event(id_: str, entity: str = "emma") -> Event:
     return Event(id_, entity, "call", 0, {})
 
 
-def together(writer: MemoryWriter, requests: Sequence[Request]) -> dict[int, Answer]:
+def together(writer: MemoryWriter, requests: Sequence[AppendRequest]) -> dict[int, Answer]:
     """What each is told, when all of them stand in line: by their numbers, in the order in which they were settled."""
     answers: dict[int, Answer] = {}
     while waiting := [number for number in range(len(requests)) if number not in answers]:
@@ -36,7 +36,7 @@ def together(writer: MemoryWriter, requests: Sequence[Request]) -> dict[int, Ans
     return answers
 
 
-def one_by_one(writer: MemoryWriter, requests: Sequence[Request]) -> list[Answer]:
+def one_by_one(writer: MemoryWriter, requests: Sequence[AppendRequest]) -> list[Answer]:
     answers: list[Answer] = []
     for request in requests:
         try:
@@ -62,22 +62,22 @@ def told(answers: Iterable[Answer]) -> list[object]:
 
 
 plain = st.lists(st.builds(event, st.sampled_from("abcdefgh"), st.sampled_from(NAMES)), min_size=1, max_size=3).map(
-    Request
+    AppendRequest
 )
 
 
 @st.composite
-def conditional(draw: st.DrawFn) -> Request:
+def conditional(draw: st.DrawFn) -> AppendRequest:
     entity = draw(st.sampled_from(NAMES))
     ids = draw(st.lists(st.sampled_from("abcdefgh"), max_size=3))
     others = draw(st.sampled_from([entity] * 5 + NAMES))
-    return Request([event(id_, others) for id_ in ids], entity, draw(st.none() | st.integers(0, 4)))
+    return AppendRequest([event(id_, others) for id_ in ids], entity, draw(st.none() | st.integers(0, 4)))
 
 
 @settings(max_examples=examples(400, 5_000), deadline=None)
 @given(before=st.lists(plain, max_size=2), requests=st.lists(plain | conditional(), min_size=1, max_size=6))
 def test_whatever_comes_together_is_answered_as_if_it_came_one_after_the_other_in_some_order(
-    before: list[Request], requests: list[Request]
+    before: list[AppendRequest], requests: list[AppendRequest]
 ) -> None:
     journals = MemoryJournal(), MemoryJournal()
     writers = [journal.writer() for journal in journals]
@@ -91,7 +91,9 @@ def test_whatever_comes_together_is_answered_as_if_it_came_one_after_the_other_i
 
 def test_of_two_that_expect_the_same_sequence_one_is_stored_and_the_other_told_the_sequence_then() -> None:
     writer = MemoryJournal().writer()
-    first, second = together(writer, [Request([event("a")], "emma", 0), Request([event("b")], "emma", 0)]).values()
+    first, second = together(
+        writer, [AppendRequest([event("a")], "emma", 0), AppendRequest([event("b")], "emma", 0)]
+    ).values()
     assert isinstance(first, Receipt)
     assert isinstance(second, SequenceConflict)
     assert second.current == 1
@@ -99,7 +101,7 @@ def test_of_two_that_expect_the_same_sequence_one_is_stored_and_the_other_told_t
 
 def test_the_same_append_twice_at_once_is_stored_once_and_gets_one_receipt() -> None:
     journal = MemoryJournal()
-    first, second = together(journal.writer(), [Request([event("a")], "emma", 0)] * 2).values()
+    first, second = together(journal.writer(), [AppendRequest([event("a")], "emma", 0)] * 2).values()
     assert first == second
     assert isinstance(second, Receipt)
     assert second.repeated
@@ -114,7 +116,7 @@ def test_nobody_is_told_of_a_conflict_with_what_was_not_stored(tmp_path: Path, m
 
         monkeypatch.setattr(writer, "_store", full)
         with pytest.raises(JournalAway):
-            writer._append_together([Request([event("a")], "emma", 0), Request([event("b")], "emma", 0)])
+            writer._append_together([AppendRequest([event("a")], "emma", 0), AppendRequest([event("b")], "emma", 0)])
 
 
 def old_and_new(folder: Path, damage: Callable[[], object]) -> list[Answer | None]:
@@ -127,12 +129,12 @@ def old_and_new(folder: Path, damage: Callable[[], object]) -> list[Answer | Non
         for number in range(3):
             writer.append_once([event(f"{number}", "ben")])
         damage()
-        new = Request([event("new", "ben")]), Request([event("next")], "emma", 1)
-        return list(writer._append_together([new[0], Request([event("old")], "emma"), new[1]]))
+        new = AppendRequest([event("new", "ben")]), AppendRequest([event("next")], "emma", 1)
+        return list(writer._append_together([new[0], AppendRequest([event("old")], "emma"), new[1]]))
 
 
 def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_path: Path) -> None:
-    first, repeat, last = old_and_new(tmp_path, lambda: drop(Place(tmp_path), 3, []))
+    first, repeat, last = old_and_new(tmp_path, lambda: drop(JournalFiles(tmp_path), 3, []))
     assert isinstance(repeat, EventRefused)
     assert "'old' is stored already, and dropped since" in str(repeat)
     assert isinstance(first, Appended)

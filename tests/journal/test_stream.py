@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import JournalCorrupt, PositionInvalid
+from stateside.core.errors import JournalCorrupt, PositionInvalid
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter, frame_index
 from stateside.journal import frames as frames_module
 from stateside.journal.columns import decode
 from stateside.journal.stream import FileStream, gather
-from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream
 from tests.sizes import examples, not_in_fast

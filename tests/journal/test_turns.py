@@ -20,8 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stateside.errors import JournalLocked, OperatingError
-from stateside.journal import Event, Journal, JournalWriter, sequences
+from stateside.core.errors import JournalLocked, OperatingError
+from stateside.journal import Event, Journal, JournalWriter, index
 from stateside.journal.segment import DurableEnd, segment_offsets
 from tests.sizes import examples, sized
 
@@ -330,7 +330,7 @@ class Writers(RuleBasedStateMachine):
         self.stack = ExitStack()
         patched = self.stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("ENTITIES_UNWRITTEN_MAX", "EVENTS_UNWRITTEN_MAX", "EVENTS_READ_MAX"):
-            patched.setattr(sequences, name, 2)
+            patched.setattr(index, name, 2)
         self.folder = Path(self.stack.enter_context(TemporaryDirectory(prefix="stateside-turns-")))
         self.writers: dict[int, JournalWriter] = {}
         self.acknowledged: list[list[str]] = []

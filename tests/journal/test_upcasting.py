@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import SettingInvalid
+from stateside.core.errors import SettingInvalid
 from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Upcasters
 
 

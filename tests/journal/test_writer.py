@@ -14,12 +14,12 @@ from uuid import uuid4
 
 import pytest
 
-from stateside.clock import ManualClock
-from stateside.errors import EventRefused, JournalAway, OperatingError
+from stateside.core.clock import ManualClock
+from stateside.core.errors import EventRefused, JournalAway, OperatingError
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter, segment
 from stateside.journal.columns import decode, encode
 from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
-from stateside.positions import Position
 from tests.journal.conftest import strangers
 
 MakeEvents = Callable[..., list[Event]]
@@ -152,7 +152,7 @@ FULL_DISK = """
 import resource, sys, types
 sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
-from stateside.errors import OperatingError
+from stateside.core.errors import OperatingError
 from stateside.journal import Event, Journal, JournalWriter
 
 folder = Path(sys.argv[1])

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from stateside.errors import LeadershipLost
+from stateside.core.errors import LeadershipLost
 from stateside.leadership import Candidate, Leadership
 
 LOST = 7

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateside.clock import ManualClock
-from stateside.errors import IdentityTaken, LeadershipLost, LeaseInvalid, SettingInvalid
+from stateside.core.clock import ManualClock
+from stateside.core.errors import IdentityTaken, LeadershipLost, LeaseInvalid, SettingInvalid
 from stateside.leadership import Candidate, Gates, Leadership, Lease, standing
 from stateside.leadership.lease import EPOCHS_KEPT
 from tests.waiting import wait_until

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.errors import ArchiveInvalid, LeadershipLost, SinkAway
-from stateside.layout import Layout
+from stateside.core.errors import ArchiveInvalid, LeadershipLost, SinkAway
+from stateside.core.layout import Layout
 from stateside.leadership import Gates, Lease, ungated
 from stateside.pipeline.sinks.delta import DeltaSink
 from stateside.pipeline.sinks.sink import BatchId

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import LeaseInvalid, SettingInvalid
+from stateside.core.errors import LeaseInvalid, SettingInvalid
 from stateside.leadership import check_folder
-from stateside.leadership.probe import file_system
+from stateside.leadership.lease import file_system
 from tests.disks import mounted
 
 MOUNTS = """\

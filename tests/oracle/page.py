@@ -31,7 +31,7 @@ _TAIL = """
   takes no types with parts in its state. Intervals are not compared in states that are kept from Python.
 * By us, with the reason in `GET /v1/views`: keys with intervals, arrays or maps, by which nobody can ask; types that
   are not in the table above, such as `variant` and `time`; joins of format 4, which Spark has for tests only. The codec
-  lzf is an error of the replica (`tests/checkpoint/test_real_files.py`).
+  lzf is an error of the replica (`tests/spark_state/test_real_files.py`).
 * Not compared: calendar intervals (`make_interval`), which cannot be had from Spark's reader through Arrow;
   `flatMapGroupsWithState` and `transformWithState` in Scala; strings with a collation.
 * A state that Spark repartitions, from 2 partitions to 7 and then to 3, is compared in the same ways by

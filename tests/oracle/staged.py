@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.variable_catalogue import completed, value_decoder
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import Storage
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import open_foreign
-from stateside.serving.reading.views import Floor, ViewReader
-from stateside.storage import Storage
+from stateside.serving.rows.view_readers import Floor, ViewReader
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.catalogue import Catalogue
+from stateside.views.state_catalogue import completed, value_decoder
 
 Row = tuple[Any, ...]
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StructField, StructType, YearMonthIntervalType
 
-from stateside.checkpoint.catalogue import Catalogue
+from stateside.views.catalogue import Catalogue
 
 Row = tuple[Any, ...]
 _US = timedelta(microseconds=1)

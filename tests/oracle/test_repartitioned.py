@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stateside.checkpoint.log import Checkpoint
-from stateside.storage import Storage
+from stateside.core.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 from tests.sizes import sized
 from tests.spark_settings import STATE, conf
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stateside.layout import Layout
-from stateside.serving.access.issuer import Issuer
+from stateside.core.layout import Layout
+from stateside.serving.access.tokens import Issuer
 from tests.pages.stage import Stage, serving
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ import httpx
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import DAY_US, HOUR_US, assignment, usage
 from stateside.billing.plans.file import plan_event
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
+from stateside.core.storage import write_atomically
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
-from stateside.storage import write_atomically
+from stateside.views.heartbeat import Heartbeat
 from tests.billing.written_bills import WrittenBills, plan
 from tests.serving.conftest import wait_until_it_answers
 

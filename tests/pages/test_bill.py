@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from stateside.billing.model import DAY_US
-from stateside.layout import Layout
-from stateside.processes import free_port
-from stateside.serving.access.issuer import Issuer
+from stateside.core.layout import Layout
+from stateside.core.processes import free_port
+from stateside.serving.access.tokens import Issuer
 from tests.pages.conftest import Browsing, Theatre, until
 from tests.pages.stage import FEBRUARY, LONG, RICH, Stage, serving
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from stateside.checkpoint.savepoint import savepoints
 from stateside.leadership import Candidate
+from stateside.views.savepoint import savepoints
 from tests.pages.conftest import Browsing, Theatre, until
 from tests.pages.open_pages import told
 from tests.sizes import sized

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.sources import kafka
 

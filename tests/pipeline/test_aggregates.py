@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import ValueOverflow
+from stateside.core.errors import ValueOverflow
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.testing import append, rows, run_to
 from tests.sizes import sized
 

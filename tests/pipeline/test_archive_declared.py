@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.declaration import keep
+from stateside.views.catalogue import Catalogue
 from tests.replica import spark_job
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stateside.errors import SinkAway
+from stateside.core.errors import SinkAway
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateside.pipeline.observation import caught_up_us
+from stateside.pipeline.progress import caught_up_us
 
 TRIGGER_US = 1_794_807_467_984_000
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import stateside
-from stateside.errors import SettingInvalid, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import SettingInvalid, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.declaration import check_before_spark
 from stateside.pipeline.foreground import LinesForPeople, _no_empty_folder, run_application
 from stateside.pipeline.settings import RunSettings

@@ -15,15 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.steps import Step, Steps, extend_steps
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.pipeline.app import View
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
-from stateside.serving.reading.sums import Span
-from stateside.serving.reading.views import Floor, ViewReader
+from stateside.serving.rows.sums import BucketRange
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.testing import append, rollup, rows, run_to
+from stateside.views.computed import Step, Steps, extend_steps
 
 HOUR_US = 3_600_000_000
 START_US = 1_767_225_600_000_000
@@ -142,7 +142,7 @@ def assert_sums(layout: Layout, amounts: dict[tuple[str, str, str, int], int]) -
     reader = ViewReader(layout.view("bill"))
     by_key = added(amounts, (0, 1, 2))
     for key in by_key:
-        [row] = asyncio.run(reader.sum(key, Span(), Floor(wait_ms=0))).rows
+        [row] = asyncio.run(reader.sum(key, BucketRange(), Floor(wait_ms=0))).rows
         assert row["amount"] == by_key[key]
     reader.close()
 

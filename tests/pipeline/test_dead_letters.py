@@ -11,15 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.core.errors import PipelineFailed, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.pipeline import sources
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
-from stateside.positions import Position
 from stateside.testing import append, crash_marker, rollup, rows, run_to
 
 pytestmark = pytest.mark.spark

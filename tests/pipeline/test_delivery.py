@@ -7,12 +7,12 @@ import time
 import pyarrow as pa
 import pytest
 
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import CheckpointAway, JournalAway, LeadershipLost, SinkAway
-from stateside.layout import Layout
-from stateside.pipeline.delivery import Delivery
+from stateside.core.errors import CheckpointAway, JournalAway, LeadershipLost, SinkAway
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage, write_atomically
 from stateside.pipeline.sinks.sink import BatchId
-from stateside.storage import Storage, write_atomically
+from stateside.pipeline.view_query import BatchDelivery
+from stateside.spark_state.batch_log import Checkpoint
 
 
 class Rows:
@@ -49,7 +49,7 @@ def test_a_batch_is_held_while_something_is_away_and_written_once_when_it_is_bac
     checkpoint: Checkpoint, error: Exception
 ) -> None:
     notebook = Notebook(error, error)
-    Delivery(notebook, checkpoint, float("inf"))(Rows(), 7)  # type: ignore[arg-type]
+    BatchDelivery(notebook, checkpoint, float("inf"))(Rows(), 7)  # type: ignore[arg-type]
     assert notebook.written == [7]
 
 
@@ -59,7 +59,7 @@ def test_a_batch_whose_plan_is_away_is_not_delivered(checkpoint: Checkpoint, lay
     (layout.root / gone).unlink()
     notebook = Notebook()
     with pytest.raises(CheckpointAway, match="plan of batch 7 is away"):
-        Delivery(notebook, checkpoint, float("inf"))(Rows(), 7)  # type: ignore[arg-type]
+        BatchDelivery(notebook, checkpoint, float("inf"))(Rows(), 7)  # type: ignore[arg-type]
     assert notebook.written == []
 
 
@@ -68,7 +68,7 @@ def test_who_does_not_lead_any_more_writes_nothing(checkpoint: Checkpoint) -> No
         raise LeadershipLost("Another leads")
 
     notebook = Notebook()
-    delivery = Delivery(notebook, checkpoint, float("inf"), lost)
+    delivery = BatchDelivery(notebook, checkpoint, float("inf"), lost)
     with pytest.raises(LeadershipLost):
         delivery(Rows(), 7)  # type: ignore[arg-type]
     assert notebook.written == [] and isinstance(delivery.error, LeadershipLost)
@@ -84,5 +84,5 @@ def test_a_leadership_that_is_lost_while_a_batch_is_held_ends_the_wait(checkpoin
 
     began_s = time.monotonic()
     with pytest.raises(LeadershipLost):
-        Delivery(Notebook(*[SinkAway("It is away")] * 99), checkpoint, float("inf"), lost_later)(Rows(), 7)  # type: ignore[arg-type]
+        BatchDelivery(Notebook(*[SinkAway("It is away")] * 99), checkpoint, float("inf"), lost_later)(Rows(), 7)  # type: ignore[arg-type]
     assert time.monotonic() - began_s < 30

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from stateside.checkpoint.heartbeat import Heartbeat
 from stateside.pipeline.foreground import (
     PAUSE_US,
     SLOW_MS,
@@ -18,6 +17,7 @@ from stateside.pipeline.foreground import (
     Teller,
     summary,
 )
+from stateside.views.heartbeat import Heartbeat
 
 
 def test_a_reason_is_shown_as_it_is_whatever_brackets_it_has() -> None:

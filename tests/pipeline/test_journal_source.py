@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stateside.journal import Event, JournalWriter
+from stateside.journal.admin import JournalFiles, drop
 from stateside.journal.merge import Merger
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.segment import segment_path
-from stateside.journal.upkeep import Place, drop
 
 pytestmark = pytest.mark.spark
 
@@ -122,7 +122,7 @@ def test_a_batch_read_of_what_is_gone_fails_with_the_range_and_goes_on_where_tol
     with JournalWriter(tmp_path, segment_bytes_max=1) as writer:
         for part in range(3):
             writer.append([Event(f"{part}-{i}", "c", "call", 0, {}) for i in range(10)])
-    drop(Place(tmp_path), 20, [])
+    drop(JournalFiles(tmp_path), 20, [])
     with pytest.raises(Exception, match="The events at 0:0 to 0:19 are gone"):
         read(spark, tmp_path).count()
     assert read(spark, tmp_path, start="begin").count() == 10

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import SettingInvalid, SetupError
-from stateside.pipeline.kafka_access import spark_options
+from stateside.core.errors import SettingInvalid, SetupError
+from stateside.pipeline.kafka_source import spark_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
 from stateside.journal.columns import encode
+from stateside.journal.index import numbered
 from stateside.journal.kafka import KafkaWriter, create_topic
 from stateside.journal.kafka.messages import NoEvent, batch_of, values_of
-from stateside.journal.sequences import numbered
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
 from stateside.pipeline import sources
 from stateside.pipeline.dead_letters import stored_letters
-from stateside.pipeline.kafka_events import parse_events
+from stateside.pipeline.kafka_source import parse_events
+from stateside.testbed.broker import Broker
 from stateside.testing import answer
 from tests.journal.kafka.test_messages import Sent
 from tests.journal.kafka.topics import delete, new_topic, send, stored_value

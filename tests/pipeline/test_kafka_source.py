@@ -14,12 +14,12 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from stateside.errors import ViewInvalid
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline import jars, sources
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.sources import parse_messages
+from stateside.testbed.broker import Broker
 from stateside.testing import answer
 
 DRIVER = Path(__file__).with_name("kafka_driver.py")

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from stateside.errors import ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline import sources
 from stateside.pipeline.dead_letters import Validator
-from stateside.pipeline.kafka_events import KafkaEvents
+from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.sources import KafkaTopic
 from stateside.pipeline.watermarks import times_to_check
 from tests.journal.kafka.topics import stored_value
@@ -189,10 +189,10 @@ def test_spark_takes_the_present_from_the_batch_that_stands_in_the_checkpoint(
     spark: SparkSession, layout: Layout
 ) -> None:
     """So a batch that is run again sees the same append time of messages whose own time is the producer's."""
-    from stateside.checkpoint.log import Checkpoint
+    from stateside.core.storage import Storage
     from stateside.journal import Event
     from stateside.pipeline.sources import Reading, journal
-    from stateside.storage import Storage
+    from stateside.spark_state.batch_log import Checkpoint
     from stateside.testing import append
 
     append(layout, [Event("a", "emma", "call", 0, {})])

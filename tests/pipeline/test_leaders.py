@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import stateside
-from stateside.errors import LeadershipLost, PipelineFailed
-from stateside.layout import Layout
+from stateside.core.errors import LeadershipLost, PipelineFailed
+from stateside.core.layout import Layout
 from stateside.leadership import Candidate, Gates, Leadership
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings

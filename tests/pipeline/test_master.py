@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import ClusterAway, SettingInvalid
+from stateside.core.errors import ClusterAway, SettingInvalid
+from stateside.core.processes import free_port
 from stateside.pipeline.master import check_reachable, cluster_conf, masters_of, python_path
-from stateside.processes import free_port
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,3]", "yarn", "k8s://https://one:6443"])

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import InputError, PipelineFailed, SinkAway, StatesideError, ViewInvalid
+from stateside.core.errors import InputError, PipelineFailed, SinkAway, StatesideError, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId
 from stateside.testing import append, run_to

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import stateside
-from stateside.errors import PipelineFailed, ViewInvalid
-from stateside.layout import Layout
-from stateside.pipeline.planning import Planner
+from stateside.core.errors import PipelineFailed, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.view_plan import Planner
 
 
 class Refusing:

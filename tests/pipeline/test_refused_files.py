@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from stateside.checkpoint.log import Checkpoint
 from stateside.cli import main
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event
 from stateside.journal.columns import encode
 from stateside.journal.payload import fitted
-from stateside.layout import Layout
 from stateside.pipeline.dead_letters import (
     FILE_LETTERS_MAX,
     DeadLetters,
@@ -24,7 +24,7 @@ from stateside.pipeline.dead_letters import (
     passed,
     stored_letters,
 )
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 VIEW = "hourly"
 
@@ -133,7 +133,7 @@ def test_they_are_listed_with_what_to_append_again(layout: Layout) -> None:
 
 
 def test_billings_own_are_listed_by_its_own_command(layout: Layout) -> None:
-    from stateside.billing.sealing.dead_letters import dead_letters_table
+    from stateside.billing.invoicing.documents import dead_letters_table
 
     dead_letters_table(layout).create()
     done = CliRunner().invoke(main, ["dead-letters", "--dir", str(layout.root)])

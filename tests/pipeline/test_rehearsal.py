@@ -7,9 +7,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import ViewInvalid
-from stateside.layout import Layout
-from stateside.pipeline.rehearsal import rehearse
+from stateside.core.errors import ViewInvalid
+from stateside.core.layout import Layout
+from stateside.pipeline.foreground import rehearse
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import Sink, SinkContext

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import CheckpointAway, JournalAway, LeadershipLost, PipelineFailed, SinkAway, SinkRefused
+from stateside.core.errors import CheckpointAway, JournalAway, LeadershipLost, PipelineFailed, SinkAway, SinkRefused
 from stateside.pipeline.failures import Failure, judge, judge_start
-from stateside.pipeline.restarts import PAUSE_S_MAX, Restarts
+from stateside.pipeline.view_query import PAUSE_S_MAX, Restarts
 
 BAD = Failure("it raised.", worth_retrying=True)
 AWAY = Failure("the disk is full.", worth_retrying=True, away=True)

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 import stateside
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.rollup_declarations import check_rollups
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
+from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
+from stateside.views.rollups import check_rollups
 
-COUNTRY = KeyColumn("country", "string", Stored(0, "country", "string"), "country")
-SESSION = KeyColumn("session", "…", Stored(1, "sessionStartTime", "timestamp"), "…", Stored(1, "session", "…"))
-COUNT = ViewColumn("orders", "long", "count", (Stored(0, "count", "long"),), "count(1)")
-LEAST = ViewColumn("least", "long", "min", (Stored(1, "min", "long"),), "min(amount)")
+COUNTRY = KeyColumn("country", "string", StateColumn(0, "country", "string"), "country")
+SESSION = KeyColumn(
+    "session", "…", StateColumn(1, "sessionStartTime", "timestamp"), "…", StateColumn(1, "session", "…")
+)
+COUNT = ViewColumn("orders", "long", "count", (StateColumn(0, "count", "long"),), "count(1)")
+LEAST = ViewColumn("least", "long", "min", (StateColumn(1, "min", "long"),), "min(amount)")
 CATALOGUE = Catalogue("shop", "spending", 0, (COUNTRY, SESSION), (COUNT, LEAST), "session")
 
 

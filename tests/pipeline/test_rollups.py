@@ -14,9 +14,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import RequestInvalid, ViewInvalid
+from stateside.core.errors import RequestInvalid, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.testing import append, rollup, rows, run_to
 

@@ -14,18 +14,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import PipelineFailed, SinkAway, SinkRefused, ViewBroken, ViewInvalid
+from stateside.core.errors import PipelineFailed, SinkAway, SinkRefused, ViewBroken, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event
-from stateside.layout import Layout
-from stateside.pipeline.crashing import CrashingSource
+from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import append, crash_marker, rows, run_to
+from stateside.views.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.spark
 

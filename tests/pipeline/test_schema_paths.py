@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateside.pipeline.schema_paths import bring_home
+from stateside.pipeline.view_query import bring_home
 
 NAME = "0_b015999c-e6f4"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stateside
-from stateside.errors import SettingInvalid
+from stateside.core.errors import SettingInvalid
 from stateside.pipeline.foreground import gather_settings
 from stateside.pipeline.settings import PROFILES, RunSettings, flag, read_file, table
 

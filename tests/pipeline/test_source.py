@@ -19,8 +19,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from stateside import journal as journal_package
-from stateside.checkpoint.offsets import read_position
-from stateside.errors import (
+from stateside.core.errors import (
     EventsGone,
     JournalAway,
     JournalCorrupt,
@@ -29,17 +28,22 @@ from stateside.errors import (
     SettingInvalid,
     ViewInvalid,
 )
+from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter
+from stateside.journal.admin import JournalFiles, drop
 from stateside.journal.merge import Merger
-from stateside.journal.merge.partition import Born
+from stateside.journal.merge.partition import StreamIdentity
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.segment import segment_path
-from stateside.journal.upkeep import Place, drop
-from stateside.pipeline.batch_reader import JournalBatchReader
-from stateside.pipeline.event_rows import CHOSEN, ENVELOPE, chosen_columns
-from stateside.pipeline.source import JournalSource
-from stateside.pipeline.stream_reader import JournalStreamReader
-from stateside.positions import Position
+from stateside.pipeline.journal_source import (
+    CHOSEN,
+    ENVELOPE,
+    JournalBatchReader,
+    JournalSource,
+    JournalStreamReader,
+    chosen_columns,
+)
+from stateside.spark_state.batch_log import read_position
 from tests.sizes import not_in_fast
 
 _TYPES = {
@@ -147,7 +151,7 @@ def test_a_batch_is_a_range_of_offsets_and_by_default_all_that_is_there(tmp_path
     assert [row["id"] for row in batch(tmp_path)] == [event.id for event in events]
     assert [row["offset"] for row in batch(tmp_path, start="0:5", end="0:32")] == list(range(5, 32))
     assert batch(tmp_path, start="0:7", end="0:7") == batch(tmp_path / "nothing") == []
-    with pytest.raises(PositionAhead, match="end 0:41 lies behind the stream's end, 0:40"):
+    with pytest.raises(PositionAhead, match="end 0:41 lies beyond the stream's end, 0:40"):
         batch(tmp_path, end="0:41")
     with pytest.raises(PositionInvalid, match="does not lie before"):
         batch(tmp_path, start="0:9", end="0:8")
@@ -232,7 +236,7 @@ def test_a_range_that_is_partly_gone_is_an_error_with_the_range_and_the_ways_on(
     fill(tmp_path)
     reader = stream(tmp_path)
     old = reader.latestOffset(reader.initialOffset(), ReadMaxRows(15))
-    drop(Place(tmp_path), 30, [])
+    drop(JournalFiles(tmp_path), 30, [])
     gone = r"0:15 to 0:29 are gone: the journal begins at 0:30.*back from a copy.*start = 0:30, or 'begin'"
     for ask in (
         lambda: reader.latestOffset(old, ReadAllAvailable()),
@@ -250,7 +254,7 @@ def test_a_range_that_is_partly_gone_is_an_error_with_the_range_and_the_ways_on(
 @pytest.mark.parametrize("start", ["begin", "0:30"])
 def test_a_new_query_on_a_trimmed_journal_starts_at_its_begin_if_it_is_told_to(tmp_path: Path, start: str) -> None:
     fill(tmp_path)
-    drop(Place(tmp_path), 30, [])
+    drop(JournalFiles(tmp_path), 30, [])
     reader = stream(tmp_path, start=start)
     assert [ids for _, ids in batches(reader, reader.initialOffset())] == [[f"e{n}" for n in range(30, 40)]]
     assert len(batch(tmp_path, start=start)) == 10
@@ -350,7 +354,7 @@ def test_a_query_does_not_go_on_in_another_merged_stream(nodes: tuple[Path, dict
     folder, _ = nodes
     reader = stream(folder)
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    born = Born.read(folder / "merged")
+    born = StreamIdentity.read(folder / "merged")
     assert born is not None
     (folder / "merged" / "born").write_text((folder / "merged" / "born").read_text().replace(born.id[:8], "00000000"))
     with pytest.raises(PositionInvalid, match="This query has read journal"):

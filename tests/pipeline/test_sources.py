@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 
 import stateside
 from stateside import sources
-from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.core.errors import PipelineFailed, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event, JournalWriter
-from stateside.journal.upkeep import Place, drop
-from stateside.layout import Layout
+from stateside.journal.admin import JournalFiles, drop
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.sources import Source
 from stateside.testing import answer, append, rows, run_to
@@ -122,7 +122,7 @@ def test_a_new_view_of_a_trimmed_journal_begins_at_what_is_left_only_if_told_so(
     with JournalWriter(layout.journal, segment_bytes_max=1) as writer:
         for event in EVENTS:
             writer.append([event])
-    drop(Place(layout.journal), 3, [])
+    drop(JournalFiles(layout.journal), 3, [])
     with pytest.raises(PipelineFailed, match=r"0:0 to 0:2 are gone.*start = 0:3, or 'begin'"):
         run_to(counting(), layout, spark)
     shutil.rmtree(layout.view("total").root)

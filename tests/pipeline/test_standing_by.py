@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import stateside
-from stateside.errors import IdentityTaken, PipelineRunning, SettingInvalid, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import IdentityTaken, PipelineRunning, SettingInvalid, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.leadership import Candidate, Leadership, standing
-from stateside.pipeline import foreground, standing_by
-from stateside.pipeline.foreground import LinesForPeople, run_application
+from stateside.pipeline import foreground
+from stateside.pipeline import foreground as foreground_module
+from stateside.pipeline.foreground import LinesForPeople, Tell, needs_lease, run_application
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.standing_by import Tell, needs_lease
 from tests.disks import mounted
 from tests.waiting import WAIT_S_MAX, wait_until
 
@@ -41,8 +41,8 @@ def leader(layout: Layout) -> Leadership:
 
 def lead(layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool], tell: Tell) -> Leadership | None:
     """As a run does, which then has Spark to start, and ends."""
-    with standing_by.standing_by(layout, settings, told_to_stop) as candidate:
-        return None if candidate is None else standing_by.lead(candidate, layout, settings, told_to_stop, tell)
+    with foreground_module.standing_by(layout, settings, told_to_stop) as candidate:
+        return None if candidate is None else foreground_module.lead(candidate, layout, settings, told_to_stop, tell)
 
 
 def test_a_folder_where_nobody_ever_led_needs_no_lease_and_one_that_was_led_does(layout: Layout) -> None:
@@ -121,7 +121,7 @@ def test_who_is_still_starting_spark_has_its_name_and_is_no_standby_yet(
     layout: Layout, too_late: Callable[[], bool]
 ) -> None:
     before = leader(layout)
-    with standing_by.standing_by(layout, STANDBY, too_late) as candidate:
+    with foreground_module.standing_by(layout, STANDBY, too_late) as candidate:
         assert candidate is not None
         assert (layout.root / "lease" / "members" / "b.json").exists()
         assert (standing(layout.root, 0) or {})["standbys"] == []

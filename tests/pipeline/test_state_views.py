@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import PipelineFailed, ViewInvalid
+from stateside.core.errors import PipelineFailed, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.testing import answer, append, crash_marker, rows, run_to
+from stateside.views.catalogue import Catalogue
 from tests.sizes import sized
 from tests.spark_settings import conf
 

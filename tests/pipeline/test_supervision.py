@@ -15,21 +15,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import OperatingError, PipelineFailed, SinkAway
+from stateside.core.errors import OperatingError, PipelineFailed, SinkAway
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event
-from stateside.layout import Layout
-from stateside.pipeline.crashing import CrashingSource
-from stateside.pipeline.delivery import Delivery
+from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.failures import Failure
 from stateside.pipeline.progress import read_progress
-from stateside.pipeline.query import ViewQuery
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink, SinkFactory
-from stateside.storage import Storage
+from stateside.pipeline.view_query import BatchDelivery, ViewQuery
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import append, crash_marker
+from stateside.views.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.spark
 
@@ -228,7 +227,7 @@ def test_a_batch_is_not_held_longer_than_it_may_be(layout: Layout) -> None:
         def toArrow(self) -> pa.Table:  # noqa: N802
             return pa.table({})
 
-    delivery = Delivery(Away(), Checkpoint(Storage.at(layout.root)), hold_s_max=0.7)
+    delivery = BatchDelivery(Away(), Checkpoint(Storage.at(layout.root)), hold_s_max=0.7)
     began = time.monotonic()
     with pytest.raises(OperatingError, match="It is away"):
         delivery._deliver(Rows(), BatchId("q", 0))  # type: ignore[arg-type]

@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import PipelineFailed, PipelineRunning, ViewInvalid
+from stateside.core.errors import PipelineFailed, PipelineRunning, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
-from stateside.pipeline import lease
+from stateside.pipeline import driver_lock
 from stateside.pipeline.app import load
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.runner import Runner
@@ -357,7 +357,7 @@ def test_a_payload_field_may_not_hide_a_column_of_every_event(spark: SparkSessio
 
 
 def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layout: Layout) -> None:
-    hold = "import sys, time; from pathlib import Path; from stateside.pipeline import lease\n"
+    hold = "import sys, time; from pathlib import Path; from stateside.pipeline import driver_lock\n"
     hold += "lease.acquire(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(layout.driver_lock)], stdout=subprocess.PIPE, text=True
@@ -370,7 +370,7 @@ def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layo
         ):
             raise AssertionError("two drivers run")
         holder.kill()
-    os.close(lease.acquire(layout.driver_lock))  # a dead holder holds nothing
+    os.close(driver_lock.acquire(layout.driver_lock))  # a dead holder holds nothing
 
 
 def test_views_with_one_name_without_a_key_or_with_a_bad_name_are_refused() -> None:

@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import KeyInvalid, RequestInvalid, ViewInvalid
+from stateside.core.errors import KeyInvalid, RequestInvalid, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
-from stateside.positions import Position
 from stateside.replica.tail import Tail
-from stateside.serving.reading.sums import Span
-from stateside.serving.reading.views import Floor, SumAnswer, ViewReader
+from stateside.serving.rows.sums import BucketRange
+from stateside.serving.rows.view_readers import Floor, SumAnswer, ViewReader
 from stateside.serving.stamp import iso_time
 from stateside.testing import answer, append, rows, run_to
 
@@ -317,7 +317,9 @@ def summed(
     tail.close()
     reader = ViewReader(layout.view(view))
     try:
-        return asyncio.run(reader.sum(reader.shape.parse_key(key), Span(from_us, to_us, last_us), Floor(wait_ms=0)))
+        return asyncio.run(
+            reader.sum(reader.shape.parse_key(key), BucketRange(from_us, to_us, last_us), Floor(wait_ms=0))
+        )
     finally:
         reader.close()
 

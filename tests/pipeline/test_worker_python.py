@@ -13,7 +13,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from stateside.pipeline.worker_python import worker_environment, write_launcher
+from stateside.pipeline.session import worker_environment, write_launcher
 
 ASKED = "import json, os, sys; print(json.dumps([sys.executable, sys.argv[1:], os.environ['PYTHONPATH']]))"
 OF_SPARK = [

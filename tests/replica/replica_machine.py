@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stateside.positions import Position
+from stateside.core.positions import Position
 from stateside.replica import generations
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups
+from stateside.replica.bootstrap import NewReplica
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 
 from .rollup_rows import CODEC, Key, Row

@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.log import Checkpoint
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.replica.tail import Tail
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import append
 
 EARLY, LATE, PER_BATCH, KINDS = 12, 52, 4, 3

@@ -10,12 +10,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.computed import KnownSteps
-from stateside.checkpoint.schema import Column
-from stateside.checkpoint.unsafe_row import RowDecoder
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import Kept, Rollups
+from stateside.replica.rollup_tables import Kept, Rollups
+from stateside.spark_state.schema import Column
+from stateside.spark_state.unsafe_row import RowDecoder
+from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
+from stateside.views.computed import KnownSteps
 
 KEY = {"customer": "string", "country": "string", "day": "date"}
 STORED = [
@@ -27,7 +27,7 @@ STORED = [
     Column("count", "long"),
     Column("max", "long"),
 ]
-BUFFERS = [Stored(index, column.name, column.type) for index, column in enumerate(STORED)]
+BUFFERS = [StateColumn(index, column.name, column.type) for index, column in enumerate(STORED)]
 COLUMNS = (
     ViewColumn("orders", "long", "count", (BUFFERS[0],), "count(1)"),
     ViewColumn("points", "long", "sum", (BUFFERS[1],), "sum(points)"),
@@ -39,7 +39,7 @@ CATALOGUE = Catalogue(
     "shop",
     "spending",
     0,
-    tuple(KeyColumn(n, t, Stored(i, n, t), n) for i, (n, t) in enumerate(KEY.items())),
+    tuple(KeyColumn(n, t, StateColumn(i, n, t), n) for i, (n, t) in enumerate(KEY.items())),
     COLUMNS,
 )
 CODEC = KeyCodec(list(KEY.values()))

@@ -1,6 +1,6 @@
 """A query's checkpoint, written as Spark writes it, file by file, without Spark; and what its replica must have.
 
-Encoders are made from the drawings in `stateside.checkpoint` and share no code with it. The state has a row for each
+Encoders are made from the drawings in `stateside.spark_state` and share no code with it. The state has a row for each
 (customer, country): how many orders, and their total.
 """
 
@@ -22,14 +22,14 @@ import lz4.block
 import xxhash
 from rocksdict import Options, Rdict
 
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.schema import Column
-from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader
+from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.snapshot import Snapshot
 from stateside.replica.tail import Tail
+from stateside.spark_state.schema import Column
+from stateside.spark_state.unsafe_row import RowDecoder
+from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
 
 PARTITIONS = 2
 STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -198,8 +198,8 @@ class Job:
 
 
 def catalogue(rollups: Iterable[Iterable[str]] = ()) -> Catalogue:
-    key = tuple(KeyColumn(name, type_, Stored(at, name, type_), name) for at, (name, type_) in enumerate(KEY))
-    buffers = [Stored(at, name, type_) for at, (name, type_) in enumerate(VALUE)]
+    key = tuple(KeyColumn(name, type_, StateColumn(at, name, type_), name) for at, (name, type_) in enumerate(KEY))
+    buffers = [StateColumn(at, name, type_) for at, (name, type_) in enumerate(VALUE)]
     columns = (
         ViewColumn("orders", "long", "count", (buffers[0],), "count(1)"),
         ViewColumn("total", "long", "sum", (buffers[1],), "sum(amount)"),

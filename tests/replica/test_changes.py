@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.clock import ManualClock
-from stateside.errors import HistoryGone
+from stateside.core.clock import ManualClock
+from stateside.core.errors import HistoryGone
 from stateside.replica import history
 from stateside.replica.changes import Changed, Extent
 from stateside.replica.history import Keep

@@ -17,16 +17,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from stateside.checkpoint.catalogue import Computed
-from stateside.checkpoint.computed import KnownSteps
-from stateside.checkpoint.steps import Step, Steps, extend_steps
-from stateside.errors import CheckpointInvalid, ValueOverflow
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import CheckpointInvalid, ValueOverflow
+from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import Kept, RollupRows
-from stateside.replica.share import Share
+from stateside.replica.rollup_tables import Kept, RollupRows
+from stateside.replica.shard import Share
 from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.replica.tail import Tail
+from stateside.views.catalogue import Computed
+from stateside.views.computed import KnownSteps, Step, Steps, extend_steps
 from tests.sizes import examples
 
 from . import spark_job

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import ReplicaInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ReplicaInvalid
+from stateside.core.layout import Layout
 from stateside.replica import integrity
-from stateside.replica.moment import Moment
-from stateside.replica.reader import ReplicaReader
+from stateside.replica.page_reader import VerifiedPages, VerifiedTable
+from stateside.replica.replica_reader import ReplicaReader, ReusedSnapshot
 from stateside.replica.tail import Tail
-from stateside.replica.verified import VerifiedPages, VerifiedTable
 from tests.replica.spark_job import Changes, Job, answered, has
 from tests.sizes import FULL, sized
 
@@ -131,7 +130,7 @@ def test_a_file_that_was_cut_or_zeroed_ends_nobody_and_the_next_start_rebuilds_t
     path = job.view.replica / name
     content = path.read_bytes()
     path.write_bytes({"cut": content[:5_000], "empty": b"", "zero": bytes(len(content))}[do])
-    start = "import sys; from pathlib import Path; from stateside.layout import Layout; "
+    start = "import sys; from pathlib import Path; from stateside.core.layout import Layout; "
     start += "from stateside.replica.tail import Tail; t = Tail(Layout(Path(sys.argv[1])).view('spending')); "
     start += "t.step(); print(t._writer.batch().batch); t.close()"
     for _ in range(2):
@@ -145,8 +144,8 @@ def test_a_file_that_was_cut_or_zeroed_ends_nobody_and_the_next_start_rebuilds_t
 READ = """
 import os, sys
 from pathlib import Path
-from stateside.errors import ReplicaInvalid
-from stateside.replica.reader import ReplicaReader
+from stateside.core.errors import ReplicaInvalid
+from stateside.replica.replica_reader import ReplicaReader
 folder, size, when = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 reader = ReplicaReader(folder)
 with reader.snapshot():
@@ -168,7 +167,7 @@ reader.close()
 def test_a_lock_file_that_is_cut_under_a_reader_ends_neither_the_reader_nor_the_tail(
     job: Job, size: int, when: str
 ) -> None:
-    tail = "import sys; from pathlib import Path; from stateside.layout import Layout; "
+    tail = "import sys; from pathlib import Path; from stateside.core.layout import Layout; "
     tail += "from stateside.replica.tail import Tail; t = Tail(Layout(Path(sys.argv[1])).view('spending')); t.step(); "
     tail += "print('ready', flush=True); sys.stdin.readline(); t.step(); print(t._writer.batch().batch); t.close()"
     command = [sys.executable, "-c", tail, str(job.view.root.parent.parent)]
@@ -186,7 +185,7 @@ def test_a_lock_file_that_is_cut_under_a_reader_ends_neither_the_reader_nor_the_
 
 @pytest.mark.parametrize("size", [0, 100, 5_000])
 def test_a_lock_file_that_is_cut_under_a_tail_does_not_end_it(job: Job, size: int) -> None:
-    tail = "import os, sys; from pathlib import Path; from stateside.layout import Layout; "
+    tail = "import os, sys; from pathlib import Path; from stateside.core.layout import Layout; "
     tail += "from stateside.replica.tail import Tail; v = Layout(Path(sys.argv[1])).view('spending'); t = Tail(v); "
     tail += "t.step(); os.truncate(v.replica / 'lock.mdb', int(sys.argv[2])); t.step(); "
     tail += "print(t._writer.batch().batch); t.close()"
@@ -276,7 +275,7 @@ def test_checksums_that_were_cut_where_no_page_needs_them_yet_cost_nothing(job: 
 def test_checksums_that_are_cut_under_a_snapshot_do_not_end_the_process(job: Job) -> None:
     """A snapshot that is kept for a few milliseconds looks at them with each question."""
     reader = ReplicaReader(job.view.replica)
-    moment = Moment(reader)
+    moment = ReusedSnapshot(reader)
     kept = moment.snapshot()
     os.truncate(job.view.replica / "checksums", 0)
     with pytest.raises(ReplicaInvalid, match="checksums cannot be read"):

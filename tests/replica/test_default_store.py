@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.checkpoint.provider import Provider
-from stateside.errors import CheckpointInvalid, PipelineFailed
+from stateside.core.errors import CheckpointInvalid, PipelineFailed
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.replica.tail import Tail
+from stateside.spark_state.provider import Provider
 from stateside.testing import append, crash_marker, rows, run_to
 from tests.sizes import sized
 from tests.spark_settings import stored

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import SetupError
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import SetupError
+from stateside.core.layout import Layout, ViewLayout
 from stateside.replica import tail as tail_module
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import RollupRows
+from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.rollup_tables import RollupRows
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from tests.disks import fill, mounted
@@ -53,7 +53,7 @@ def change(number: int, rows: int = 20) -> Changes:
 FOLLOW = """
 import sys, threading
 from pathlib import Path
-from stateside.layout import ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.replica import tail
 tail.ERROR_PAUSE_S = 0.05
 followed = tail.Tail(ViewLayout(Path(sys.argv[1])))
@@ -72,8 +72,8 @@ import sys
 from pathlib import Path
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import RollupRows
+from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.rollup_tables import RollupRows
 reader = ReplicaReader(Path(sys.argv[1]))
 with reader.snapshot() as snapshot:
     print("pinned", flush=True)
@@ -201,7 +201,7 @@ def job_with_its_replica_on(disk: Path, tmp_path: Path) -> Job:
 NEW = """
 import sys
 from pathlib import Path
-from stateside.errors import SetupError
+from stateside.core.errors import SetupError
 from stateside.replica.store import ReplicaWriter
 try:
     ReplicaWriter(Path(sys.argv[1]))
@@ -452,8 +452,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import RollupRows
+from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.rollup_tables import RollupRows
 reader = ReplicaReader(Path(sys.argv[1]))
 with ExitStack() as stack:
     print(len([stack.enter_context(reader.snapshot()).batch() for _ in range(400)]))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.positions import Position
-from stateside.replica.freshness import covered, follows
+from stateside.core.positions import Position
 from stateside.replica.store import AppliedBatch
+from stateside.replica.tail import covered, follows
+from stateside.views.heartbeat import Heartbeat
 
 
 def applied(batch: int, position: Position) -> AppliedBatch:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import ReplicaInvalid
-from stateside.positions import Position
+from stateside.core.errors import ReplicaInvalid
+from stateside.core.positions import Position
 from stateside.replica import generations
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups
+from stateside.replica.bootstrap import NewReplica
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
 ROWS = 50

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.clock import ManualClock
-from stateside.errors import HistoryGone, NotFreshEnough
-from stateside.positions import Position
+from stateside.core.clock import ManualClock
+from stateside.core.errors import HistoryGone, NotFreshEnough
+from stateside.core.positions import Position
 from stateside.replica import generations, history
+from stateside.replica.bootstrap import NewReplica
 from stateside.replica.history import Keep, entries_from, pack_chunks
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.ordered import Changes as Undone
-from stateside.replica.rollups import Rollups
+from stateside.replica.key_table import Changes as Undone
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
 from tests.sizes import examples
 

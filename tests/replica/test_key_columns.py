@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.checkpoint.arrow_rows import arrow_type, plain
-from stateside.checkpoint.types import parse_type
-from stateside.replica.key_columns import KeyColumns
+from stateside.replica.key_blocks import KeyColumns
 from stateside.replica.keys import KeyCodec
+from stateside.spark_state.arrow_rows import arrow_type, plain
+from stateside.spark_state.types import parse_type
 from tests.sizes import examples
 
 from .test_key_encoder import rows_of, types_of_keys

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.checkpoint.schema import Column
-from stateside.checkpoint.slices import Slices
-from stateside.checkpoint.types import parse_type
-from stateside.checkpoint.unsafe_row import RowDecoder
-from stateside.replica import key_encoder
-from stateside.replica.key_encoder import TEXT_BYTES_MAX, KeyEncoder
+from stateside.replica import key_blocks
+from stateside.replica.key_blocks import TEXT_BYTES_MAX, KeyEncoder
 from stateside.replica.keys import KeyCodec, keyable
+from stateside.spark_state.schema import Column
+from stateside.spark_state.slices import Slices
+from stateside.spark_state.types import parse_type
+from stateside.spark_state.unsafe_row import RowDecoder
 from tests.rows import VALUES, WINDOW, encode_row, struct_of
 from tests.sizes import examples
 
@@ -33,7 +33,7 @@ often = settings(max_examples=examples(60, 400))
 @pytest.fixture(autouse=True, scope="module")
 def few_at_once_too() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_encoder, "AT_ONCE_ROWS_MIN", 1)
+        patch.setattr(key_blocks, "AT_ONCE_ROWS_MIN", 1)
         yield
 
 

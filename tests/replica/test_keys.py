@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import KeyInvalid, ViewInvalid
+from stateside.core.errors import KeyInvalid, ViewInvalid
 from stateside.replica.keys import KeyCodec
 from tests.sizes import examples
 

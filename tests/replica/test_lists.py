@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.positions import Position
+from stateside.core.positions import Position
 from stateside.replica import generations
+from stateside.replica.bootstrap import NewReplica
 from stateside.replica.keys import KeyCodec
 from stateside.replica.lists import Change, Entries
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 from tests.sizes import examples
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import CheckpointGap, CheckpointInvalid
-from stateside.layout import Layout
-from stateside.replica import load
+from stateside.core.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.layout import Layout
+from stateside.replica import bootstrap
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.testing import answer, rollup
@@ -205,7 +205,7 @@ class StopsLater(threading.Event):
 def test_a_load_is_given_up_when_the_process_is_to_end(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(bootstrap, "ROWS_AT_ONCE", 1)
     layout = made.copy(tmp_path / "away", away=True)
     before = stored(layout)
     Tail(layout.view("spending")).run(StopsLater())
@@ -216,12 +216,12 @@ def test_a_load_is_given_up_when_the_process_is_to_end(
 LOADER = """
 import sys
 from pathlib import Path
-from stateside.layout import Layout
-from stateside.replica import load, runs
+from stateside.core.layout import Layout
+from stateside.replica import bootstrap, bootstrap
 from stateside.replica.tail import Tail
 
-load.ROWS_AT_ONCE = 1  # so that there are many moments
-runs.RUN_BYTES = runs.PAGE_ROWS = runs.PAGES_AT_ONCE = 1
+bootstrap.ROWS_AT_ONCE = 1  # so that there are many moments
+bootstrap.RUN_BYTES = bootstrap.PAGE_ROWS = bootstrap.PAGES_AT_ONCE = 1
 tail = Tail(Layout(Path(sys.argv[1])).view("spending"))
 print("begun", flush=True)
 tail.step()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.replica.moment import Moment
+from stateside.replica.replica_reader import ReusedSnapshot
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from tests.replica.test_generations import batch, rows
 
@@ -54,7 +54,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 @pytest.mark.e2e
 def test_what_another_process_wrote_is_there_at_the_next_question(tmp_path: Path, writer: Writer) -> None:
     reader = ReplicaReader(tmp_path)
-    moment, kept = Moment(reader), 0
+    moment, kept = ReusedSnapshot(reader), 0
     for number in range(1, 200):
         before = moment.snapshot()
         kept += before is moment.snapshot()
@@ -67,9 +67,9 @@ def test_what_another_process_wrote_is_there_at_the_next_question(tmp_path: Path
 
 @pytest.mark.e2e
 def test_after_a_while_it_is_another_one(tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateside.replica.moment.MOMENT_S", 0.0)
+    monkeypatch.setattr("stateside.replica.replica_reader.MOMENT_S", 0.0)
     reader = ReplicaReader(tmp_path)
-    moment = Moment(reader)
+    moment = ReusedSnapshot(reader)
     assert moment.snapshot() is not moment.snapshot()
     moment.release()
     reader.close()
@@ -95,7 +95,7 @@ def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_nex
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     assert killed.returncode == -signal.SIGKILL
     reader = ReplicaReader(tmp_path)
-    moment = Moment(reader)
+    moment = ReusedSnapshot(reader)
     assert moment.snapshot().batch() == batch(0)
     with reader.snapshot() as snapshot:
         assert snapshot.batch() == batch(0)
@@ -112,8 +112,8 @@ def test_what_a_killed_writer_committed_and_did_not_publish_is_read_once_the_nex
 LOADS = """
 import sys
 from pathlib import Path
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups
+from stateside.replica.bootstrap import NewReplica
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import ReplicaWriter
 from tests.replica.test_generations import batch
 writer = ReplicaWriter(Path(sys.argv[1]))
@@ -129,7 +129,7 @@ def test_of_an_environment_whose_place_another_one_took_nothing_is_kept(tmp_path
     writer.apply(batch(0), rows(0))
     writer.close()
     reader = ReplicaReader(tmp_path)
-    moment = Moment(reader)
+    moment = ReusedSnapshot(reader)
     assert moment.snapshot().batch() == batch(0)
     subprocess.run([sys.executable, "-c", LOADS, str(tmp_path)], check=True)
     assert moment.snapshot().batch() == batch(5)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks.played_spark import KINDS, PERIOD_US, PlayedSpark
-from stateside.checkpoint import blocks
-from stateside.layout import ViewLayout
-from stateside.replica import load, runs
+from stateside.core.layout import ViewLayout
+from stateside.replica import bootstrap
 from stateside.replica.keys import KeyCodec
-from stateside.replica.progress import LoadProgress
+from stateside.replica.load_progress import LoadProgress
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
+from stateside.spark_state import slices
 
 ACCOUNTS = 2_000
 CODEC = KeyCodec(["long", "timestamp", "string"])
@@ -49,11 +49,11 @@ def expected(changed: set[int]) -> dict[int, tuple[str, int, int]]:
 @pytest.fixture(params=["at once", "in small parts"])
 def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ViewLayout:
     if request.param == "in small parts":
-        monkeypatch.setattr(blocks, "PART_ROWS", 100)
-        monkeypatch.setattr("stateside.checkpoint.snapshot.BLOCK_BYTES", 10_000)
-        monkeypatch.setattr(load, "ROWS_AT_ONCE", 70)
-        monkeypatch.setattr(runs, "RUN_BYTES", 50_000)
-        monkeypatch.setattr(runs, "PAGE_ROWS", 30)
+        monkeypatch.setattr(slices, "PART_ROWS", 100)
+        monkeypatch.setattr("stateside.spark_state.rocksdb_snapshot.BLOCK_BYTES", 10_000)
+        monkeypatch.setattr(bootstrap, "ROWS_AT_ONCE", 70)
+        monkeypatch.setattr(bootstrap, "RUN_BYTES", 50_000)
+        monkeypatch.setattr(bootstrap, "PAGE_ROWS", 30)
     return ViewLayout(tmp_path / "bench")
 
 

@@ -4,18 +4,18 @@ import logging
 
 import pytest
 
-from stateside.replica import progress
-from stateside.replica.progress import READING_SHARE, LoadProgress, Progress
+from stateside.replica import load_progress
+from stateside.replica.load_progress import READING_SHARE, LoadCounter, LoadProgress
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[LoadProgress]:
-    monkeypatch.setattr(progress, "WATCH_S", 0.0)
+    monkeypatch.setattr(load_progress, "WATCH_S", 0.0)
     return []
 
 
 def test_a_load_is_told_from_nothing_to_all_of_it(seen: list[LoadProgress]) -> None:
-    load = Progress("spending", 7, 400, seen.append)
+    load = LoadCounter("spending", 7, 400, seen.append)
     for part in range(4):
         load.read(50)
         load.read(50)
@@ -32,7 +32,7 @@ def test_a_load_is_told_from_nothing_to_all_of_it(seen: list[LoadProgress]) -> N
 
 
 def test_a_load_of_nothing_ends_too(seen: list[LoadProgress]) -> None:
-    load = Progress("spending", 0, 0, seen.append)
+    load = LoadCounter("spending", 0, 0, seen.append)
     load.end_of_part(0)
     load.end()
     assert seen[-1].done == 1.0
@@ -41,8 +41,8 @@ def test_a_load_of_nothing_ends_too(seen: list[LoadProgress]) -> None:
 def test_a_long_load_is_told_to_the_log(
     seen: list[LoadProgress], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_S", 0.0)
-    load = Progress("spending", 7, 100, seen.append)
+    monkeypatch.setattr(load_progress, "LOG_S", 0.0)
+    load = LoadCounter("spending", 7, 100, seen.append)
     load.read(1_000)
     load.end_of_part(50)
     load.end()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid
-from stateside.layout import Layout, ViewLayout
-from stateside.replica import generations, load
-from stateside.replica.reader import Snapshot
+from stateside.core.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid
+from stateside.core.layout import Layout, ViewLayout
+from stateside.replica import bootstrap, generations
+from stateside.replica.replica_reader import Snapshot
 from stateside.replica.tail import Tail
 from tests.waiting import wait_until
 
@@ -141,7 +141,7 @@ def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_
 
 def test_readers_have_the_last_batch_until_the_new_one_is_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the replica after every row of a rebuild."""
-    monkeypatch.setattr(load, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(bootstrap, "ROWS_AT_ONCE", 1)
     run(job, range(5))
     before = job.rows
     with following(job.view) as tail:

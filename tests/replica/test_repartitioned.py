@@ -12,15 +12,15 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from stateside.checkpoint.savepoint import take
-from stateside.errors import CheckpointGap, CheckpointInvalid
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.changes import Extent
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader, Snapshot
-from stateside.replica.rollups import RollupRows
+from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.rollup_tables import RollupRows
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
+from stateside.views.savepoint import take
 
 from .spark_job import Changes, Job, answered, catalogue, has, replica_rows
 

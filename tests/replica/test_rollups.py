@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from stateside.errors import ValueOverflow
-from stateside.positions import Position
-from stateside.replica import rollups as rollups_module
+from stateside.core.errors import ValueOverflow
+from stateside.core.positions import Position
+from stateside.replica import rollup_tables as rollups_module
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollups import Kept, RollupRows, Rollups, pack, unpack
+from stateside.replica.rollup_tables import Kept, RollupRows, Rollups, pack, unpack
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter, Snapshot
 from tests.sizes import examples
 
@@ -145,7 +145,7 @@ def test_a_writer_that_was_not_told_of_the_rollups_changes_nothing(tmp_path: Pat
 WRITER = """
 import random, sys
 from pathlib import Path
-from stateside.positions import Position
+from stateside.core.positions import Position
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from tests.replica.rollup_rows import CODEC, Row, rollups
 
@@ -166,7 +166,7 @@ while True:
 
 @pytest.mark.e2e
 def test_a_writer_killed_in_mid_batch_leaves_rows_and_rollups_of_one_batch(tmp_path: Path) -> None:
-    from stateside.checkpoint.unsafe_row import RowDecoder
+    from stateside.spark_state.unsafe_row import RowDecoder
 
     from .rollup_rows import STORED
 

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.positions import Position
-from stateside.replica import runs
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
-from stateside.replica.rollups import Rollups
-from stateside.replica.runs import Change, SortedRuns
+from stateside.core.positions import Position
+from stateside.replica import bootstrap
+from stateside.replica.bootstrap import Change, NewReplica, SortedRuns
+from stateside.replica.key_table import SHORT_KEY_BYTES_MAX
+from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader
 from tests.sizes import examples
 
@@ -33,10 +32,10 @@ def merged(found: list[list[Change]]) -> list[tuple[bytes, bytes]]:
 
 @pytest.fixture(params=["all of it in memory", "in runs"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "PAGE_ROWS", 3)
-    monkeypatch.setattr(runs, "PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(bootstrap, "PAGE_ROWS", 3)
+    monkeypatch.setattr(bootstrap, "PAGES_AT_ONCE", 2)
     if request.param == "in runs":
-        monkeypatch.setattr(runs, "RUN_BYTES", 2_000)
+        monkeypatch.setattr(bootstrap, "RUN_BYTES", 2_000)
 
 
 @pytest.mark.usefixtures("small")
@@ -48,7 +47,7 @@ def test_the_rows_that_changes_leave_come_out_in_order(found: list[list[Change]]
 
 
 def test_memory_is_given_back_with_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES", 100_000)
+    monkeypatch.setattr(bootstrap, "RUN_BYTES", 100_000)
     sorted_runs = SortedRuns(tmp_path)
     for part in range(100):
         sorted_runs.add(
@@ -61,20 +60,20 @@ def test_memory_is_given_back_with_every_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_large_rows_come_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for run_bytes in (runs.RUN_BYTES, 5_000_000):
-        monkeypatch.setattr(runs, "RUN_BYTES", run_bytes)
+    for run_bytes in (bootstrap.RUN_BYTES, 5_000_000):
+        monkeypatch.setattr(bootstrap, "RUN_BYTES", run_bytes)
         sorted_runs = SortedRuns(tmp_path)
         for number in range(40):
             sorted_runs.add([(b"%02d" % number, bytes(400_000))])
         sizes = [len(some) for some in sorted_runs.merged()]
         sorted_runs.close()
         assert sum(sizes) == 40
-        assert max(sizes) <= 2 * runs.PAGES_AT_ONCE
+        assert max(sizes) <= 2 * bootstrap.PAGES_AT_ONCE
 
 
 def test_long_keys_are_stored_in_order_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMDB has them by their hash: a page of them cannot just be appended."""
-    monkeypatch.setattr(runs, "PAGE_ROWS", 5)
+    monkeypatch.setattr(bootstrap, "PAGE_ROWS", 5)
     long = [
         b"\x01" + b"k" * (SHORT_KEY_BYTES_MAX - 30 + size) + b"%03d" % number
         for size in range(0, 60, 7)

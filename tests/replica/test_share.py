@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import ReplicaInvalid, SettingInvalid
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import ReplicaInvalid, SettingInvalid
+from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.keys import KeyCodec
-from stateside.replica.reader import ReplicaReader
-from stateside.replica.rollups import RollupRows
-from stateside.replica.share import Share
+from stateside.replica.replica_reader import ReplicaReader
+from stateside.replica.rollup_tables import RollupRows
+from stateside.replica.shard import Share
 from stateside.replica.tail import Tail
 
 from .spark_job import Changes, Job, Rows, answered, catalogue

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import CheckpointInvalid
-from stateside.layout import Layout
+from stateside.core.errors import CheckpointInvalid
+from stateside.core.layout import Layout
 from stateside.replica.tail import Tail
 
 from .spark_job import Changes, Job, has

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
-from stateside.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.replica.store import ReplicaReader, ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.testing import append, rows, run_to

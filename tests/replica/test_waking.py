@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.layout import Layout
-from stateside.replica import waking
-from stateside.replica.tail import Tail
-from stateside.replica.waking import Waking
+from stateside.core.layout import Layout
+from stateside.replica import tail as tail_module
+from stateside.replica.tail import Tail, Waking
 from tests.waiting import wait_until
 
 from .spark_job import Job, answered, has
@@ -73,7 +72,7 @@ def wait_for(file: Path, each: Waking, stop: threading.Event) -> None:
 def test_a_file_that_is_renamed_in_ends_a_long_pause(
     tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "TOLD_PAUSE_S_MAX", 10.0)
+    monkeypatch.setattr(tail_module, "TOLD_PAUSE_S_MAX", 10.0)
     each = trusting(tmp_path, stop)
     drain(each, stop)
     threading.Timer(0.3, rename_in, (tmp_path, "1")).start()
@@ -85,20 +84,20 @@ def test_a_file_that_is_renamed_in_ends_a_long_pause(
 def test_pauses_stay_short_until_a_batch_was_found_that_had_been_told_of(tmp_path: Path, stop: threading.Event) -> None:
     untold = Waking([tmp_path / "nothing is told here"])
     grown(untold, stop)
-    assert untold._pause_s == waking.PAUSE_S_MAX
+    assert untold._pause_s == tail_module.PAUSE_S_MAX
     told = trusting(tmp_path, stop)
     grown(told, stop)
-    assert told._pause_s == waking.TOLD_PAUSE_S_MAX
+    assert told._pause_s == tail_module.TOLD_PAUSE_S_MAX
     told.wait(stop, found=True)  # and one that nobody told of
     grown(told, stop)
-    assert told._pause_s == waking.PAUSE_S_MAX
+    assert told._pause_s == tail_module.PAUSE_S_MAX
     told.close()
 
 
 def test_a_folder_that_comes_later_or_is_replaced_is_watched_from_then_on(
     tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "TOLD_PAUSE_S_MAX", 10.0)
+    monkeypatch.setattr(tail_module, "TOLD_PAUSE_S_MAX", 10.0)
     root, commits = tmp_path / "checkpoint", tmp_path / "checkpoint" / "commits"
     root.mkdir()
     each = Waking([root, commits])
@@ -117,7 +116,7 @@ def test_a_folder_that_comes_later_or_is_replaced_is_watched_from_then_on(
 def test_a_pause_ends_when_the_tail_is_to_stop(
     tmp_path: Path, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "PAUSE_S_MAX", 30.0)
+    monkeypatch.setattr(tail_module, "PAUSE_S_MAX", 30.0)
     stop.set()
     for folders in ([tmp_path], []):
         each = Waking(folders)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from stateside.processes import Child, free_port
+from stateside.core.processes import Child, free_port
 from tests.written import Values, Written, WrittenOperator
 
 ORDERS = WrittenOperator(

@@ -13,11 +13,11 @@ import pytest
 
 import stateside
 from stateside.billing.generator import Generator, Shares, generate
-from stateside.billing.generator.writing import to_journal
+from stateside.billing.generator.output import to_journal
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.processes import Child, free_port
 from stateside.journal import Event
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.processes import Child, free_port
 from stateside.testing import append, run_to
 
 if TYPE_CHECKING:

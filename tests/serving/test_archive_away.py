@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from stateside.billing.model import HOUR_US, usage
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests.billing.test_answers import DAY_US, FEBRUARY, JANUARY, Folder
 from tests.serving.conftest import serving
 from tests.waiting import wait_until

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from stateside.billing.money import format_micros
-from stateside.errors import AccessDenied, DocumentUnknown, RequestInvalid, TokenInvalid
+from stateside.core.errors import AccessDenied, DocumentUnknown, RequestInvalid, TokenInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.serving.access.issuer import Issuer
+from stateside.serving.access.tokens import Issuer
 from stateside.serving.clients import Client
 
 from .conftest import GENERATOR

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.checkpoint.catalogue import Computed
-from stateside.checkpoint.steps import Step, Steps, extend_steps
-from stateside.errors import CheckpointInvalid, NotFreshEnough, ValueOverflow
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import CheckpointInvalid, NotFreshEnough, ValueOverflow
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.storage import write_atomically
 from stateside.replica.tail import Tail
-from stateside.serving.reading.views import Floor, ViewReader
-from stateside.storage import write_atomically
+from stateside.serving.rows.view_readers import Floor, ViewReader
+from stateside.views.catalogue import Computed
+from stateside.views.computed import Step, Steps, extend_steps
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
 

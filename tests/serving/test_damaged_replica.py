@@ -20,17 +20,17 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.errors import StatesideError
-from stateside.layout import Layout
-from stateside.replica import btree, integrity, verified
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
+from stateside.replica import btree, integrity, page_reader
 from stateside.replica.btree import Root
-from stateside.replica.reader import ReplicaReader
+from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.serving.access.guard import Guard
-from stateside.serving.changes.event import EventId
-from stateside.serving.reading.views import Views
+from stateside.serving.changes.sse import EventId
+from stateside.serving.fast_path.answer import Peer as Connected
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.short_way import Asker as Connected
 from tests.replica.spark_job import Changes, Job, catalogue
 from tests.serving.sql.asking import Asker
 from tests.sizes import FULL, sized
@@ -95,7 +95,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 def pages_of(folder: Path) -> dict[str, list[int]]:
     """The pages of each tree, branches apart, and those that are in use no more."""
-    pages = verified.VerifiedPages(folder)
+    pages = page_reader.VerifiedPages(folder)
     transaction = pages.checksums.published()
     state = pages.checksums.state(transaction)
     assert state is not None
@@ -128,7 +128,7 @@ class Asking:
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
-        self._views = Views(shop.layout)
+        self._views = ViewReaders(shop.layout)
         self._app = Application(self._views, guard=Guard.of(shop.layout))
         self._sql = Asker(shop.layout, views=self._views)
 

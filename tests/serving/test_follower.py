@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.follower import Follower
 from tests.disks import mounted, remount
 from tests.waiting import wait_until

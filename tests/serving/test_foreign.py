@@ -19,20 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.checkpoint.declared import Declarations
-from stateside.errors import (
-    CheckpointInvalid,
-    NotFreshEnough,
-    RequestInvalid,
-    SettingInvalid,
-    ViewInvalid,
-)
-from stateside.processes import Child, free_port
+from stateside.core.errors import CheckpointInvalid, NotFreshEnough, RequestInvalid, SettingInvalid, ViewInvalid
+from stateside.core.processes import Child, free_port
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign, default_folder, open_foreign
-from stateside.serving.reading.told import Told
-from stateside.serving.reading.views import Answer, Floor, ViewReader, Views
+from stateside.serving.rows.foreign_job import ForeignJob
+from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader, ViewReaders
+from stateside.views.declaration_file import Declarations
 from tests.sizes import examples
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, window, words
 
@@ -54,8 +48,8 @@ def opened(checkpoint: Path, declared: str = "") -> Foreign:
     return open_foreign(str(checkpoint), checkpoint.parent / "replicas", declarations)
 
 
-def ask(views: Views, view: str, *key: str) -> Answer:
-    async def answer() -> Answer:
+def ask(views: ViewReaders, view: str, *key: str) -> ViewAnswer:
+    async def answer() -> ViewAnswer:
         reader = await views.ready(view, Floor(wait_ms=0))
         return await reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0))
 
@@ -67,7 +61,7 @@ def rows(foreign: Foreign, view: str, *key: str) -> list[dict[str, Any]]:
     tail = Tail(foreign.layout.view(view))
     tail.step()
     tail.close()
-    views = Views(foreign.layout)
+    views = ViewReaders(foreign.layout)
     try:
         return ask(views, view, *key).rows
     finally:
@@ -77,13 +71,13 @@ def rows(foreign: Foreign, view: str, *key: str) -> list[dict[str, Any]]:
 def move_elsewhere(foreign: Foreign, view: str) -> None:
     """Bring the replica up to date in another process."""
     script = (
-        "import sys; from pathlib import Path; from stateside.layout import ViewLayout\n"
+        "import sys; from pathlib import Path; from stateside.core.layout import ViewLayout\n"
         "from stateside.replica.tail import Tail; Tail(ViewLayout(Path(sys.argv[1]))).step()"
     )
     subprocess.run([sys.executable, "-c", script, str(foreign.layout.view(view).root)], check=True, timeout=60)
 
 
-def close(views: Views) -> None:
+def close(views: ViewReaders) -> None:
     for replica in views._replicas.values():
         replica.close()
 
@@ -154,7 +148,7 @@ class TestRows:
         foreign = opened(checkpoint)
         foreign.start()
         rows(foreign, "words", "a")
-        views = Views(foreign.layout)
+        views = ViewReaders(foreign.layout)
         stamp = ask(views, "words", "a").stamp
         close(views)
         assert (stamp.age_basis, str(stamp.position), stamp.batch) == ("commit", "files:1", 0)
@@ -257,7 +251,7 @@ class TestRefusals:
         foreign = opened(checkpoint)
         foreign.start()
         assert rows(foreign, "words-0", "a") == [{"word": "a", "count": 1}]
-        views = Views(foreign.layout)
+        views = ViewReaders(foreign.layout)
         states = {state["view"]: (state["state"], state["why"]) for state in views.states()}
         assert states["words-0"] == ("unknown", None)
         assert states["words-1"][0] == states["words-2"][0] == "refused"
@@ -297,7 +291,7 @@ class TestWaiting:
         foreign.start()
         Written(checkpoint).batch()
         assert "keeps no state" in (foreign.step().note or "")
-        assert "keeps no state" in (Views(foreign.layout).note() or "")
+        assert "keeps no state" in (ViewReaders(foreign.layout).note() or "")
 
 
 class TestReplacement:
@@ -321,7 +315,7 @@ class TestReplacement:
         foreign = opened(checkpoint)
         foreign.start()
         rows(foreign, "words", "a")
-        views = Views(foreign.layout)
+        views = ViewReaders(foreign.layout)
         before = views.get("words")
         shutil.rmtree(checkpoint)
         Written(checkpoint, WrittenOperator([("name", "string")], [("sum", "long")])).batch([(["a"], [99])])
@@ -403,7 +397,7 @@ class TestDeclarations:
         rows(foreign, "spending", "de")
         written.batch([(["emma", "de"], None), (["zoe", "fr"], [9, 5])])
         rows(foreign, "spending", "de")
-        views = Views(foreign.layout)
+        views = ViewReaders(foreign.layout)
         reader = views.get("spending")
         answer = asyncio.run(reader.rollup(["country"], [], Floor(wait_ms=0)))
         close(views)
@@ -484,7 +478,7 @@ class TestTheFolder:
         foreign = opened(checkpoint)
         foreign.start()
         foreign.layout.inferred.write_text("{")
-        assert Told.load(foreign.layout) == Told()
+        assert ForeignJob.load(foreign.layout) == ForeignJob()
 
     def test_a_damaged_pointer_is_told(self, checkpoint: Path) -> None:
         Written(checkpoint, WORDS).batch(words(a=1))

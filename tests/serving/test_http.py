@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stateside.errors import KeyInvalid, NotFreshEnough, OperatingError, PositionAhead, ViewUnknown
+from stateside.core.errors import KeyInvalid, NotFreshEnough, OperatingError, PositionAhead, ViewUnknown
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.positions import Position
 from stateside.serving.clients import Client
 
 from .conftest import STRANGE_NAMES, serving

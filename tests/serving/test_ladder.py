@@ -23,16 +23,16 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
 from stateside.journal import Journal
-from stateside.positions import Position
 from stateside.serving.clients import Client
-from stateside.storage import write_atomically
+from stateside.views.heartbeat import Heartbeat
 from tests.serving.asking_threads import AskingThreads
 from tests.serving.cluster import COUNTRIES, ORDERS, Cluster, order
 from tests.serving.conftest import serving
 from tests.serving.health.test_server import workers
-from tests.serving.reading.closing_shop import ClosingShop
+from tests.serving.rows.closing_shop import ClosingShop
 from tests.waiting import wait_until
 from tests.written import Written
 

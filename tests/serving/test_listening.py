@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from stateside.errors import SetupError
-from stateside.processes import free_port
+from stateside.core.errors import SetupError
+from stateside.core.processes import free_port
 from stateside.serving.server import _listen
 
 LOOPBACK = "127.0.0.1"

@@ -14,16 +14,16 @@ import httpx
 import pytest
 
 import stateside
-from stateside.errors import NotFreshEnough, PositionAhead
+from stateside.core.errors import NotFreshEnough, PositionAhead
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.slots import slot_of
-from stateside.journal.stored import StoredStream
-from stateside.layout import Layout
-from stateside.positions import Position
+from stateside.journal.nodes.ownership import slot_of
+from stateside.journal.partitions import StoredStream
 from stateside.serving.clients import Client
-from stateside.serving.reading.receipts import sought
+from stateside.serving.rows.node_receipts import sought
 from tests.waiting import wait_until
 
 from .conftest import serving

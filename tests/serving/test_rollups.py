@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 import stateside
-from stateside.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ValueOverflow
+from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ValueOverflow
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
-from stateside.positions import Position
 from stateside.serving.clients import Client
 from stateside.testing import append, run_to
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from stateside.errors import RequestInvalid
-from stateside.positions import Position
+from stateside.core.errors import RequestInvalid
+from stateside.core.positions import Position
 from stateside.serving.clients import Client
 
 pytestmark = pytest.mark.spark

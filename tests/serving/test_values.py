@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stateside.checkpoint.types import parse_type
-from stateside.serving.reading.values import renderer
+from stateside.serving.rows.values import renderer
+from stateside.spark_state.types import parse_type
 
 
 def type_of(kind: str, **parts: Any) -> str:

@@ -29,21 +29,20 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from stateside.billing.served import EXTENSION
-from stateside.checkpoint.heartbeat import Heartbeat
+from stateside.billing.pages import EXTENSION
 from stateside.cli import main
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.processes import Child, free_port
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.processes import Child, free_port
-from stateside.serving.access.claims import Claims, holder_of
-from stateside.serving.access.holder import Holder
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.keys import KeyFile
+from stateside.serving.access.principal import Principal
+from stateside.serving.access.token_files import KeyFile
+from stateside.serving.access.tokens import Claims, Issuer, holder_of
 from stateside.serving.clients import Client
-from stateside.serving.place.announcer import Identity
+from stateside.serving.registry.announcer import Identity
+from stateside.serving.server import Worker
 from stateside.serving.web.route import Route
-from stateside.serving.worker import Worker
+from stateside.views.heartbeat import Heartbeat
 from tests.sizes import sized
 
 pytestmark = pytest.mark.e2e
@@ -60,7 +59,7 @@ class Token:
 
     name: str
     text: str | None
-    holder: Holder | None = None
+    holder: Principal | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def tokens(layout: Layout) -> Iterator[Token]:
     operator = issuer.create_operator("operator")
     key, now_us = KeyFile(layout.keys).read()[-1], time.time_ns() // 1_000
 
-    def signed(holder: Holder, secret: bytes = key.secret, issued_s: int = 0, life_s: int = 600) -> str:
+    def signed(holder: Principal, secret: bytes = key.secret, issued_s: int = 0, life_s: int = 600) -> str:
         claims = Claims(holder, "1", now_us + issued_s * SECOND_US, now_us // SECOND_US + issued_s + life_s)
         return jwt.encode(claims.payload(), secret, "HS256", headers={"kid": key.kid})
 
@@ -204,7 +203,7 @@ def asks(place: Place, route: Route) -> Iterator[Ask]:
             yield replace(asked, parameters={"min_position": "0:999999999", "wait_ms": "0"})
 
 
-def is_allowed(ask: Ask, holder: Holder | None) -> bool | None:
+def is_allowed(ask: Ask, holder: Principal | None) -> bool | None:
     """Whether the declaration lets this holder in; None if it depends on the data, of which only the own is seen."""
     reach = ask.route.reach
     if reach == "anyone":

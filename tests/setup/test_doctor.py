@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from stateside.cli import PORT
-from stateside.errors import SetupError
+from stateside.core.errors import SetupError
+from stateside.core.processes import free_port
 from stateside.ops import doctor
-from stateside.ops.doctor import Finding, as_json, diagnose, render
+from stateside.ops.doctor import Check, as_json, diagnose, render
 from stateside.pipeline.java import Java
-from stateside.processes import free_port
 
 NAMES = ["python", "java", "spark", "folder", "privacy", "port", "disk", "memory"]
 
@@ -28,7 +28,7 @@ def test_a_machine_that_runs_these_tests_is_found_fit(tmp_path: Path) -> None:
 
 
 def test_the_json_says_the_whole_verdict_and_every_finding() -> None:
-    findings = [Finding("java", False, "none", "Install one"), Finding("disk", True, "plenty")]
+    findings = [Check("java", False, "none", "Install one"), Check("disk", True, "plenty")]
     assert json.loads(json.dumps(as_json(findings))) == {
         "ok": False,
         "findings": [
@@ -40,7 +40,7 @@ def test_the_json_says_the_whole_verdict_and_every_finding() -> None:
 
 
 def test_the_text_tells_people_how_to_mend_what_will_not_do() -> None:
-    text = render([Finding("java", False, "none", "Install one"), Finding("disk", True, "plenty")])
+    text = render([Check("java", False, "none", "Install one"), Check("disk", True, "plenty")])
     assert text.splitlines() == [
         "FAIL  java    none",
         "              to mend: Install one",
@@ -63,7 +63,7 @@ def test_no_spark_or_another_spark_will_not_do(version: str | None) -> None:
 
 def test_a_full_disk_will_not_do() -> None:
     assert doctor.judge_disk(Path("here"), 2**30).ok
-    assert doctor.judge_disk(Path("here"), 2**30 - 1) == Finding(
+    assert doctor.judge_disk(Path("here"), 2**30 - 1) == Check(
         "disk", False, "1.0 GiB free in here", "Free 1.0 GiB, or take a folder on another disk"
     )
 
@@ -137,7 +137,7 @@ def test_a_folder_that_nobody_can_make_is_a_finding_and_no_stack_trace(folder: s
 
 def test_the_port_of_a_server_is_looked_at_and_a_free_one_will_do() -> None:
     port = free_port()
-    assert doctor.look_at_port(port) == Finding("port", True, f"{port} of the loopback interface is free")
+    assert doctor.look_at_port(port) == Check("port", True, f"{port} of the loopback interface is free")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -167,7 +167,7 @@ def test_a_missing_java_is_told_with_the_next_step(monkeypatch: pytest.MonkeyPat
         raise SetupError("No Java", where="nowhere", next_step="Install one")
 
     monkeypatch.setattr(doctor, "find_java", none)
-    assert doctor.look_at_java() == Finding("java", False, "No Java (nowhere)", "Install one")
+    assert doctor.look_at_java() == Check("java", False, "No Java (nowhere)", "Install one")
 
 
 def test_a_java_home_that_was_passed_over_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import SetupError
+from stateside.core.errors import SetupError
 from stateside.pipeline.jars import LOCK, cache_folder, fetch, locked
 
 GOOD = b"the jar that was locked"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import SetupError
+from stateside.core.errors import SetupError
 from stateside.pipeline.java import VECTOR, Java, find_java, java_environment, major, write_launcher
 
 TOP = Path(__file__).resolve().parents[2]

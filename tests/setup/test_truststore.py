@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stateside.pipeline.jars import PASSWORD, find_bundle, write_truststore
 from stateside.pipeline.java import find_java
-from stateside.pipeline.truststore import PASSWORD, find_bundle, write_truststore
 
 # A self-signed authority that was made for this test, good until 2126.
 AUTHORITY = """\

@@ -1,6 +1,5 @@
 """The archive: Delta tables that sealed rows go to, each batch exactly once. See `table`."""
 
-from stateside.archive.opened import OpenedTable
-from stateside.archive.table import ArchiveTable, TableSpec
+from stateside.archive.table import ArchiveTable, OpenedTable, TableSpec
 
 __all__ = ["ArchiveTable", "OpenedTable", "TableSpec"]

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import numpy as np
 import numpy.typing as npt
 
-from stateside.errors import PlanInvalid
+from stateside.core.errors import PlanInvalid
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US: Final = 86_400_000_000

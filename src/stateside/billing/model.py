@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stateside.billing.money import minor_digits
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
 from stateside.journal import Event
 
 APPLICATION: Final = "billing"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
-from stateside.errors import CurrencyUnknown, MoneyOverflow
+from stateside.core.errors import CurrencyUnknown, MoneyOverflow
 
 MICROS_PER_UNIT: Final = 1_000_000
 MICROS_DIGITS: Final = 6

@@ -7,18 +7,15 @@ what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of
 """
 
 from stateside.cli.applications import append, dead_letters, demo, doctor, new, run
-from stateside.cli.asking import get, locate, rollup, scan, sql, sum_, views, watch
-from stateside.cli.auditing import audit
-from stateside.cli.billing import billing
+from stateside.cli.billing import audit, billing
 from stateside.cli.chaos import chaos
-from stateside.cli.cluster import dev_cluster
+from stateside.cli.dev import dev_cluster
 from stateside.cli.group import PORT, main
-from stateside.cli.journal import journal
+from stateside.cli.journal import archive, drop, journal, merge, readers, trim
 from stateside.cli.kafka import create, dev
-from stateside.cli.merging import merge
-from stateside.cli.retention import archive, drop, readers, trim
+from stateside.cli.query import get, locate, rollup, scan, sql, sum_, views, watch
 from stateside.cli.savepoints import savepoint
-from stateside.cli.serving import serve
+from stateside.cli.serve import serve
 from stateside.cli.tokens import token
 
 __all__ = ["PORT", "main"]

@@ -12,14 +12,14 @@ import click
 
 from stateside.cli.group import FILE, FOLDER, PORT
 from stateside.cli.kafka import beside, kafka_option
-from stateside.errors import RequestInvalid, SettingInvalid
+from stateside.core.errors import RequestInvalid, SettingInvalid
 
 if TYPE_CHECKING:
     from stateside.journal import JournalWriter
     from stateside.journal.kafka import KafkaWriter
-    from stateside.journal.kafka.placed_writer import PlacedWriter
+    from stateside.journal.kafka.shared_writer import PlacedWriter
     from stateside.journal.nodes import NodeWriter
-    from stateside.ops.stage.ground import JournalKind
+    from stateside.testbed.system import JournalKind
 
 
 @click.command()
@@ -64,8 +64,8 @@ def demo(
     """
     from rich.console import Console
 
-    from stateside.ops.demo.run import DemoSettings, run_demo
-    from stateside.ops.stage.report_file import ReportFile
+    from stateside.testbed.demo.run import DemoSettings, run_demo
+    from stateside.testbed.demo_folder import ReportFile
 
     settings = DemoSettings(seconds=seconds, customers=customers, seed=seed, journal=journal, cluster=cluster)
     report_file = ReportFile(json_file) if json_file else None
@@ -107,7 +107,7 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
     from rich.console import Console
 
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
 
     if Layout(folder).pointed() is not None:
         raise RequestInvalid(
@@ -173,9 +173,9 @@ def append(
     With --kafka this process becomes the owner of that topic, and whoever was it before is told so; the folder holds
     its index. Where the folder's own journal is a topic (docs/cluster.md), it takes turns with others, as on files.
     """
-    from stateside.journal.fields import DeclaredFields
-    from stateside.journal.lines import Intake
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
+    from stateside.journal.json_lines import Intake
+    from stateside.journal.payload import DeclaredFields
 
     if lines.isatty():
         click.echo("Reading events from the terminal, a JSON object a line. Ctrl-D ends.", err=True)
@@ -199,11 +199,11 @@ def append(
 def _writer(
     folder: Path, kafka: str | None, node: str | None, take_over: bool
 ) -> JournalWriter | NodeWriter | KafkaWriter | PlacedWriter:
+    from stateside.core.layout import Layout
+    from stateside.journal.folder import open_writer
     from stateside.journal.kafka import KafkaWriter
-    from stateside.journal.kafka.address import topic_at
+    from stateside.journal.kafka.topic import topic_at
     from stateside.journal.nodes import NodeWriter
-    from stateside.journal.opened import open_writer
-    from stateside.layout import Layout
 
     if node is not None:
         return NodeWriter(Layout(folder).journal, node, take_over=take_over)
@@ -224,7 +224,7 @@ def dead_letters(folder: Path, view: str | None, as_json: bool) -> None:
     Billing's dead letters have commands of their own: `stateside billing dead-letters`.
     """
     from stateside.cli.tables import show_json
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
     from stateside.pipeline.dead_letters import stored_letters
 
     for letter in stored_letters(Layout(folder), view):

@@ -1,9 +1,15 @@
-"""`stateside billing`: bills, invoices, totals; plans and assignments; dead letters; delivery."""
+"""`stateside billing`: bills, invoices, totals; plans and assignments; dead letters; delivery.
+
+`stateside billing generate` and `clock`: events that no customer makes.
+
+`stateside audit`: recomputes every bill, and says where the books are wrong.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -13,8 +19,6 @@ from urllib.parse import quote
 
 import click
 
-from stateside.cli.asking import client_of, floor_of, floored
-from stateside.cli.billing_events import clock, generate
 from stateside.cli.billing_tables import (
     archive_text,
     bill_text,
@@ -24,7 +28,114 @@ from stateside.cli.billing_tables import (
     totals_text,
 )
 from stateside.cli.group import FILE, FOLDER
-from stateside.errors import RequestInvalid
+from stateside.cli.query import client_of, floor_of, floored
+from stateside.cli.serve import bar
+from stateside.core.errors import RequestInvalid
+
+_SHARE = click.FloatRange(0, 1)
+
+
+@click.command()
+@click.option("--dir", "folder", type=FOLDER, help="Into the journal of this application's folder, which is empty.")
+@click.option("--files", "files_folder", type=FOLDER, help="Into files of JSON lines in this folder.")
+@click.option("--kafka", "servers", metavar="HOST:PORT", help="To a topic of this broker, with --topic.")
+@click.option("--topic", help="With --kafka: which topic.")
+@click.option("--customers", default=1_000, show_default=True, type=click.IntRange(1), help="How many there are.")
+@click.option("--events", default=20, show_default=True, type=click.IntRange(1), help="Of each, a period.")
+@click.option("--periods", default=3, show_default=True, type=click.IntRange(1), help="That close; one more is open.")
+@click.option("--seed", default=1, show_default=True, help="Another seed makes other events.")
+@click.option(
+    "--delayed", default=0.15, show_default=True, type=_SHARE, help="Share that comes in within the grace time."
+)
+@click.option("--late", default=0.03, show_default=True, type=_SHARE, help="Share that comes too late.")
+@click.option("--duplicate", default=0.01, show_default=True, type=_SHARE, help="Share that comes twice.")
+@click.option("--bad", default=0.01, show_default=True, type=_SHARE, help="Share that must become dead letters.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Events a second; as fast as it can without.")
+@click.option("--json", "as_json", is_flag=True, help="The report for machines.")
+def generate(
+    folder: Path | None,
+    files_folder: Path | None,
+    servers: str | None,
+    topic: str | None,
+    customers: int,
+    events: int,
+    periods: int,
+    seed: int,
+    delayed: float,
+    late: float,
+    duplicate: float,
+    bad: float,
+    rate: float | None,
+    as_json: bool,
+) -> None:
+    """Generate customers who telephone, with their plans, into a journal, files or Kafka; say what must come out.
+
+    The same settings make the same events. In every period of every customer, what counts adds up to the same even
+    amount, whatever comes late, twice or broken: a wrong bill shows at once. `stateside audit` proves the rest.
+    """
+    from stateside.billing.generator import Generator, Shares
+    from stateside.billing.generator import generate as generate_events
+    from stateside.billing.generator.output import to_files, to_journal, to_kafka
+    from stateside.core.layout import Layout
+
+    if sum(place is not None for place in (folder, files_folder, servers)) != 1 or (servers is None) != (topic is None):
+        raise RequestInvalid("Say where to: --dir, or --files, or --kafka with --topic")
+    shares = Shares(delayed=delayed, late=late, duplicate=duplicate, bad=bad)
+    generator = Generator(seed, customers, events, periods, shares)
+    if folder is not None:
+        target = to_journal(Layout(folder).journal)
+    elif files_folder is not None:
+        target = to_files(files_folder)
+    else:
+        target = to_kafka(str(servers), str(topic))
+    found = generate_events(generator, target, rate=rate).as_dict()
+    click.echo(json.dumps(found, indent=2) if as_json else report_text(found))
+
+
+def report_text(found: dict[str, object]) -> str:
+    """What must come out, for people."""
+    from stateside.billing.money import format_micros
+    from stateside.cli.billing_tables import columns
+
+    periods, events, letters = found["periods"], found["events"], found["dead_letters"]
+    assert isinstance(periods, list)
+    assert isinstance(events, dict)
+    assert isinstance(letters, dict)
+    rows = [
+        (
+            each["period"],
+            "closes" if each["closes"] else "stays open",
+            f"{each['customers']:,} customers",
+            f"{each['events']:,} events",
+            format_micros(each["charged_micros"], each["currency"]),
+        )
+        for each in periods
+    ]
+    kinds = ", ".join(f"{name} {count:,}" for name, count in events.items())
+    reasons = ", ".join(f"{name} {count:,}" for name, count in letters.items())
+    head = f"{found['journalled']:,} events: {kinds}"
+    return "\n".join([head, f"dead letters: {reasons or 'none'}", columns(rows, "llrrr")])
+
+
+@click.command()
+@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+def clock(folder: Path) -> None:
+    """Do what nobody does but time itself, until Ctrl-C or SIGTERM: recurring fees, and ticks that close periods.
+
+    Run it beside the pipeline. A tick lets periods close on time although nobody uses anything. Every fee and tick is
+    in the journal once, however often this is stopped, killed or started twice.
+    """
+    from stateside.billing.operations.clock_events import run_clock
+    from stateside.core.clock import SystemClock
+    from stateside.core.layout import Layout
+
+    if not folder.is_dir():
+        raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir of the application")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    click.echo(f"The clock of {folder} runs.", err=True)
+    run_clock(Layout(folder), SystemClock(), stop)
+
 
 _DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="The whole stamped answer, for machines.")
@@ -191,9 +302,9 @@ def publish(file: Path, folder: Path) -> None:
     that every event it is for stands behind it in the journal. Published versions never change. Publishing the same
     file again changes nothing. Prints the receipt.
     """
+    from stateside.billing.operations.publication import publish as publish_version
     from stateside.billing.plans.file import parse_plan
-    from stateside.billing.upkeep.publication import publish as publish_version
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
 
     version = parse_plan(file.read_bytes(), str(file))
     published = publish_version(Layout(_existing(folder)), version)
@@ -209,9 +320,9 @@ def publish(file: Path, folder: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines, with all prices.")
 def list_plans(folder: Path, as_json: bool) -> None:
     """List the published versions of all plans, with the time from which on each counts."""
-    from stateside.billing.upkeep.publication import current_book
+    from stateside.billing.operations.publication import current_book
     from stateside.cli.billing_tables import plans_text
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
 
     versions = sorted(
         current_book(Layout(_existing(folder))).plans.values(), key=lambda version: (version.plan, version.version)
@@ -232,8 +343,8 @@ def assign(customer: str, plan: str, folder: Path, effective: str | None, holder
     A customer's first assignment may take effect at any time, now by default. A change of plan takes effect at least an
     hour from now, which is also its default; the bill then has lines of both plans. Prints the receipt.
     """
-    from stateside.billing.upkeep.publication import assign as assign_customer
-    from stateside.layout import Layout
+    from stateside.billing.operations.publication import assign as assign_customer
+    from stateside.core.layout import Layout
     from stateside.serving.stamp import iso_time, parse_time
 
     try:
@@ -280,9 +391,9 @@ def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: boo
     refused, and nothing is appended. If its period is closed by now, it leads to a note. Prints the receipt.
     """
     from stateside.billing.answers.letters import letters_to_replay
-    from stateside.billing.upkeep.replay import parse_changes
-    from stateside.billing.upkeep.replay import replay as replay_letters
-    from stateside.layout import Layout
+    from stateside.billing.operations.replay import parse_changes
+    from stateside.billing.operations.replay import replay as replay_letters
+    from stateside.core.layout import Layout
 
     if all_ != (offset is None) or all_ != (reason is not None):
         raise RequestInvalid("Name either one OFFSET, or --all with a --reason")
@@ -305,10 +416,10 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     header Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While it is away
     delivery holds, and goes on where it stood; also after a restart. Secrets: --header Authorization=env:MY_SECRET.
     """
-    from stateside.billing.answers.issued import Issued
+    from stateside.billing.answers.document_store import DocumentStore
     from stateside.billing.model import VIEW
-    from stateside.billing.upkeep.delivery import Delivery, only_one
-    from stateside.layout import Layout
+    from stateside.billing.operations.delivery import DocumentDelivery, only_one
+    from stateside.core.layout import Layout
     from stateside.pipeline.sinks.http import open_endpoint
 
     layout = Layout(_existing(folder))
@@ -317,7 +428,9 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     mark = layout.view(VIEW).mark(f"delivery-{name}")
     endpoint = open_endpoint(url, _pairs(headers))
     with only_one(mark):
-        delivery = Delivery(Issued.of(layout), endpoint, mark, told=lambda text: click.echo(text, err=True))
+        delivery = DocumentDelivery(
+            DocumentStore.of(layout), endpoint, mark, told=lambda text: click.echo(text, err=True)
+        )
         try:
             if once:
                 delivery.step()
@@ -345,3 +458,37 @@ def _existing(folder: Path) -> Path:
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir of the application")
     return folder
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--url", help="Ask this server for a sample of live answers too, like http://127.0.0.1:8471.")
+@click.option("--full", is_flag=True, help="Read the whole journal again, whatever was audited before.")
+def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
+    """Recompute every bill of the application in DIR from its journal, and compare with all that was made of it.
+
+    It proves that the journal's events are the open bills, invoices, notes, dead letters and duplicates, to the micro,
+    and that no document is missing, doubled or wrong. It may run beside the system at any time, and goes on where the
+    last audit ended. The exit code is 1 if anything is wrong, with the first differences as sentences.
+    """
+    from stateside.billing.audit import audit as run_audit
+    from stateside.billing.audit import live_rows
+    from stateside.core.layout import Layout
+
+    layout = Layout(folder.absolute())
+    with bar("folding the journal") as watch:
+        if url is None:
+            found = run_audit(layout, live_rows(layout), full=full, watch=watch)
+        else:
+            with client_of((url,)) as client:
+                found = run_audit(
+                    layout,
+                    live_rows(layout),
+                    ask=lambda customer, floor: dict(client.rows("bill", customer, min_position=floor).document),
+                    get=lambda path, floor: client.get(path, min_position=str(floor)),
+                    full=full,
+                    watch=watch,
+                )
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
+    sys.exit(0 if found.ok else 1)

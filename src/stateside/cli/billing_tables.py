@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateside.billing.money import format_micros
-from stateside.clock import age_text
+from stateside.core.clock import age_text
 
 if TYPE_CHECKING:
-    from stateside.billing.plans.version import PlanVersion
+    from stateside.billing.plans.plan import PlanVersion
 
 Row = Sequence[str]
 

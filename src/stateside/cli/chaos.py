@@ -14,10 +14,10 @@ from stateside.cli.group import FILE, FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stateside.ops.chaos.report import ChaosReport, Result
-    from stateside.ops.chaos.run import ChaosSettings
-    from stateside.ops.chaos.scenarios import Scenario
-    from stateside.ops.chaos.system import Guarantee
+    from stateside.testbed.chaos.billing_system import Guarantee
+    from stateside.testbed.chaos.report import ChaosReport, Result
+    from stateside.testbed.chaos.scenario_run import ChaosSettings
+    from stateside.testbed.chaos.scenarios import ChaosScenario
 
 LOG_CHARS = 160
 
@@ -64,8 +64,8 @@ def chaos(
     done, and has every bill recomputed. The exit code is 1 if anything is lost, doubled or uneven, or any request
     failed. docs/crash-matrix.md has what was measured.
     """
-    from stateside.ops.chaos.run import ChaosSettings
-    from stateside.ops.chaos.scenarios import chosen, described
+    from stateside.testbed.chaos.scenario_run import ChaosSettings
+    from stateside.testbed.chaos.scenarios import chosen, described
 
     if list_:
         click.echo("\n".join(described()))
@@ -76,14 +76,14 @@ def chaos(
 
 
 def _run(
-    wanted: Sequence[Scenario], settings: ChaosSettings, folder: Path | None, json_file: Path | None
+    wanted: Sequence[ChaosScenario], settings: ChaosSettings, folder: Path | None, json_file: Path | None
 ) -> ChaosReport:
     """Run them, and show and write the report; the file grows with each scenario."""
     from rich.console import Console
 
-    from stateside.ops.chaos.report import ChaosReport
-    from stateside.ops.chaos.run import run_scenarios
-    from stateside.ops.stage.report_file import ReportFile
+    from stateside.testbed.chaos.report import ChaosReport
+    from stateside.testbed.chaos.scenario_run import run_scenarios
+    from stateside.testbed.demo_folder import ReportFile
 
     report_file = ReportFile(json_file) if json_file else None
     if report_file:

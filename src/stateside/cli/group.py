@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from stateside import __version__
-from stateside.errors import InputError, SetupError, StatesideError, TokenInvalid, ViewBroken
-from stateside.processes import EXIT_FINAL, wanted_umask
+from stateside.core.errors import InputError, SetupError, StatesideError, TokenInvalid, ViewBroken
+from stateside.core.processes import EXIT_FINAL, wanted_umask
 
 PORT = 8471
 FOLDER = click.Path(file_okay=False, path_type=Path)

@@ -1,20 +1,28 @@
-"""`stateside journal`: look into a journal, prove that it is right, take events in and out."""
+"""`stateside journal`: look into a journal, prove that it is right, take events in and out.
+
+`stateside journal merge`: one stream of all nodes' logs, for as long as it lasts.
+
+`stateside journal readers | archive | drop | trim`: who needs a journal's events, and away with what nobody does.
+
+Which events a command is about: the flags that say so, and what they mean.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stateside.cli.applications import append
-from stateside.cli.bars import bar
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.kafka import (
     address_of,
@@ -26,13 +34,92 @@ from stateside.cli.kafka import (
     kafka_statistics,
     kafka_views,
 )
-from stateside.cli.selections import EPOCH, format_of, from_begin, selected, selection_flags
+from stateside.cli.serve import bar
 from stateside.cli.tables import readable, show_json
-from stateside.errors import EntityUnknown
+from stateside.core.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal.queries import Found, Queries, Views
-    from stateside.journal.upkeep import Place
+    from stateside.core.positions import Position
+    from stateside.journal.admin import Dropped, JournalFiles, Selection
+    from stateside.journal.admin.export import Format
+    from stateside.journal.merge import Merger
+    from stateside.journal.queries import FoundEvent, Queries, QueryViews
+    from stateside.journal.stream import Stream, Trimmed
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A time, as microseconds since 1970."""
+    try:
+        return None if value is None else (datetime.fromisoformat(value) - EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no time with a time zone, like 2026-01-31T12:00:00Z") from error
+
+
+def parsed_position(ctx: click.Context, param: click.Parameter, value: str | None) -> Position | None:
+    """A position, like 0:1234."""
+    from stateside.core.positions import Position
+
+    try:
+        return None if value is None else Position.parse(value)
+    except PositionInvalid as error:
+        raise click.BadParameter(error.sentence()) from error
+
+
+def selection_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Flags that say which events are meant; all of them must hold."""
+    flags = (
+        click.option(
+            "--from", "start", metavar="POSITION", callback=parsed_position, help="From this position on, like 0:1234."
+        ),
+        click.option(
+            "--to",
+            "stop",
+            metavar="POSITION",
+            callback=parsed_position,
+            help="Up to this position; the end by default.",
+        ),
+        click.option("--entity", help="Of this entity."),
+        click.option("--tag", help="With this tag."),
+        click.option("--type", "type_", help="Of this type."),
+        click.option(
+            "--since", "from_us", metavar="TIME", callback=_moment, help="Happened then or later: 2026-01-31T12:00:00Z."
+        ),
+        click.option("--until", "to_us", metavar="TIME", callback=_moment, help="Happened before then."),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def selected(start: Position | None, type_: str | None, **others: Any) -> Selection:
+    """What the flags say."""
+    from stateside.core.positions import Position
+    from stateside.journal.admin import Selection
+
+    return Selection(start or Position.start(), type=type_, **others)
+
+
+def from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
+    """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
+    from stateside.journal.stream import begin as begin_of
+
+    begin = begin_of(stream)
+    if asked is not None or not begin.events():
+        return selection
+    click.echo(f"The events before {begin} are gone; it begins there.", err=True)
+    return replace(selection, start=begin)
+
+
+def format_of(out: Path) -> Format:
+    """The format that a file's name tells."""
+    formats: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+    if str(out) == "-":
+        return "jsonl"
+    if out.suffix not in formats:
+        raise RequestInvalid(f"The name {out.name!r} tells no format", next_step="Give --format jsonl or parquet")
+    return formats[out.suffix]
 
 
 @click.group()
@@ -107,7 +194,7 @@ def ids(
 @as_json_flag
 def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> None:
     """Print all tags by name, and how many events have each."""
-    from stateside.journal.upkeep import tags as tags_of
+    from stateside.journal.admin import tags as tags_of
 
     with _views(folder, kafka) as views:
         found = tags_of(views, prefix)
@@ -125,8 +212,8 @@ def verify(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     indexes of ids and sequences and the views against the log. On Kafka, where checksums are the broker's affair: that
     every message is an event, and the sequences. The exit code is 1 if anything is wrong.
     """
-    from stateside.journal.upkeep import verify as verify_folder
-    from stateside.journal.upkeep import verify_stream
+    from stateside.journal.admin import verify as verify_folder
+    from stateside.journal.admin import verify_stream
 
     check_place(folder, kafka)
     kafka = address_of(folder, kafka)
@@ -152,8 +239,8 @@ def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_j
     The file is there when all of it is. Prints how many events it has, and the position at which the next export goes
     on.
     """
-    from stateside.journal.upkeep import export as run_export
-    from stateside.journal.upkeep import export_to
+    from stateside.journal.admin import export as run_export
+    from stateside.journal.admin import export_to
 
     chosen = format_ or format_of(out)
     with _queries(folder, kafka) as queries:
@@ -190,16 +277,16 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
 journal.add_command(append)
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> JournalFiles:
     """The journal of the application in this folder."""
-    from stateside.journal.upkeep import Place
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
+    from stateside.journal.admin import JournalFiles
 
-    return Place.of(Layout(folder).journal)
+    return JournalFiles.of(Layout(folder).journal)
 
 
 def _statistics(folder: Path) -> dict[str, Any]:
-    from stateside.journal.upkeep import node_statistics, statistics
+    from stateside.journal.admin import node_statistics, statistics
 
     place = place_of(folder)
     return node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
@@ -216,8 +303,8 @@ def _queries(folder: Path | None, kafka: str | None) -> Iterator[Queries]:
 
 
 @contextmanager
-def _views(folder: Path | None, kafka: str | None) -> Iterator[Views]:
-    from stateside.journal.queries import Views
+def _views(folder: Path | None, kafka: str | None) -> Iterator[QueryViews]:
+    from stateside.journal.queries import QueryViews
 
     check_place(folder, kafka)
     kafka = address_of(folder, kafka)
@@ -226,7 +313,7 @@ def _views(folder: Path | None, kafka: str | None) -> Iterator[Views]:
             yield views
         return
     place = place_of(folder)
-    with Views(place.stream(), place.views) as views:
+    with QueryViews(place.stream(), place.views) as views:
         yield views
 
 
@@ -240,8 +327,8 @@ def _check_known(queries: Queries, entity: str, where: str) -> None:
         )
 
 
-def _show_event(found: Found, as_json: bool) -> None:
-    from stateside.journal.lines import fields_of
+def _show_event(found: FoundEvent, as_json: bool) -> None:
+    from stateside.journal.json_lines import fields_of
 
     fields = fields_of(found.event)
     if as_json:
@@ -258,3 +345,188 @@ def _show_event(found: Found, as_json: bool) -> None:
 def json_line(document: Any) -> str:
     """A document as JSON in one line."""
     return json.dumps(document, ensure_ascii=False)
+
+
+_TELL_S = 1.0
+
+
+@click.command()
+@journal_folder
+@click.option("--partitions", type=click.IntRange(1), help="Of a new stream, for its whole life; 1 if not given.")
+@click.option("--once", is_flag=True, help="Merge what is there, and end.")
+@as_json_flag
+def merge(folder: Path, partitions: int | None, once: bool, as_json: bool) -> None:
+    """Merge the logs of all nodes of a journal into one stream, in which each entity's events stand in order.
+
+    It goes on until Ctrl-C or SIGTERM, which harm nothing, and prints a line a second while something is merged, with
+    how many entities wait for an event that is missing (`gaps`; `stateside journal stat` shows them). With --once it
+    ends, with code 1 if a log cannot be read.
+    """
+    from stateside.core.layout import Layout
+    from stateside.core.processes import signals
+    from stateside.journal.merge import Merger
+    from stateside.journal.merge.partition import MERGED, StreamIdentity
+
+    journal = Layout(folder).journal
+    _check(journal)
+    born = StreamIdentity.read(journal / MERGED)
+    with signals() as came, Merger(journal, partitions or (1 if born is None else born.partitions)) as merger:
+        with bar("merging") as watch:
+            total = _durable(journal)
+            _first(merger, once, lambda read: watch(read, max(total, read)), as_json)
+        if not once:
+            _go_on(merger, came, as_json)
+
+
+def _first(merger: Merger, once: bool, watch: Any, as_json: bool) -> None:
+    """What was there when it began. Only of one pass an error is the end."""
+    moved = merger.merge(watch) if once else next(iter(merger.passes(watch)))
+    _tell(merger, moved, as_json)
+
+
+def _go_on(merger: Merger, came: list[int], as_json: bool) -> None:
+    moved, told_s, gaps = 0, time.monotonic(), len(merger.gaps())
+    for count in merger.passes():
+        moved += count
+        if came or (time.monotonic() - told_s >= _TELL_S and (moved or len(merger.gaps()) != gaps)):
+            if moved or not came:
+                _tell(merger, moved, as_json)
+            moved, told_s, gaps = 0, time.monotonic(), len(merger.gaps())
+        if came:
+            return
+
+
+def _tell(merger: Merger, moved: int, as_json: bool) -> None:
+    told = {"merged": moved, "position": str(merger.end), "gaps": len(merger.gaps())}
+    if as_json:
+        click.echo(json_line(told))
+    else:
+        waiting = f"; {told['gaps']:,} entities wait for a missing event" if told["gaps"] else ""
+        click.echo(f"{moved:,} events merged, up to {told['position']}{waiting}")
+
+
+def _durable(journal: Path) -> int:
+    """How many events the logs have."""
+    from stateside.journal.nodes.log import node_logs
+
+    return sum(log.durable_end().offset for log in node_logs(journal).values())
+
+
+def _check(journal: Path) -> None:
+    from stateside.core.errors import RequestInvalid
+    from stateside.journal.segment import segment_offsets
+
+    if segment_offsets(journal):
+        raise RequestInvalid(
+            "This journal has one log for all writers, which is the stream already",
+            where=str(journal),
+            next_step="There is nothing to merge: nodes write a folder of their own (docs/nodes.md)",
+        )
+
+
+@click.command()
+@journal_folder
+@as_json_flag
+def readers(folder: Path, as_json: bool) -> None:
+    """Print who reads the journal, and up to where: nothing that one of them needs is dropped."""
+    from stateside.core.layout import Layout
+    from stateside.ops.journal_readers import known_readers
+
+    for reader in known_readers(Layout(folder)):
+        told = {"reader": reader.name, "position": str(reader.position)}
+        click.echo(json_line(told) if as_json else f"{told['position']:>12}  {reader.name}")
+
+
+def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Flags that say what is to go."""
+    flags = (
+        click.option(
+            "--before", metavar="POSITION", callback=parsed_position, help="Segments that lie wholly before it."
+        ),
+        click.option("--keep-days", type=click.FloatRange(0), help="Segments all of whose events are older."),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+@click.command()
+@journal_folder
+@_retention_flags
+@click.option("--to", "archive_folder", required=True, type=FOLDER, help="Where the Parquet files go.")
+@as_json_flag
+def archive(
+    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path, as_json: bool
+) -> None:
+    """Write old segments as Parquet files, one each, and then drop them from the journal.
+
+    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment. A call
+    that was ended goes on where it was.
+    """
+    _drop(folder, before, keep_days, archive_folder, as_json)
+
+
+@click.command()
+@journal_folder
+@_retention_flags
+@click.confirmation_option(prompt="The events are gone then, for good. Drop them?")
+@as_json_flag
+def drop(folder: Path, before: Position | None, keep_days: float | None, as_json: bool) -> None:
+    """Drop old segments from the journal, without an archive.
+
+    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment.
+    """
+    _drop(folder, before, keep_days, None, as_json)
+
+
+@click.command()
+@journal_folder
+@click.option("--keep-days", type=click.FloatRange(0), default=0.0, help="Keep what is younger all the same.")
+@as_json_flag
+def trim(folder: Path, keep_days: float, as_json: bool) -> None:
+    """Drop from the nodes' logs what the merged stream has: the events stay, once.
+
+    Never the newest segment of a log goes. See docs/nodes.md.
+    """
+    from stateside.core.layout import Layout
+    from stateside.journal.admin import trim as run_trim
+
+    told = _told(run_trim(Layout(folder).journal, _days_ago_us(keep_days) if keep_days else None))
+    if as_json:
+        click.echo(json_line(told))
+    else:
+        click.echo(f"{told['segments']:,} segments with {told['events']:,} events dropped from the nodes' logs")
+
+
+def _drop(
+    folder: Path, before: Position | None, keep_days: float | None, archive_folder: Path | None, as_json: bool
+) -> None:
+    from stateside.core.layout import Layout
+    from stateside.journal.admin import drop_all, position_before
+    from stateside.ops.journal_readers import known_readers
+
+    if (before is None) == (keep_days is None):
+        raise RequestInvalid("It is not said what is to go", next_step="Give one of --before and --keep-days")
+    place = place_of(folder)
+    position = before or position_before(place, _days_ago_us(keep_days or 0))
+    with bar("archiving segments") as watch:
+        done = drop_all(place, position, known_readers(Layout(folder)), archive_folder, watch)
+    told = _told(done) | {"archived": [str(path) for dropped in done.values() for path in dropped.archived]}
+    if as_json:
+        click.echo(json_line(told))
+    else:
+        counts = f"{told['segments']:,} segments with {told['events']:,} events dropped"
+        click.echo(f"{counts}; it begins at {told['begin']} now")
+
+
+def _told(done: Mapping[str, Dropped]) -> dict[str, Any]:
+    """What went, all together, and where what is left begins."""
+    begin = ",".join(f"{name}:{dropped.begin}" for name, dropped in done.items())
+    segments, events = (sum(getattr(dropped, name) for dropped in done.values()) for name in ("segments", "events"))
+    return {"segments": segments, "events": events, "begin": begin}
+
+
+def _days_ago_us(days: float) -> int:
+    from stateside.core.clock import SystemClock
+
+    return SystemClock().now_us() - int(days * 86_400_000_000)

@@ -14,12 +14,12 @@ import click
 
 from stateside.cli.group import FOLDER
 from stateside.cli.tables import show_json
-from stateside.errors import SettingInvalid, SetupError
+from stateside.core.errors import SettingInvalid, SetupError
 
 if TYPE_CHECKING:
     from stateside.journal.kafka import KafkaJournal, Topic
-    from stateside.journal.queries import Queries, Views
-    from stateside.ops.broker import Broker
+    from stateside.journal.queries import Queries, QueryViews
+    from stateside.testbed.broker import Broker
 
 _LOOK_S = 0.5
 
@@ -40,8 +40,8 @@ def check_place(folder: Path | None, kafka: str | None) -> None:
 
 def address_of(folder: Path | None, kafka: str | None) -> str | None:
     """The address of the journal that is named, if it is on Kafka: as such, or by the folder whose journal it is."""
-    from stateside.journal.kafka.placed import address_in
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
+    from stateside.journal.kafka.topic_folder import address_in
 
     return address_in(Layout(folder).journal) if kafka is None and folder is not None else kafka
 
@@ -52,23 +52,23 @@ def beside(folder: Path, topic: Topic, what: str) -> Path:
 
 
 @contextmanager
-def kafka_views(folder: Path | None, kafka: str) -> Iterator[Views]:
+def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
     """The views of a journal on Kafka; without a folder there are none, and queries read the topic itself."""
     from stateside.journal.kafka import KafkaJournal
-    from stateside.journal.kafka.address import topic_at
-    from stateside.journal.queries import Views
+    from stateside.journal.kafka.topic import topic_at
+    from stateside.journal.queries import QueryViews
 
     topic = topic_at(kafka)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
         journal = stack.enter_context(KafkaJournal(topic))
-        yield stack.enter_context(Views(journal, beside(root, topic, "views")))
+        yield stack.enter_context(QueryViews(journal, beside(root, topic, "views")))
 
 
 def kafka_journal(kafka: str) -> KafkaJournal:
     """The journal at this address."""
     from stateside.journal.kafka import KafkaJournal
-    from stateside.journal.kafka.address import topic_at
+    from stateside.journal.kafka.topic import topic_at
 
     return KafkaJournal(topic_at(kafka))
 
@@ -112,10 +112,10 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
     With --dir, a topic that is there already is taken as it is, so that the same command may be given again, and on
     other machines.
     """
+    from stateside.core.layout import Layout
     from stateside.journal.kafka import create_topic
-    from stateside.journal.kafka.address import topic_at
-    from stateside.journal.kafka.placed import place, placeable
-    from stateside.layout import Layout
+    from stateside.journal.kafka.topic import topic_at
+    from stateside.journal.kafka.topic_folder import place, placeable
 
     if bad := [text for text in settings if "=" not in text]:
         raise SettingInvalid(f"{bad[0]!r} is no setting of a topic", next_step="Write --set retention.ms=86400000")
@@ -155,7 +155,7 @@ def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitio
 
     If it ends by itself, so does this command, and says why.
     """
-    from stateside.ops.broker import Broker
+    from stateside.testbed.broker import Broker
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     click.echo("Starting a Kafka broker …", err=True)

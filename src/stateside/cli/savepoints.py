@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from stateside.cli.group import FOLDER
-from stateside.errors import RequestInvalid, ViewUnknown
+from stateside.core.errors import RequestInvalid, ViewUnknown
 
 if TYPE_CHECKING:
-    from stateside.checkpoint.savepoint import Savepoint
-    from stateside.layout import ViewLayout
+    from stateside.core.layout import ViewLayout
+    from stateside.views.savepoint import Savepoint
 
 _DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
 _VIEW = click.option("--view", "name", metavar="VIEW", help="Which view's; needed where there are several.")
@@ -35,8 +35,8 @@ def savepoint() -> None:
 @_JSON
 def take_(folder: Path, name: str | None, as_json: bool) -> None:
     """Take one of the newest finished batch. The job goes on meanwhile, and waits for nothing."""
-    from stateside.checkpoint.savepoint import take
-    from stateside.clock import SystemClock
+    from stateside.core.clock import SystemClock
+    from stateside.views.savepoint import take
 
     _show([take(_view(folder, name), SystemClock().now_us())], as_json)
 
@@ -47,7 +47,7 @@ def take_(folder: Path, name: str | None, as_json: bool) -> None:
 @_JSON
 def list_(folder: Path, name: str | None, as_json: bool) -> None:
     """List them, oldest first."""
-    from stateside.checkpoint.savepoint import savepoints
+    from stateside.views.savepoint import savepoints
 
     _show(savepoints(_view(folder, name), lambda damaged: click.echo(str(damaged), err=True)), as_json)
 
@@ -63,9 +63,9 @@ def restore_(savepoint_name: str, folder: Path, name: str | None, yes: bool) -> 
     Billing's documents stay right: the sink knows by the journal's position what they have. Other sinks know batches by
     their numbers, and the numbers come again: empty them first, or see that nothing of theirs is needed twice.
     """
-    from stateside.clock import SystemClock
-    from stateside.layout import Layout
-    from stateside.ops.restoring import find, restore
+    from stateside.core.clock import SystemClock
+    from stateside.core.layout import Layout
+    from stateside.ops.restore import find, restore
 
     view = _view(folder, name)
     batch = find(view, savepoint_name).batch
@@ -79,7 +79,7 @@ def restore_(savepoint_name: str, folder: Path, name: str | None, yes: bool) -> 
 
 
 def _view(folder: Path, name: str | None) -> ViewLayout:
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
 
     layout = Layout(folder)
     if layout.pointed() is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stateside.clock import age_text
+from stateside.core.clock import age_text
 
 if TYPE_CHECKING:
     from stateside.serving.clients import Answer, Change, Stamp

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from stateside.cli.group import FOLDER
-from stateside.errors import RequestInvalid
+from stateside.core.errors import RequestInvalid
 
 if TYPE_CHECKING:
-    from stateside.serving.access.holder import Role
-    from stateside.serving.access.issuer import Issuer
-    from stateside.serving.access.register import Issued
+    from stateside.serving.access.principal import Role
+    from stateside.serving.access.tokens import IssuedToken, Issuer
 
 _DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The folder that is served.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
@@ -63,7 +62,7 @@ def create(
     A scoped token (--customer, --where, --view, --entity) with the role append needs --type: it appends events of those
     types alone, about its --entity, by default its --customer, with ids like @ENTITY/NAME. Its positions are opaque.
     """
-    from stateside.serving.access.issuer import parse_life_s
+    from stateside.serving.access.tokens import parse_life_s
 
     scope = _parse_where([*where, *([f"customer={customer}"] if customer is not None else [])])
     if customer is not None and "append" in roles:
@@ -140,8 +139,8 @@ def retire(kid: str, folder: Path) -> None:
 
 
 def _issuer(folder: Path) -> Issuer:
-    from stateside.layout import Layout
-    from stateside.serving.access.issuer import Issuer
+    from stateside.core.layout import Layout
+    from stateside.serving.access.tokens import Issuer
 
     return Issuer(Layout(folder))
 
@@ -158,11 +157,11 @@ def _parse_where(texts: Sequence[str]) -> dict[str, str]:
     return scope
 
 
-def _described(issued: Issued) -> str:
+def _described(issued: IssuedToken) -> str:
     return f"{issued.name!r}, role {', '.join(issued.roles)}, {_scope(issued)}, until {issued.expires}"
 
 
-def _scope(issued: Issued) -> str:
+def _scope(issued: IssuedToken) -> str:
     """What it reaches, in words."""
     where = " ".join(f"{column}={value}" for column, value in issued.where.items())
     views = "" if issued.views is None else f"views {','.join(issued.views)}"

@@ -19,7 +19,7 @@ from stateside.journal.memory import MemoryJournal
 from stateside.journal.reader import Journal
 from stateside.journal.receipt import Receipt
 from stateside.journal.stream import FileStream, Stream
-from stateside.journal.upcasting import Upcasters
+from stateside.journal.upcasters import Upcasters
 from stateside.journal.writer import JournalWriter
 
 __all__ = ["Event", "FileStream", "Journal", "JournalWriter", "MemoryJournal", "Receipt", "Stream", "Upcasters"]

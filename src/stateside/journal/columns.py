@@ -30,7 +30,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
 from stateside.journal.event import (
     NAME_CHARS_MAX,
     PAYLOAD_BYTES_MAX,

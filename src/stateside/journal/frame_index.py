@@ -22,7 +22,7 @@ from array import array
 from pathlib import Path
 from uuid import UUID
 
-from stateside.storage import write_atomically
+from stateside.core.storage import write_atomically
 
 FOLDER = "frames"
 FRAMES_MIN = 64  # a segment with fewer is looked through as fast

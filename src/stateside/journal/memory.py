@@ -15,14 +15,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from stateside.clock import Clock, SystemClock
-from stateside.errors import PositionInvalid
-from stateside.journal.appending import Appending
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import PositionInvalid
+from stateside.core.positions import Position
+from stateside.journal.append import Appending
 from stateside.journal.columns import decode
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION
-from stateside.journal.upcasting import Upcasters
-from stateside.positions import Position
+from stateside.journal.upcasters import Upcasters
 
 
 class MemoryJournal:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import PositionInvalid, StatesideError
-from stateside.journal import base, segment
+from stateside.core.errors import PositionInvalid, StatesideError
+from stateside.core.positions import Position
+from stateside.journal import retention_base, segment
 from stateside.journal.columns import conformed, decode
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
-from stateside.journal.upcasting import Upcasters
-from stateside.positions import Position
+from stateside.journal.upcasters import Upcasters
 
 
 class Journal:
@@ -48,7 +48,7 @@ class Journal:
         It says what was decided: a first segment that is missing without that is a loss, and reading from here tells.
         """
         first = next(iter(segment.segment_offsets(self.directory)), 0)
-        return Position.of({PARTITION: min(first, base.offset(self.directory)) if first else 0})
+        return Position.of({PARTITION: min(first, retention_base.offset(self.directory)) if first else 0})
 
     def durable_end(self) -> DurableEnd:
         """The end with its place in the files: later reads that start there find their frame at once.
@@ -139,7 +139,7 @@ class Journal:
         return [offset for offset in offsets[begin:] if offset < stop]
 
     def _missing(self, offset: int) -> StatesideError:
-        return base.missing(self.directory, offset)
+        return retention_base.missing(self.directory, offset)
 
 
 def _cut_frames(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stateside.errors import EventRefused, EventsGone, IdConflict, JournalCorrupt, SequenceConflict
+from stateside.core.errors import EventRefused, EventsGone, IdConflict, JournalCorrupt, SequenceConflict
+from stateside.core.positions import Position
 from stateside.journal.event import Event
 from stateside.journal.segment import PARTITION
-from stateside.positions import Position
 
 _SHOWN_MAX = 5
 _IDS_OF_THEIR_OWN = "Nothing of the append was stored; give new events ids of their own"
@@ -29,7 +29,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredEvent:
     """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log.
 
     `entity` is None if it is another one than that of the append, and its name went with a trimmed log. `unread` says
@@ -44,7 +44,9 @@ class Stored:
     unread: EventsGone | JournalCorrupt | None = None
 
     @classmethod
-    def without_content(cls, offset: int, id_: str, why: EventsGone | JournalCorrupt, log: str = PARTITION) -> Stored:
+    def without_content(
+        cls, offset: int, id_: str, why: EventsGone | JournalCorrupt, log: str = PARTITION
+    ) -> StoredEvent:
         """An event that is stored, and cannot be read."""
         return cls(offset, id_, None, 0, log, why)
 
@@ -71,14 +73,14 @@ def check_expected(entity: str, expected: int | None, current: int) -> None:
     )
 
 
-def check_kept(stored: Sequence[Stored]) -> None:
+def check_kept(stored: Sequence[StoredEvent]) -> None:
     """EventRefused if one of an append's events was stored, and dropped since: it has no receipt any more."""
     for found in stored:
         if isinstance(found.unread, EventsGone):
             raise _refused(f"Event {found.id!r} is stored already, and dropped since") from found.unread
 
 
-def repeated(entity: str, events: Sequence[Event], stored: Sequence[Stored]) -> Receipt:
+def repeated(entity: str, events: Sequence[Event], stored: Sequence[StoredEvent]) -> Receipt:
     """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
 
     EventRefused if that is not all of them, IdConflict if one is another entity's: then it is no repetition.

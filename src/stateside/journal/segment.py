@@ -27,6 +27,10 @@ apart by it even where their offsets agree. As the frames' checksums begin with 
 bytes inside an event that were made to look like a frame, pass for a frame of this one.
 
 Beside the segments lies `end` (see `DurableEnd`): how far the journal is durable. Readers never look beyond it.
+
+The end mark: the file `end` beside a journal's segments, which says how far the journal is durable.
+
+Writing bytes of a segment in place, at the byte where they belong.
 """
 
 from __future__ import annotations
@@ -37,21 +41,69 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
 
-from stateside.errors import EventRefused, JournalCorrupt
-from stateside.journal.end_mark import END_NAME as END_NAME
-from stateside.journal.end_mark import DurableEnd as DurableEnd
-from stateside.storage import write_atomically
+from stateside.core.errors import EventRefused, JournalCorrupt
+from stateside.core.storage import write_atomically
+
+END_NAME: Final = "end"
+_END = struct.Struct("<8sQQQI")
+_MAGIC = b"STATEEND"
+_READ_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DurableEnd:
+    """How far a journal is durable: the next offset, and the byte in its last segment where the next frame goes.
+
+    It stands in the file `end`, which is written in place after each `fdatasync` of a segment. What it promises:
+
+    - Every event before it is durable, always.
+    - Every acknowledged event lies before it, as long as the machine keeps its power. Processes may be killed.
+    - After a loss of power it may come back as it was earlier, yet never as it was before the last segment got its
+      first frame: it is synced when the journal is opened, when a segment begins, and when the journal is closed. A
+      sync for each append would double what an append costs.
+
+    So what is missing before the mark was acknowledged, but what is damaged behind it need not be unacknowledged.
+    `recovery` says how the two are told apart. Until a writer has opened the journal, readers stop at the earlier mark.
+    """
+
+    offset: int
+    segment_offset: int
+    segment_bytes: int
+
+    def pack(self) -> bytes:
+        """The file's content: magic, the three numbers, crc32 of all before."""
+        content = _END.pack(_MAGIC, self.offset, self.segment_offset, self.segment_bytes, 0)[:-4]
+        return content + struct.pack("<I", zlib.crc32(content))
+
+    @classmethod
+    def read(cls, directory: Path) -> DurableEnd | None:
+        """The mark in this folder; None where there is none yet."""
+        path = directory / END_NAME
+        for _ in range(_READ_TRIES):  # the writer may be half-way through its 36 bytes
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                return None
+            if len(content) == _END.size and zlib.crc32(content[:-4]) == struct.unpack("<I", content[-4:])[0]:
+                _, offset, segment_offset, segment_bytes, _ = _END.unpack(content)
+                return cls(offset, segment_offset, segment_bytes)
+        raise JournalCorrupt(
+            "The journal's end mark is damaged",
+            where=str(path),
+            next_step="Delete this file: the journal then opens at its last whole frame",
+        )
+
 
 PARTITION = "0"  # a journal on files has one
 VERSION = 2
 VERSIONS_READ = (1, VERSION)
 SUFFIX = ".segment"
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-
 _HEADER = struct.Struct("<8sII16sI")
 _HEADER_MAGIC = b"STATEJRN"
 _HEADER_CHECKED_BYTES = _HEADER.size - 4  # all but the checksum itself
@@ -305,3 +357,23 @@ def corrupt(path: Path, at_byte: int, reason: str) -> JournalCorrupt:
         where=f"{path}, byte {at_byte}",
         next_step="Nothing was skipped or changed. Restore this file from a copy, then start again",
     )
+
+
+def write_again(handle: int, marked: DurableEnd, end: DurableEnd) -> None:
+    """Write what lies between mark and end once more, as it is, so that the sync that follows means something.
+
+    A crash left it written but not synced, or its sync failed: then the system takes it for stored, and would not
+    write it again by itself.
+    """
+    at_byte = marked.segment_bytes if marked.segment_offset == end.segment_offset else 0
+    if at_byte < end.segment_bytes:
+        write_all(handle, [os.pread(handle, end.segment_bytes - at_byte, at_byte)], at_byte)
+
+
+def write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:
+    """Write all of these, one behind the other, from this byte on."""
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            written = os.pwrite(handle, view, at_byte)
+            view, at_byte = view[written:], at_byte + written

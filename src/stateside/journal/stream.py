@@ -18,14 +18,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from stateside.errors import PositionInvalid, StatesideError
-from stateside.journal import base, segment
+from stateside.core.errors import PositionInvalid, StatesideError
+from stateside.core.positions import Position
+from stateside.journal import retention_base, segment
 from stateside.journal.columns import conformed
 from stateside.journal.event import Event
 from stateside.journal.frames import Frames, Offsets, Shown
 from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
-from stateside.positions import Position
 
 PAUSE_S_MIN = 0.0005
 PAUSE_S_MAX = 0.01  # a look at the end mark takes some 20 µs: a reader that waits costs two thousandths of a core
@@ -236,4 +236,4 @@ class FileStream:
         return found
 
     def _missing(self, offset: int) -> StatesideError:
-        return base.missing(self.journal.directory, offset)
+        return retention_base.missing(self.journal.directory, offset)

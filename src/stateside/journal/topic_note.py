@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stateside.errors import SettingInvalid
+from stateside.core.errors import SettingInvalid
 
 NAME = "topic.json"
 
@@ -21,7 +21,7 @@ def check_not_read(folder: Path) -> None:
 def check_none(folder: Path) -> None:
     """SettingInvalid if the folder's journal is a topic: events on files beside it would be read by nobody."""
     next_step = (
-        "Append with `stateside append --dir`, with open_writer (stateside.journal.opened), or POST events to the "
+        "Append with `stateside append --dir`, with open_writer (stateside.journal.folder), or POST events to the "
         "server: these go to the topic. For a journal on files use another folder"
     )
     _refuse_topic(folder, "this writes to files", next_step)

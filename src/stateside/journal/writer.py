@@ -1,4 +1,25 @@
-"""Appending to a journal on files: writers take turns, one frame an append, durable before it is acknowledged."""
+"""Appending to a journal on files: writers take turns, one frame an append, durable before it is acknowledged.
+
+Rolling: when a journal's newest segment is finished, and the next append begins another one.
+
+A segment is finished when it is large enough, when its first event was appended long enough ago (so that retention by
+age finds segments that are wholly old), or when its columns are not those that this Stateside writes.
+
+What a writer does about the end that another one left: find it, and set a torn frame aside.
+
+The last writer may have been killed, or the power lost, at any moment. But it synced every frame before it wrote the
+next one, and every segment before it began the next one. So only the very last frame of a journal can be torn, and no
+whole frame ever follows a torn one. At the first damage in the last segment that decides:
+
+- A whole frame follows, anywhere: the damaged frame was durable. JournalCorrupt, with file and byte.
+- None follows, but the end mark says that there were events: they were acknowledged. JournalCorrupt, with their number.
+- None follows, and the end mark does not reach so far: it is torn. Its bytes, and all behind them, are copied to
+  `SEGMENT.torn-BYTE` beside the segment, and then cut off. Nothing is destroyed; who needs no such file deletes it.
+
+One thing cannot be told. After a loss of power the end mark may be an earlier one (see `DurableEnd`); if the disk then
+also damaged the last acknowledged frame of all, it looks like a torn one. The log and the copied bytes are what is
+left of it.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +27,177 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from stateside.clock import Clock, SystemClock
-from stateside.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
+from stateside.core.storage import CLOSED, write_atomically
 from stateside.journal import segment
-from stateside.journal.appending import Appending
+from stateside.journal.append import Appending
 from stateside.journal.columns import SCHEMA
-from stateside.journal.ids import Ids
+from stateside.journal.index import Ids, Sequences
+from stateside.journal.lock import WAIT_S_MAX, Turns
 from stateside.journal.reader import Journal
-from stateside.journal.recovery import recover
-from stateside.journal.rolling import SEGMENT_BYTES_MAX as SEGMENT_BYTES_MAX
-from stateside.journal.rolling import SEGMENT_S_MAX, Limits, Rolling
-from stateside.journal.segment import PARTITION as PARTITION
-from stateside.journal.segment import DurableEnd
-from stateside.journal.sequences import Sequences
+from stateside.journal.segment import DurableEnd, Frame, Segment, segment_path, write_again, write_all
 from stateside.journal.topic_note import check_none
-from stateside.journal.turns import WAIT_S_MAX, Turns
-from stateside.journal.writing import write_again, write_all
-from stateside.storage import CLOSED, write_atomically
+
+SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
+SEGMENT_S_MAX: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """How large and how old a segment grows."""
+
+    bytes_max: int = SEGMENT_BYTES_MAX
+    s_max: float = SEGMENT_S_MAX
+
+
+class Rolling:
+    """Tells a writer when it is time. It reads a segment's first event when that is opened, never in an append."""
+
+    def __init__(self, directory: Path, limits: SegmentLimits) -> None:
+        self._directory, self._limits = directory, limits
+        self._began_us = 0
+
+    def opened(self, end: DurableEnd, now_us: int) -> None:
+        """From now on the writer appends to the segment that ends here.
+
+        One whose first event cannot be read is as old as this: to tell of damage is the readers' affair.
+        """
+        self._began_us = now_us
+        if end.offset > end.segment_offset:
+            with suppress(JournalCorrupt):
+                self._began_us = self._first_appended_us(end)
+
+    def is_due(self, end: DurableEnd, now_us: int) -> bool:
+        """Whether the segment that ends here is to get nothing more."""
+        if end.offset == end.segment_offset:  # it has nothing yet
+            return False
+        return end.segment_bytes >= self._limits.bytes_max or now_us - self._began_us >= self._limits.s_max * 1_000_000
+
+    def _first_appended_us(self, end: DurableEnd) -> int:
+        path = segment_path(self._directory, end.segment_offset)
+        opened = Segment(path)
+        try:
+            frame = next(opened.frames(stop_byte=end.segment_bytes))
+            return int(opened.batch(frame).column("appended").cast(pa.int64())[0].as_py())
+        finally:
+            opened.close()
+
+
+NODES = "nodes"  # where the logs of nodes lie, if there are any
+_OF_NODES = (NODES, "merged")
+log = logging.getLogger(__name__)
+
+
+def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[UUID, DurableEnd]:
+    """The journal's id and its end, behind which a writer may go on; an empty folder becomes the journal `newborn`.
+
+    Where it is `known` which journal is here, JournalAway if it is another one, or none: that of a disk that is away.
+    """
+    offsets = segment.segment_offsets(directory)
+    if known is not None and segment.journal_id(directory) != known:
+        raise JournalAway(
+            "The journal is gone, or another one is in its place",
+            where=f"{directory}, where the journal {known} was",
+            next_step="Nothing was stored. Bring its disk back; then the same append goes on by itself",
+        )
+    found = DurableEnd.read(directory)
+    marked = found or DurableEnd(0, 0, 0)
+    if not offsets:
+        _refuse_nodes(directory)
+        _refuse_loss(directory, DurableEnd(0, 0, 0), marked)
+        return newborn, DurableEnd(0, 0, segment.create(directory, 0, SCHEMA, newborn).stat().st_size)
+    journal_id, end = _recover_last(directory, offsets, marked)
+    _refuse_loss(directory, end, marked)
+    if found is None and end.offset:
+        log.warning("journal %s: its end mark was missing; the last whole frame is its end, %d", directory, end.offset)
+    return journal_id, end
+
+
+def _refuse_nodes(directory: Path) -> None:
+    """SettingInvalid where nodes write: a log of the folder's own would not be in their stream."""
+    if any((directory / name).is_dir() for name in _OF_NODES):
+        raise SettingInvalid(
+            "The events of this folder are written by its nodes",
+            where=str(directory),
+            next_step="Nothing was stored. Append as one of them, at the node that has the entity: "
+            "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
+        )
+
+
+def _recover_last(directory: Path, offsets: list[int], marked: DurableEnd) -> tuple[UUID, DurableEnd]:
+    """The id and the end of the last segment, which must be of the same journal as the one before it."""
+    last = Segment(segment.segment_path(directory, offsets[-1]))
+    try:
+        for neighbour in offsets[-2:-1]:
+            Segment(segment.segment_path(directory, neighbour), last.journal_id).close()
+        return last.journal_id, _recover_end(last, marked)
+    finally:
+        last.close()
+
+
+def _recover_end(last: Segment, marked: DurableEnd) -> DurableEnd:
+    """Where the segment's whole frames end, after what is torn behind them was set aside."""
+    end = DurableEnd(last.first_offset, last.first_offset, last.frames_begin)
+    try:
+        for frame in last.frames():
+            end = DurableEnd(frame.next_offset, last.first_offset, frame.end_byte)
+    except JournalCorrupt as damage:
+        whole = last.whole_frame_from(end.segment_bytes)
+        if whole:
+            raise _followed(damage, whole) from damage
+        if end.offset >= marked.offset:
+            _set_aside(last, end.segment_bytes)
+    return end
+
+
+def _set_aside(last: Segment, at_byte: int) -> None:
+    """Copy what lies from this byte on into a file beside the segment and, when that is durable, cut it off."""
+    aside = _unused(last.path.with_name(f"{last.path.name}.torn-{at_byte}"))
+    write_atomically(aside, last.bytes_from(at_byte))
+    size = last.size - at_byte
+    log.warning("cut off %d bytes of a torn frame: %s byte %d; they are kept in %s", size, last.path, at_byte, aside)
+    os.truncate(last.path, at_byte)
+
+
+def _unused(path: Path) -> Path:
+    """This path or, if earlier bytes lie there already, one with a number behind it."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
+
+
+def _followed(damage: JournalCorrupt, whole: Frame) -> JournalCorrupt:
+    return JournalCorrupt(
+        f"{damage.what}, and a whole frame with offset {whole.first_offset} follows at byte {whole.begin_byte}",
+        where=damage.where,
+        next_step=damage.next_step,
+    )
+
+
+def _refuse_loss(directory: Path, end: DurableEnd, marked: DurableEnd) -> None:
+    """JournalCorrupt if the journal ends before its mark."""
+    if end.offset >= marked.offset:
+        return
+    raise JournalCorrupt(
+        f"{marked.offset - end.offset} acknowledged events are missing or damaged: "
+        f"the last segment's whole frames end at offset {end.offset}, {marked.offset} were durable",
+        where=f"{segment.segment_path(directory, end.segment_offset)}, byte {end.segment_bytes}",
+        next_step=f"Restore this file from a copy. To accept the loss, delete the file {segment.END_NAME} beside it",
+    )
+
 
 Durability = Literal["synced", "written"]
-
 _OPEN_AGAIN = "Open the journal again; the same append then stores what of the last one is not stored"
-
-log = logging.getLogger(__name__)
 
 
 class JournalWriter(Appending):
@@ -97,7 +258,7 @@ class JournalWriter(Appending):
         self._end = DurableEnd(0, 0, 0)
         self._appending = threading.Lock()
         self._journal = Journal(directory)
-        self._rolling = Rolling(directory, Limits(segment_bytes_max, segment_s_max))
+        self._rolling = Rolling(directory, SegmentLimits(segment_bytes_max, segment_s_max))
         self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)
         with _writing(directory):
             if known is None:

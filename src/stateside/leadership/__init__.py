@@ -3,12 +3,9 @@
 `election` has the protocol, numbered, and the argument why a leader that was paused can commit nothing.
 """
 
-from stateside.leadership.alone import alone
-from stateside.leadership.election import Candidate
+from stateside.leadership.election import Candidate, Leadership, alone
 from stateside.leadership.gate import Gates, ungated
-from stateside.leadership.leader import Leadership
-from stateside.leadership.lease import Claim, Lease
-from stateside.leadership.probe import check_folder
-from stateside.leadership.standing import standing
+from stateside.leadership.lease import Claim, Lease, check_folder
+from stateside.leadership.membership import standing
 
 __all__ = ["Candidate", "Claim", "Gates", "Leadership", "Lease", "alone", "check_folder", "standing", "ungated"]

@@ -29,9 +29,9 @@ import os
 import secrets
 from pathlib import Path
 
-from stateside.errors import LeadershipLost
+from stateside.core.errors import LeadershipLost
+from stateside.core.storage import sync_directory
 from stateside.leadership.lease import FOLDER_NAME
-from stateside.storage import sync_directory
 
 
 def ungated(path: Path) -> Path:

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stateside.errors import SetupError
-from stateside.layout import Layout
-from stateside.ops.ports import listener, refusal
+from stateside.core.errors import SetupError
+from stateside.core.layout import Layout
+from stateside.core.ports import listener, refusal
+from stateside.core.processes import wanted_umask
 from stateside.pipeline.java import find_java
-from stateside.processes import wanted_umask
 
 PYTHON_MIN = (3, 11)
 SPARK_VERSION = "4.2.0"
@@ -36,7 +36,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing looked at: whether it will do, what was found, and what to do if it will not."""
 
     name: str
@@ -45,7 +45,7 @@ class Finding:
     mend: str | None = None
 
 
-def diagnose(directory: Path, port: int) -> list[Finding]:
+def diagnose(directory: Path, port: int) -> list[Check]:
     """Everything a pipeline in this directory and a server on this port need of the machine, always in the same order.
 
     The directory need not exist yet: then it is its nearest parent that must be writable.
@@ -62,7 +62,7 @@ def diagnose(directory: Path, port: int) -> list[Finding]:
     ]
 
 
-def render(findings: Sequence[Finding]) -> str:
+def render(findings: Sequence[Check]) -> str:
     """The findings for people: a line each, with the way to mend it below each that will not do."""
     lines = [f"{'ok  ' if each.ok else 'FAIL'}  {each.name:<7} {each.found}" for each in findings]
     mends = [f"\n              to mend: {each.mend}" if each.mend else "" for each in findings]
@@ -71,47 +71,47 @@ def render(findings: Sequence[Finding]) -> str:
     return "\n".join([*map("".join, zip(lines, mends, strict=True)), verdict])
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(findings: Sequence[Check]) -> dict[str, Any]:
     """The findings for programs: `ok` for the whole, then each one with all its fields."""
     return {"ok": all(each.ok for each in findings), "findings": [asdict(each) for each in findings]}
 
 
-def judge_python(version: tuple[int, int, int]) -> Finding:
+def judge_python(version: tuple[int, int, int]) -> Check:
     """Is the Python that runs this new enough?"""
     wanted = ".".join(map(str, PYTHON_MIN))
     found = f"{'.'.join(map(str, version))}, {sys.executable}"
     return _finding("python", version >= PYTHON_MIN, found, f"Install Python {wanted} or newer")
 
 
-def judge_spark(version: str | None) -> Finding:
+def judge_spark(version: str | None) -> Check:
     """Is the Spark that Python imports the one whose checkpoints are understood?"""
     mend = f"Run `make -B setup`, or pip install pyspark=={SPARK_VERSION}"
     return _finding("spark", version == SPARK_VERSION, version or "cannot be imported", mend)
 
 
-def judge_disk(folder: Path, free_bytes: int) -> Finding:
+def judge_disk(folder: Path, free_bytes: int) -> Check:
     """Is there room for a journal, a checkpoint and tables?"""
     mend = f"Free {_gib(DISK_FREE_BYTES_MIN)}, or take a folder on another disk"
     return _finding("disk", free_bytes >= DISK_FREE_BYTES_MIN, f"{_gib(free_bytes)} free in {folder}", mend)
 
 
-def judge_memory(total_bytes: int) -> Finding:
+def judge_memory(total_bytes: int) -> Check:
     """Is there memory for a JVM beside us?"""
     mend = f"Give the machine or the container {_gib(MEMORY_BYTES_MIN)}"
     return _finding("memory", total_bytes >= MEMORY_BYTES_MIN, _gib(total_bytes), mend)
 
 
-def look_at_java() -> Finding:
+def look_at_java() -> Check:
     """Which Java Spark would get; those passed over are named, because somebody may wonder."""
     try:
         java = find_java()
     except SetupError as error:
-        return Finding("java", False, f"{error.what} ({error.where})", error.next_step)
+        return Check("java", False, f"{error.what} ({error.where})", error.next_step)
     passed_over = "".join(f"; passed over: {reason}" for reason in java.passed_over)
-    return Finding("java", True, f"{java.version} from {java.origin}, {java.home}{passed_over}")
+    return Check("java", True, f"{java.version} from {java.origin}, {java.home}{passed_over}")
 
 
-def look_at_folder(directory: Path) -> Finding:
+def look_at_folder(directory: Path) -> Check:
     """Can files be made in this directory, or in its nearest parent? Tried with one, which is removed again."""
     folder, error = nearest(directory)
     mend = f"Make {folder} a folder that this user may write to, or take another one"
@@ -119,20 +119,20 @@ def look_at_folder(directory: Path) -> Finding:
         if error:
             raise error
         with tempfile.TemporaryFile(dir=folder):
-            return Finding("folder", True, f"{folder} can be written to")
+            return Check("folder", True, f"{folder} can be written to")
     except OSError as error:
-        return Finding("folder", False, f"{directory}: {_reason(error)}", mend)
+        return Check("folder", False, f"{directory}: {_reason(error)}", mend)
 
 
-def look_at_privacy(directory: Path, umask: int) -> Finding:
+def look_at_privacy(directory: Path, umask: int) -> Check:
     """Whether others than its owner reach what Stateside keeps in the directory, further than the umask allows."""
     layout = Layout(directory)
     try:
         if not any(path.exists() for path in (layout.journal, layout.keys, directory / "views")):
-            return Finding("privacy", True, f"{directory} has nothing of Stateside's yet")
+            return Check("privacy", True, f"{directory} has nothing of Stateside's yet")
         loose = _loose(directory, umask)
     except OSError as error:  # of which `look_at_folder` says whether that will do
-        return Finding("privacy", True, f"{directory} cannot be looked at ({_reason(error)})")
+        return Check("privacy", True, f"{directory} cannot be looked at ({_reason(error)})")
     mend = f"chmod -R go-rwx {directory}; to share it with a group on purpose, set STATESIDE_UMASK (docs/serving.md)"
     found = f"others reach {', '.join(loose[:5])}{', …' if loose[5:] else ''} in {directory}" if loose else ""
     return _finding("privacy", not loose, found or f"{directory} is kept from others (umask {umask:03o})", mend)
@@ -145,24 +145,24 @@ def _loose(folder: Path, umask: int) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.lstat().st_mode & umask and not entry.is_symlink())
 
 
-def look_at_disk(directory: Path) -> Finding:
+def look_at_disk(directory: Path) -> Check:
     """How much room is there, for all that is known?"""
     folder, _ = nearest(directory)
     try:
         return judge_disk(folder, shutil.disk_usage(folder).free)
     except OSError as error:
-        return Finding("disk", False, f"{folder}: {_reason(error)}", "Take a folder on another disk")
+        return Check("disk", False, f"{folder}: {_reason(error)}", "Take a folder on another disk")
 
 
-def look_at_port(port: int) -> Finding:
+def look_at_port(port: int) -> Check:
     """Can a server listen on the loopback interface, on some port and on this one?"""
     if error := refusal(0):
-        return Finding("port", False, f"no loopback port: {_reason(error)}", "Bring the loopback interface up")
+        return Check("port", False, f"no loopback port: {_reason(error)}", "Bring the loopback interface up")
     if error := refusal(port):
         blame = listener(port) or "the system does not tell whose process it is"
         mend = "Stop that process, or serve on another port: `stateside serve --port 0` takes any free one"
-        return Finding("port", False, f"{port} cannot be listened on ({_reason(error)}): {blame}", mend)
-    return Finding("port", True, f"{port} of the loopback interface is free")
+        return Check("port", False, f"{port} cannot be listened on ({_reason(error)}): {blame}", mend)
+    return Check("port", True, f"{port} of the loopback interface is free")
 
 
 def nearest(directory: Path) -> tuple[Path, OSError | None]:
@@ -196,8 +196,8 @@ def memory_bytes(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
     return min([pages, *(int(each) for each in told if each.isdigit())])
 
 
-def _finding(name: str, ok: bool, found: str, mend: str) -> Finding:
-    return Finding(name, ok, found, None if ok else mend)
+def _finding(name: str, ok: bool, found: str, mend: str) -> Check:
+    return Check(name, ok, found, None if ok else mend)
 
 
 def _reason(error: OSError) -> str:

@@ -13,18 +13,18 @@ A view whose sources are others is none.
 
 from __future__ import annotations
 
-from stateside.checkpoint.log import Checkpoint
-from stateside.checkpoint.savepoint import savepoints
-from stateside.journal.upkeep import Place
-from stateside.journal.upkeep.readers import Reader, readers
-from stateside.layout import Layout, ViewLayout
-from stateside.positions import Position
-from stateside.storage import Storage
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.positions import Position
+from stateside.core.storage import Storage
+from stateside.journal.admin import JournalFiles
+from stateside.journal.admin.retention import Reader, readers
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.savepoint import savepoints
 
 
 def known_readers(layout: Layout) -> list[Reader]:
     """All readers of the journal in this folder that are known."""
-    found = readers(Place.of(layout.journal))
+    found = readers(JournalFiles.of(layout.journal))
     for path in sorted((layout.root / "views").glob("*/")):
         found += _of_view(ViewLayout(path))
     if layout.clock.exists() or list((layout.root / "views").glob("*/book")):

@@ -15,6 +15,12 @@ costs nothing: Spark is first imported when the application runs.
 
 A function that takes a second parameter, without a default, is given the application's `Layout` there, which says where
 the journal and the views' files lie.
+
+Views as SQL text.
+
+@app.view(key=["customer"])
+def spending(events):
+    return stateside.sql("select customer, sum(amount) as total from events group by customer", events=events)
 """
 
 from __future__ import annotations
@@ -26,13 +32,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from stateside.checkpoint.catalogue import Computed
-from stateside.checkpoint.computed import declared_computed
-from stateside.checkpoint.rollup_declarations import declared_rollups
-from stateside.errors import StatesideError, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import StatesideError, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
+from stateside.views.catalogue import Computed
+from stateside.views.computed import declared_computed
+from stateside.views.rollups import declared_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +48,6 @@ _NO_SPARK_YET = (
     "function of your own as LongType(), not as 'long'"
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
 Rows = Literal["closed", "changed"]  # what of a view goes to its sink: rows that left the state, or rows that changed
@@ -212,3 +217,19 @@ def load(target: str) -> App:
     if not isinstance(found, App):
         raise ViewInvalid(f"{target!r} is a {type(found).__name__}, not an App", next_step=advice)
     return found
+
+
+def sql(text: str, **frames: DataFrame) -> DataFrame:
+    """The DataFrame that this SQL text means, over the given frames by their names.
+
+    Names are resolved now; nothing of them is left behind in the session.
+    """
+    assert frames, "give at least one frame by name: sql(text, events=events)"
+    session = next(iter(frames.values())).sparkSession
+    for name, frame in frames.items():
+        frame.createOrReplaceTempView(name)
+    try:
+        return session.sql(text)
+    finally:
+        for name in frames:
+            session.catalog.dropTempView(name)

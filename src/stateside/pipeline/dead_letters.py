@@ -33,15 +33,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import RequestInvalid, StatesideError
+from stateside.core.errors import RequestInvalid, StatesideError
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
 from stateside.journal.columns import decode
 from stateside.journal.event import Event
-from stateside.journal.lines import fields_of
+from stateside.journal.json_lines import fields_of
 from stateside.journal.payload import mismatch
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.storage import write_atomically
+from stateside.spark_state.batch_log import Checkpoint
 
 if TYPE_CHECKING:
     from stateside.archive import ArchiveTable

@@ -17,17 +17,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stateside.checkpoint.catalogue import Catalogue, KeyColumn
-from stateside.checkpoint.log import Checkpoint, Plan
-from stateside.checkpoint.types import Primitive, parse_type
-from stateside.errors import SettingInvalid, ViewInvalid
-from stateside.journal.fields import ViewFields
-from stateside.layout import Layout, ViewLayout
+from stateside.core.errors import SettingInvalid, ViewInvalid
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.storage import Storage, write_atomically
+from stateside.journal.payload import ViewFields
 from stateside.pipeline.app import App
-from stateside.pipeline.kafka_events import KafkaEvents
+from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sources import JournalEvents, Source, Stream
-from stateside.storage import Storage, write_atomically
+from stateside.pipeline.sources import DataFrameSource, JournalEvents, Source
+from stateside.spark_state.batch_log import Checkpoint, Plan
+from stateside.spark_state.types import Primitive, parse_type
+from stateside.views.catalogue import Catalogue, KeyColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,7 +71,7 @@ def plan_text(frame: DataFrame, source: Source) -> str:
 
 
 def _source_text(source: Source) -> str:
-    return "source" if isinstance(source, Stream) else _stable(repr(source))
+    return "source" if isinstance(source, DataFrameSource) else _stable(repr(source))
 
 
 def _stable(text: str) -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from stateside import errors
-from stateside.errors import (
+from stateside.core import errors
+from stateside.core.errors import (
     CheckpointAway,
     InputError,
     JournalAway,

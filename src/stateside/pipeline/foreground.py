@@ -3,6 +3,25 @@
 on a terminal        a table that lives: a row a view
 into a file or pipe  a line whenever a view changes its state, for slow batches, late rows and dead letters
 --json               a JSON line on stdout for each batch, and for each change of state
+
+Standing by: a run that waits for the leadership of its application's folder before it starts.
+
+    stateside run shop:app --dir D --standby        leads, or waits until the leader is gone
+    stateside run shop:app --dir D --take-over      asks the leader to hand over between two batches, then leads
+    stateside run shop:app --dir D                  where anybody led before: as --standby, but not for ever
+
+Spark is started, and has rehearsed (`rehearsal`), before anything is waited or asked for.
+Without these, in a folder where nobody ever led, there is no lease, and a lock keeps a second driver out (`lease`).
+
+The rehearsal: what a standby does before it waits, so that a takeover is short and does not fail for its code.
+
+1. Every view is planned as it would be run. One that cannot be run, or does not fit the state that is there, is told
+   now, while the old leader still works.
+2. A view of our own is run over a few events in a scratch folder: Spark then has loaded what a query needs (its
+   planner, RocksDB, Python workers), which takes longer than everything else in a first batch.
+
+Nothing is read from the application's sources, nothing goes to its sinks, and nothing in its folder is changed but the
+scratch files.
 """
 
 from __future__ import annotations
@@ -15,25 +34,153 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+import pyarrow as pa
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.checkpoint.provider import counted_rows
-from stateside.errors import ViewInvalid
-from stateside.layout import Layout
-from stateside.leadership import Leadership
+from stateside.core.errors import PipelineRunning, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.processes import signals
+from stateside.journal import Event, JournalWriter
+from stateside.leadership import Candidate, Leadership, Lease, check_folder
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.runner import Runner, check_app
-from stateside.pipeline.session import has_ended
+from stateside.pipeline.session import has_ended, start_session, stop_session
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
-from stateside.pipeline.standing_by import lead, needs_lease, standing_by, warmed_up
-from stateside.processes import signals
+from stateside.pipeline.sinks.sink import BatchId
+from stateside.pipeline.sources import with_jars
+from stateside.pipeline.view_plan import Planner
+from stateside.spark_state.provider import counted_rows
+from stateside.views.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EVENTS = 10
+
+
+def rehearse(app: App, layout: Layout, settings: RunSettings, session: SparkSession) -> None:
+    """Both steps; ViewInvalid if a view could not be run."""
+    planner = Planner(app, layout, settings, layout.pause)
+    for view in app.views.values():
+        planner.check(view, session)
+    with TemporaryDirectory(prefix="rehearsal-", dir=layout.spark) as folder:
+        _run(Layout(Path(folder)), session)
+
+
+def _run(layout: Layout, session: SparkSession) -> None:
+    with JournalWriter(layout.journal) as journal:
+        journal.append([Event(f"e{n}", f"entity-{n}", "rehearsed", 0, {"n": n}) for n in range(_EVENTS)])
+    with Runner(_app(), layout, RunSettings(restarts_max=0), session=session) as runner:
+        runner.run_to_end()
+
+
+def _app() -> App:
+    app = App("rehearsal", fields="n long")
+
+    @app.view(key=["entity"], sink=lambda context: _Nowhere(), rows="changed")
+    def rehearsal(events: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return events.groupBy("entity").agg(F.sum("n").alias("total"), F.count("*").alias("events"))
+
+    return app
+
+
+class _Nowhere:
+    """A sink that stores nothing."""
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        """Take the rows, and leave it at that."""
+
+
+Tell = Callable[[str], None]
+
+
+def needs_lease(layout: Layout, settings: RunSettings) -> bool:
+    """Whether a run of this folder must lead."""
+    return settings.standby or settings.take_over or Lease(layout.root).exists()
+
+
+@contextmanager
+def standing_by(layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool]) -> Iterator[Candidate | None]:
+    """A candidate that has its name among the members, and gives it back; None if the run is told to stop before.
+
+    SettingInvalid or LeaseInvalid for a folder that cannot hold a lease, IdentityTaken for a name that is in use.
+    """
+    if settings.standby or settings.take_over:
+        check_folder(layout.root, "machine" if settings.standby_scope == "machine" else "shared")
+    candidate = Candidate(layout.root, settings.identity, lease_s=settings.lease_s)
+    if not candidate.enter(told_to_stop):
+        yield None
+        return
+    try:
+        yield candidate
+    finally:
+        candidate.leave()
+
+
+def lead(
+    candidate: Candidate, layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool], tell: Tell
+) -> Leadership | None:
+    """Wait for the leadership; None if the run is told to stop before. PipelineRunning if it may not wait so long.
+
+    Who asks for it waits without end: once the leader has heard that it stops, however long its batch takes, and if
+    nobody waited any more then, nobody would lead.
+    """
+    _tell_leader(candidate, settings, tell)
+    waits_on = settings.standby or settings.take_over
+    leadership = candidate.wait(told_to_stop, float("inf") if waits_on else settings.lease_s_max)
+    if leadership is None and not told_to_stop():
+        raise _running(candidate, layout, settings)
+    if leadership is not None:
+        tell(f"{candidate.identity} leads from epoch {leadership.claim.epoch} on")
+    return leadership
+
+
+@contextmanager
+def warmed_up(app: App, layout: Layout, settings: RunSettings) -> Iterator[SparkSession | None]:
+    """A session that is ready while another one still leads; None if Spark is to be started by who leads.
+
+    On a cluster it is: a driver that waits there would hold executors which the leader needs.
+    """
+    if settings.cold or not settings.master.startswith("local"):
+        yield None
+        return
+    conf = with_jars(settings.spark_conf(), map(app.source_of, app.views.values()))
+    session = start_session(app.name, layout.spark, master=settings.master, conf=conf)
+    try:
+        rehearse(app, layout, settings, session)
+        yield session
+    finally:
+        stop_session(session)
+
+
+def _tell_leader(candidate: Candidate, settings: RunSettings, tell: Tell) -> None:
+    """Who leads, if anybody does; who is to take over asks for it."""
+    leader = candidate.ask() if settings.take_over else candidate.leader()
+    if leader is not None:
+        doing = "asks for the leadership" if settings.take_over else "stands by"
+        tell(
+            f"{candidate.identity} {doing}: {leader.identity} leads, or led last (process {leader.pid}, {leader.host})"
+        )
+
+
+def _running(candidate: Candidate, layout: Layout, settings: RunSettings) -> PipelineRunning:
+    leader = candidate.leader()
+    who = "another process" if leader is None else f"{leader.identity} (process {leader.pid} on {leader.host})"
+    return PipelineRunning(
+        f"After {settings.lease_s_max:g} s this folder is still led by {who}",
+        where=str(layout.root),
+        next_step="Stop that one, or run this one with --standby: it begins when the other one is gone",
+    )
+
 
 _COLOURS = {
     **{"running": "green", "idle": "cyan", "holding": "yellow", "stopped": "white", "failed": "red"},
@@ -42,7 +189,6 @@ _COLOURS = {
 _REFRESHES_PER_S = 4
 SLOW_MS = 10_000  # a batch that takes so long is told of
 PAUSE_US = 10_000_000  # of late rows and dead letters a view is told of at most so often, all since the last time
-
 log = logging.getLogger(__name__)
 
 

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stateside.errors import SetupError
+from stateside.core.errors import SetupError
 
 VERSION_MIN = 17
 PROBE_TIMEOUT_S = 60  # a cold `java -version` on a busy machine

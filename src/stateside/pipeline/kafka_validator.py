@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
 from stateside.journal.payload import check_fields, fitted, mismatch
 from stateside.pipeline.dead_letters import FUTURE_DATED, MALFORMED, MISMATCH, Refusals, Validator, is_object
 

@@ -19,7 +19,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from stateside.errors import ClusterAway, SettingInvalid
+from stateside.core.errors import ClusterAway, SettingInvalid
 
 REACH_S_MAX = 10.0  # a master that is just being started is waited for so long
 _PORT_MAX = 65_535

@@ -27,23 +27,23 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.clock import Clock, SystemClock
-from stateside.errors import StatesideError, ViewInvalid
-from stateside.journal.fields import keep_fields
-from stateside.journal.stored import acknowledged_end
-from stateside.layout import Layout
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import StatesideError, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
+from stateside.journal.partitions import acknowledged_end
+from stateside.journal.payload import keep_fields
 from stateside.leadership import Leadership
-from stateside.pipeline import lease
+from stateside.pipeline import driver_lock
 from stateside.pipeline.app import App
 from stateside.pipeline.declaration import payload_fields
-from stateside.pipeline.event_rows import ENVELOPE_NAMES
-from stateside.pipeline.query import ViewQuery
+from stateside.pipeline.journal_source import ENVELOPE_NAMES
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import with_jars
-from stateside.positions import Position
-from stateside.storage import write_atomically
+from stateside.pipeline.view_query import ViewQuery
+from stateside.views.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,12 +93,12 @@ class Runner:
             leads = self._leadership is not None
             if self._leadership is not None:
                 stack.callback(self._leadership.release)  # if it fails before it has begun
-            handle = lease.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
+            handle = driver_lock.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
             stack.callback(os.close, handle)
             stack.callback(self._pause.unlink, missing_ok=True)  # before the next driver may begin
             self._pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
-            lease.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
+            driver_lock.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
             if self._leadership is not None:
                 stack.callback(self._leadership.release)
             self._start_queries(session, stack)

@@ -1,10 +1,22 @@
-"""The Spark session: one JVM, started with what Stateside relies on."""
+"""The Spark session: one JVM, started with what Stateside relies on.
+
+The Python that Spark's workers run on: this one, with PySpark from where it is installed.
+
+Spark puts its own copy of PySpark first on its workers' path: a zip file of sources, which Python compiles anew in each
+process. Workers are short, and one starts with every query: a second each, of which two thirds are that. So they are
+started by a *launcher*, a script that takes the zip files off the path; what is imported then is what the driver has.
+
+    <prefix>/share/stateside/python-<checksum of the script>/python
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,22 +28,61 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from stateside.errors import ClusterAway, PipelineFailed, SettingInvalid
+from stateside.core.errors import ClusterAway, PipelineFailed, SettingInvalid
+from stateside.core.processes import current_umask
+from stateside.pipeline.driver_lock import note_holder
 from stateside.pipeline.failures import reason
-from stateside.pipeline.java import java_environment
-from stateside.pipeline.lease import note_holder
+from stateside.pipeline.java import java_environment, launcher_folder, write_whole
+from stateside.pipeline.journal_source import JournalSource
 from stateside.pipeline.master import check_reachable, cluster_conf, masters_of
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.source import JournalSource
-from stateside.pipeline.worker_python import worker_environment
-from stateside.processes import current_umask
+
+LAUNCHER = """\
+#!/bin/sh
+# Runs the Python of Spark's workers without Spark's own copy of PySpark on its path: it is installed there already.
+set -f
+IFS=:
+kept=
+for entry in $PYTHONPATH; do
+    case $entry in
+    */python/lib/pyspark.zip | */python/lib/py4j-*-src.zip | */jars/spark-core_*.jar) ;;
+    *) kept=$kept${{kept:+:}}$entry ;;
+    esac
+done
+unset IFS
+export PYTHONPATH="$kept"
+exec {python} "$@"
+"""
+
+
+def worker_environment(
+    master: str, environ: Mapping[str, str] | None = None, *, launchers: Path | None = None
+) -> dict[str, str]:
+    """The variables to set before a JVM is launched, so that its workers start quickly.
+
+    None where workers may run on other machines, which do not have the launcher, or belong to another Spark than the
+    installed one.
+    """
+    environ = os.environ if environ is None else environ
+    if not master.startswith("local") or "SPARK_HOME" in environ:
+        return {}
+    return {"PYSPARK_PYTHON": str(write_launcher(launchers or launcher_folder()))}
+
+
+def write_launcher(folder: Path) -> Path:
+    """The launcher below `folder`, written where it is not there yet. Several processes may do so at once."""
+    text = LAUNCHER.format(python=shlex.quote(sys.executable))
+    launcher = folder / f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}" / "python"
+    if not launcher.is_file():
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(launcher, text)
+    return launcher
+
 
 log = logging.getLogger(__name__)
-
 DRIVER_LOG = "driver.log"
 JVM_STOP_S_MAX = 10.0
 _LOOK_S = 0.1
-
 _STATE = "spark.sql.streaming.stateStore"
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -54,7 +105,6 @@ _DEFAULTS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-
 _HADOOP_UMASK = "spark.hadoop.fs.permissions.umask-mode"
 _FIXED = {
     "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text: all of it

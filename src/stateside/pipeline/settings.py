@@ -18,9 +18,9 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stateside.errors import SettingInvalid
+from stateside.core.errors import SettingInvalid
+from stateside.core.positions import Position
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
-from stateside.positions import Position
 
 FILE_NAME = "stateside.toml"
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
+from stateside.core.positions import Position
+from stateside.core.secrets import with_secrets
 from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
 from stateside.pipeline.dead_letters import Validator
-from stateside.positions import Position
-from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,7 +213,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class DataFrameSource:
     """Any streaming DataFrame, made by the user's own function."""
 
     make: Callable[[SparkSession], DataFrame]
@@ -274,7 +274,7 @@ def kafka_journal(
 
     `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`; `dead_letters` as of `journal`.
     """
-    from stateside.pipeline.kafka_events import KafkaEvents
+    from stateside.pipeline.kafka_source import KafkaEvents
 
     return KafkaEvents(servers, topic, fields, tuple(types), tuple(tags), dict(options or {}), dead_letters)
 
@@ -295,7 +295,7 @@ def files(
 
 def stream(make: Callable[[SparkSession], DataFrame], *, jars: Sequence[str] = ()) -> Source:
     """Any streaming DataFrame that a function makes from the session; `jars` as `("kafka",)` if it needs them."""
-    return Stream(make, tuple(jars))
+    return DataFrameSource(make, tuple(jars))
 
 
 def with_jars(conf: Mapping[str, str], sources: Iterable[Source]) -> dict[str, str]:

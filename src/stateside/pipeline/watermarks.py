@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from stateside.errors import ViewInvalid
-from stateside.pipeline.kafka_events import KafkaEvents
+from stateside.core.errors import ViewInvalid
+from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.sources import JournalEvents, KafkaTopic, Source
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from heapq import merge
 from itertools import groupby, takewhile
 from operator import itemgetter
 
-from stateside.errors import HistoryGone
-from stateside.replica.applied import AppliedBatch
-from stateside.replica.history import ROLLUPS, ROWS, Entry, Record
-from stateside.replica.ordered import behind
-from stateside.replica.snapshot import Snapshot, Table
+from stateside.core.errors import HistoryGone
+from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.history import ROLLUPS, ROWS, Entry, UndoRecord
+from stateside.replica.key_table import behind
+from stateside.replica.snapshot import ReplicaTable, Snapshot
 
 _END = b"\xff\xff"  # behind all keys of either table
 
@@ -89,7 +89,7 @@ class Extent:
     def _first(self, beyond: bytes | None) -> bytes:
         return self._whole_prefix if beyond is None else self._mark + beyond + b"\x00"
 
-    def _table(self, snapshot: Snapshot) -> Table:
+    def _table(self, snapshot: Snapshot) -> ReplicaTable:
         return snapshot.rows() if self.rollup is None else snapshot.rollup_rows()
 
     def _by_key(
@@ -101,7 +101,7 @@ class Extent:
         recorded = merge(*(self._recorded(history.entries(each, self._number, first), each) for each in records))
         return ((key, list(group)) for key, group in groupby(recorded, key=itemgetter(0)))
 
-    def _recorded(self, entries: Iterator[Entry], record: Record) -> Iterator[Recorded]:
+    def _recorded(self, entries: Iterator[Entry], record: UndoRecord) -> Iterator[Recorded]:
         inside = takewhile(lambda entry: entry[0].startswith(self._whole_prefix), entries)
         return ((key, record.batch, row) for key, row in inside)
 
@@ -110,7 +110,7 @@ class Extent:
         return ROWS if self.rollup is None else ROLLUPS
 
 
-def _records(snapshot: Snapshot, after: int) -> list[Record]:
+def _records(snapshot: Snapshot, after: int) -> list[UndoRecord]:
     """What the batches after this one replaced; HistoryGone if the next one's record is not kept."""
     records = list(snapshot.history().records(after + 1))
     now = snapshot.batch()

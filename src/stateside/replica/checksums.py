@@ -29,7 +29,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from stateside.errors import ReplicaInvalid
+from stateside.core.errors import ReplicaInvalid
 
 NAME: Final = "checksums"
 DAMAGE: Final = "damage"  # beside it: what a reader found, for the writer
@@ -54,7 +54,7 @@ class Standing(IntEnum):
     INVALID = 3
 
 
-class Damaged(ReplicaInvalid):
+class ReplicaDamaged(ReplicaInvalid):
     """A file of the replica is not what was written: it is moved aside, and rebuilt from the checkpoint."""
 
 
@@ -63,7 +63,7 @@ class Unchecked(ReplicaInvalid):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PublishedState:
     """A published transaction: its number, how long `data.mdb` was, and its trees as `db`s."""
 
     transaction: int
@@ -72,16 +72,16 @@ class State:
     main: bytes
 
 
-def damaged(folder: Path, what: str) -> Damaged:
+def damaged(folder: Path, what: str) -> ReplicaDamaged:
     """The error for what is wrong in the environment in this folder."""
-    return Damaged(
+    return ReplicaDamaged(
         f"The replica is damaged: {what}",
         where=str(folder),
         next_step="Nothing: it is moved aside and rebuilt from the checkpoint. Ask again, or another server",
     )
 
 
-def found(folder: Path, what: str) -> Damaged:
+def found(folder: Path, what: str) -> ReplicaDamaged:
     """The same, of which the writer is told too."""
     with suppress(OSError):  # who may not write here has still the error; the scrub comes by too
         (folder / DAMAGE).write_text(what)
@@ -134,7 +134,7 @@ class Checksums:
         """The newest transaction that may be read, and the environment's `Standing`."""
         return self._numbers(8 * _PUBLISHED)
 
-    def state(self, transaction: int) -> State | None:
+    def state(self, transaction: int) -> PublishedState | None:
         """A transaction's state; None if it is not there, or not whole."""
         return _parsed(self._read(_STATE.size, _state_at(transaction)), transaction)
 
@@ -154,7 +154,7 @@ class Checksums:
         except OSError as error:
             raise self._unreadable(at) from error
 
-    def _unreadable(self, at: int) -> Damaged:
+    def _unreadable(self, at: int) -> ReplicaDamaged:
         return found(self._folder, f"{NAME} cannot be read at byte {at}")
 
 
@@ -176,7 +176,7 @@ class ChecksumWriter:
         """Let the file go."""
         os.close(self._handle)
 
-    def state(self, transaction: int | None = None) -> State:
+    def state(self, transaction: int | None = None) -> PublishedState:
         """That of the published transaction, or of the one before it. Damaged if it is not there."""
         self._check_size()
         wanted = self._number(_PUBLISHED) if transaction is None else transaction
@@ -205,7 +205,7 @@ class ChecksumWriter:
             found[number] = _CELL.unpack_from(content, number % _BLOCK_CELLS * CELL_BYTES)
         return found
 
-    def publish(self, state: State, cells: Mapping[int, tuple[int, int]]) -> None:
+    def publish(self, state: PublishedState, cells: Mapping[int, tuple[int, int]]) -> None:
         """Let readers have a transaction, whose pages have these cells."""
         self.reserve(1 + max(cells, default=0))
         blocks: dict[int, bytearray] = {}
@@ -295,13 +295,13 @@ def _state_at(transaction: int) -> int:
     return _STATES_AT + transaction % 2 * _STATE_BYTES
 
 
-def _packed(state: State) -> bytes:
+def _packed(state: PublishedState) -> bytes:
     content = _STATE.pack(state.transaction, state.data_bytes, state.free, state.main, 0)[:-8]
     return content + struct.pack("<Q", xxh3_64_intdigest(content))
 
 
-def _parsed(content: bytes, transaction: int) -> State | None:
+def _parsed(content: bytes, transaction: int) -> PublishedState | None:
     if len(content) < _STATE.size or xxh3_64_intdigest(content[:-8]) != struct.unpack("<Q", content[-8:])[0]:
         return None
     found, data_bytes, free, main, _ = _STATE.unpack(content)
-    return State(found, data_bytes, free, main) if found == transaction else None
+    return PublishedState(found, data_bytes, free, main) if found == transaction else None

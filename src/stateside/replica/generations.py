@@ -17,9 +17,9 @@ import os
 import shutil
 from pathlib import Path
 
-from stateside.errors import ReplicaInvalid
+from stateside.core.errors import ReplicaInvalid
+from stateside.core.storage import sync_directory, write_atomically
 from stateside.replica import checksums
-from stateside.storage import sync_directory, write_atomically
 
 _POINTER = "current"
 _LOADING = "loading"

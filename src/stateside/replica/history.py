@@ -27,9 +27,9 @@ from typing import Any
 
 import lmdb
 
-from stateside.replica.applied import AppliedBatch
-from stateside.replica.environment import Databases, Tables
-from stateside.replica.ordered import Changes
+from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.key_table import Changes
+from stateside.replica.lmdb import Databases, Tables
 
 HISTORY_S = 600  # an older batch can be read for so long after the next one was applied
 HISTORY_BYTES_MAX = 1 << 30  # …unless the undo records take up more than this
@@ -60,7 +60,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class UndoRecord:
     """What is kept of one batch: what it replaced, and how the replica stood before it."""
 
     batch: int
@@ -79,7 +79,7 @@ class Record:
         return _RECORD.pack(self.applied_us, self.rows, *sizes, fresh) + self.before
 
     @classmethod
-    def parse(cls, key: Any, content: Any) -> Record:
+    def parse(cls, key: Any, content: Any) -> UndoRecord:
         """The record that `pack` made, under the key that it is stored at."""
         applied_us, rows, size, written, of_rows, of_rollups, fresh = _RECORD.unpack_from(content)
         (batch,) = _BATCH.unpack(key)
@@ -98,9 +98,9 @@ class History:
         first = next(self._past.pairs(b"\0"), None)
         return None if first is None else int(_BATCH.unpack(first[0])[0])
 
-    def records(self, first: int) -> Iterator[Record]:
+    def records(self, first: int) -> Iterator[UndoRecord]:
         """What is recorded, from this batch on."""
-        return (Record.parse(key, content) for key, content in self._past.pairs(_BATCH.pack(first)))
+        return (UndoRecord.parse(key, content) for key, content in self._past.pairs(_BATCH.pack(first)))
 
     def chunk(self, batch: int, table: int, number: int) -> bytes:
         """One of a recorded batch's chunks."""
@@ -108,12 +108,12 @@ class History:
         assert found is not None, "a recorded batch has all of its chunks"
         return found
 
-    def entries(self, record: Record, table: int, first: bytes) -> Iterator[Entry]:
+    def entries(self, record: UndoRecord, table: int, first: bytes) -> Iterator[Entry]:
         """What a batch replaced in a table, from this key on, in order; no more of it is read than is asked for."""
         for number in range(self._chunk_with(record, table, first), record.chunks[table]):
             yield from entries_from(self.chunk(record.batch, table, number), first)
 
-    def _chunk_with(self, record: Record, table: int, key: bytes) -> int:
+    def _chunk_with(self, record: UndoRecord, table: int, key: bytes) -> int:
         """The number of the last chunk that begins at or before this key; the first one if none does."""
         low, high = 0, record.chunks[table]
         while high - low > 1:
@@ -150,7 +150,7 @@ class HistoryWriter(History):
             return
         batch, counts = before.batch + 1, (len(chunks[ROWS]), len(chunks[ROLLUPS]))
         written = self._written_bytes() + size
-        record = Record(batch, now_us, rows, size, written, counts, fresh_us, before.as_json())
+        record = UndoRecord(batch, now_us, rows, size, written, counts, fresh_us, before.as_json())
         items = [
             (_CHUNK.pack(batch, table, number), chunk)
             for table in (ROWS, ROLLUPS)
@@ -182,7 +182,7 @@ class HistoryWriter(History):
         with self._transaction.cursor(db=self._databases.past) as cursor:
             there = cursor.first()
             while there:
-                record = Record.parse(cursor.key(), cursor.value())
+                record = UndoRecord.parse(cursor.key(), cursor.value())
                 kept_bytes = written_bytes - record.written_bytes + record.chunk_bytes
                 if record.applied_us >= now_us - 1_000_000 * keep.seconds and kept_bytes <= keep.bytes_max:
                     return
@@ -190,7 +190,7 @@ class HistoryWriter(History):
 
     def _written_bytes(self) -> int:
         with self._transaction.cursor(db=self._databases.past) as cursor:
-            return Record.parse(cursor.key(), cursor.value()).written_bytes if cursor.last() else 0
+            return UndoRecord.parse(cursor.key(), cursor.value()).written_bytes if cursor.last() else 0
 
 
 def pack_chunks(undone: Changes) -> list[bytes]:

@@ -20,7 +20,7 @@ import lmdb
 
 from stateside.replica import btree
 from stateside.replica.btree import NO_ROOT, Meta, Root
-from stateside.replica.checksums import DAMAGE, ChecksumWriter, Standing, State, checksum, damaged
+from stateside.replica.checksums import DAMAGE, ChecksumWriter, PublishedState, Standing, checksum, damaged
 
 SCRUB_BYTES_S: Final = 16 << 20  # of data.mdb that are read again each second, while there is nothing else to do
 SCRUB_S_MAX: Final = 0.05  # for so long at once
@@ -163,7 +163,7 @@ class Integrity:
         while some := list(islice(rest, PAGES_AT_ONCE)):
             for number, page in zip(some, self._read(some), strict=True):
                 written[number] = checksum(page, number), meta.transaction
-        state = State(meta.transaction, os.fstat(self._handle).st_size, meta.free, meta.main)
+        state = PublishedState(meta.transaction, os.fstat(self._handle).st_size, meta.free, meta.main)
         self._checksums.publish(state, written)
 
     def _check_pages(self, numbers: Sequence[int]) -> None:
@@ -226,7 +226,7 @@ class Integrity:
             found |= btree.subtrees(page)
         return found
 
-    def _changed(self, before: State, after: Meta) -> tuple[list[int], list[int]]:
+    def _changed(self, before: PublishedState, after: Meta) -> tuple[list[int], list[int]]:
         """The pages that are gone since this state, and those that are there instead; both sorted."""
         main = Root.parse(before.main), Root.parse(after.main)
         trees = [(Root.parse(before.free), Root.parse(after.free)), main]

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from stateside.checkpoint.types import Decimal, Primitive, SparkType, Struct, parse_type
-from stateside.checkpoint.unsafe_row import Value
-from stateside.errors import CheckpointInvalid, KeyInvalid, ViewInvalid
+from stateside.core.errors import CheckpointInvalid, KeyInvalid, ViewInvalid
+from stateside.spark_state.types import Decimal, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.unsafe_row import Value
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Value, int]]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from stateside.checkpoint.state_variables import INDEX
+from stateside.replica.key_table import OrderedRows
 from stateside.replica.keys import KeyCodec
-from stateside.replica.ordered import OrderedRows
+from stateside.spark_state.state_variables import INDEX
 
 _INDEX_CODEC = KeyCodec([INDEX.type])
 

@@ -30,22 +30,22 @@ from typing import TypeVar
 
 import lmdb
 
-from stateside.checkpoint.catalogue import Computed
-from stateside.clock import Clock, SystemClock
-from stateside.errors import ReplicaInvalid, StatesideError
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import ReplicaInvalid, StatesideError
+from stateside.core.storage import try_lock
 from stateside.replica import generations, lists
-from stateside.replica.applied import AppliedBatch
-from stateside.replica.checksums import Damaged, Standing, Unchecked, is_begun
-from stateside.replica.environment import Databases, Tables, full_disk, open_environment, write
+from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.checksums import ReplicaDamaged, Standing, Unchecked, is_begun
 from stateside.replica.history import HistoryWriter, Keep
 from stateside.replica.integrity import Integrity
-from stateside.replica.ordered import Changes, Ordered, OrderedRows, in_order
-from stateside.replica.reader import ReplicaReader
-from stateside.replica.rollups import Kept, Rollups
-from stateside.replica.share import Share
+from stateside.replica.key_table import Changes, Ordered, OrderedRows, in_order
+from stateside.replica.lmdb import Databases, Tables, full_disk, open_environment, write
+from stateside.replica.page_reader import VerifiedPages, verified_tables
+from stateside.replica.replica_reader import ReplicaReader
+from stateside.replica.rollup_tables import Kept, Rollups
+from stateside.replica.shard import Share
 from stateside.replica.snapshot import Snapshot
-from stateside.replica.verified import VerifiedPages, verified_tables
-from stateside.storage import try_lock
+from stateside.views.catalogue import Computed
 
 __all__ = ["AppliedBatch", "ReplicaReader", "ReplicaWriter", "Snapshot"]
 
@@ -241,7 +241,7 @@ class ReplicaWriter:
             except BaseException:
                 self._close_environment()
                 raise
-        except (Damaged, Unchecked) as error:
+        except (ReplicaDamaged, Unchecked) as error:
             if empty:
                 raise  # the disk is not to be trusted: it is tried again later
             before = self._folder

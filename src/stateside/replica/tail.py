@@ -1,45 +1,214 @@
 """The tail: follows one view's checkpoint and moves its replica on, one transaction a committed batch.
 
 Whatever goes wrong, readers keep the last batch, are told why it is not a newer one, and the tail tries again.
+
+Freshness: which heartbeat tells until when a replica's batch was up to date.
+
+Trouble: what goes wrong below a replica, in words that say what to do about it.
+
+Waking: how a tail learns that there may be something new, soon and without asking all the time.
+
+Where the checkpoint's file system tells of changes, Spark's rename of `commits/N` wakes the tail within milliseconds.
+Others (network file systems, object stores) tell nothing, and nobody says which do. So the tail polls as well: the
+pauses grow while nothing comes, up to a tenth of a second; up to a second only as long as the last batch that was
+found had been told of. One that comes untold is thus found after a second at most, and the next ones sooner.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.fs as pafs
+from watchfiles._rust_notify import RustNotify, WatchfilesRustInternalError
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.computed import KnownSteps
-from stateside.checkpoint.log import Commit, Plan
-from stateside.checkpoint.one_store import checkpoint_of
-from stateside.checkpoint.provider import read_batch_changes
-from stateside.checkpoint.variable_catalogue import completed
-from stateside.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid, StatesideError
-from stateside.layout import ViewLayout
+from stateside.core.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid, StatesideError
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import Storage
 from stateside.replica import generations, lists
-from stateside.replica.checksums import Damaged
-from stateside.replica.freshness import Freshness
+from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.bootstrap import Bootstrap, LoadStopped
+from stateside.replica.checksums import ReplicaDamaged
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.load import Load, LoadStopped
-from stateside.replica.progress import Watch, nobody
-from stateside.replica.rollups import Rollups, rollups_of
-from stateside.replica.share import Share
-from stateside.replica.sharing import SharedTranslator
-from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.replica.lmdb import full_disk
+from stateside.replica.load_progress import Watch, nobody
+from stateside.replica.rollup_tables import Rollups, rollups_of
+from stateside.replica.shard import Share, SharedTranslator
+from stateside.replica.store import ReplicaWriter
 from stateside.replica.translation import Translator, translator_of
-from stateside.replica.trouble import explained
-from stateside.replica.waking import Waking
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Commit, Plan
+from stateside.spark_state.provider import read_batch_changes
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import KnownSteps
+from stateside.views.heartbeat import Heartbeat
+from stateside.views.other_state import checkpoint_of
+from stateside.views.state_catalogue import completed
+
+HEARTBEATS_MAX = 10_000  # so many heartbeats may wait for a batch that covers them: about half an hour
+
+
+class Freshness:
+    """The heartbeats of one view, of which the newest ones wait for a batch that covers them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
+
+    def hear(self) -> bool:
+        """Look for the newest heartbeat; whether it was a new one."""
+        heartbeat = Heartbeat.load(self._path)
+        if heartbeat is None or heartbeat.source_end is None:
+            return False
+        last = self._heartbeats[-1] if self._heartbeats else None
+        if last == heartbeat:
+            return False
+        if last is not None and not follows(heartbeat, last):
+            self._heartbeats.clear()  # those of a job that was replaced: no batch may ever cover them
+        self._heartbeats.append(heartbeat)
+        return True
+
+    def fresh_us(self, applied: AppliedBatch | None) -> int | None:
+        """Until when the batch was up to date, as the newest heartbeat says whose source's end it covers."""
+        found = None
+        while applied and self._heartbeats and covered(applied, self._heartbeats[0]):
+            found = self._heartbeats.popleft()
+        if found is None:
+            return None
+        self._heartbeats.appendleft(found)
+        return found.time_us if found.end_us is None else found.end_us
+
+    def forget(self) -> None:
+        """Begin anew: another query's heartbeats say nothing of this one."""
+        self._heartbeats.clear()
+
+
+def covered(applied: AppliedBatch, heartbeat: Heartbeat) -> bool:
+    """Whether the batch has all that the source had at the heartbeat.
+
+    The position alone does not say so: of a source whose offsets are not understood every batch has the same one.
+    """
+    if heartbeat.source_end is None or (heartbeat.batch is not None and applied.batch < heartbeat.batch):
+        return False
+    return applied.position.covers(heartbeat.source_end)
+
+
+def follows(heartbeat: Heartbeat, last: Heartbeat) -> bool:
+    """Whether the job went on from the last heartbeat to this one."""
+    assert heartbeat.source_end is not None and last.source_end is not None, "others are not kept"
+    went_on = last.batch is None or (heartbeat.batch is not None and heartbeat.batch >= last.batch)
+    return went_on and heartbeat.source_end.covers(last.source_end)
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def explained(error: Exception, checkpoint: str, replica: Path) -> Exception:
+    """The error as one that says where and what to do next; as it is if there is nothing more to say."""
+    if isinstance(error, StatesideError) or not isinstance(error, OSError):
+        return error
+    where = str(error.filename or checkpoint)
+    if error.errno in _FULL:
+        return full_disk(replica, str(error.strerror))
+    if isinstance(error, PermissionError):
+        return CheckpointInvalid(
+            f"The checkpoint may not be read: {error.strerror or error}",
+            where=where,
+            next_step="Let the user of this process read it: the replica stays at its last batch, and then goes on",
+        )
+    if isinstance(error, FileNotFoundError):
+        return CheckpointInvalid(
+            f"A file of the checkpoint is missing: {error.strerror or error}",
+            where=where,
+            next_step="Restore it, or let the view run on: the replica stays at its last batch, and tries again",
+        )
+    return CheckpointInvalid(
+        f"The checkpoint cannot be read: {error}", where=where, next_step="See to its disk: the replica tries again"
+    )
+
+
+PAUSE_S_MIN = 0.01
+PAUSE_S_MAX = 0.1
+TOLD_PAUSE_S_MAX = 1.0
+STEP_MS = 5  # so often a waiting thread looks whether something was told: a third of a percent of a core
+log = logging.getLogger(__name__)
+Sign = tuple[tuple[str, int, int], ...]
+
+
+class Waking:
+    """The pauses of one tail. `folders` are watched, those of them that are there; none on a remote file system."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._watched: Sign = ()
+        self._notify: RustNotify | None = None
+        self._told = self._trusted = False
+        self._pause_s = PAUSE_S_MIN
+
+    def wait(self, stop: threading.Event, *, found: bool) -> None:
+        """Wait until there may be something new, or it is time to look, or the event is set.
+
+        `found` says whether there was a batch since the last time.
+        """
+        if found:
+            self._trusted = self._told
+        pause_s_max = TOLD_PAUSE_S_MAX if self._trusted else PAUSE_S_MAX
+        self._pause_s = PAUSE_S_MIN if found else min(2 * self._pause_s, pause_s_max)
+        self._watch()
+        self._told = self._wait(stop)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._notify is not None:
+            self._notify.close()
+        self._notify, self._watched = None, ()
+
+    def _wait(self, stop: threading.Event) -> bool:
+        """Whether something was told during the pause."""
+        if self._notify is None:
+            stop.wait(self._pause_s)
+            return False
+        changes = self._notify.watch(STEP_MS, STEP_MS, max(STEP_MS, int(1_000 * self._pause_s)), stop)
+        if not isinstance(changes, set):
+            return False
+        if {path for _, path in changes} & {path for path, _, _ in self._watched}:
+            self._watched = ()  # a folder was made anew, perhaps under the number of the old one: watch it anew
+        return True
+
+    def _watch(self) -> None:
+        """Watch the folders that are there now: Spark makes `commits` late, and a checkpoint may be replaced."""
+        found = _sign(self._folders)
+        if found == self._watched:
+            return
+        self.close()
+        try:
+            if found:
+                self._notify = RustNotify([path for path, _, _ in found], False, False, 0, False, True)
+        except (OSError, WatchfilesRustInternalError) as error:
+            # It went away again, or there are too many watches on this machine.
+            log.info("changes are not told, they are looked for: %s", error)
+        self._watched = found
+
+
+def _sign(folders: Sequence[Path]) -> Sign:
+    found = []
+    for folder in folders:
+        try:
+            stat = os.stat(folder)  # noqa: PTH116 - asked for with every pause
+        except OSError:
+            continue
+        found.append((str(folder), stat.st_dev, stat.st_ino))
+    return tuple(found)
+
 
 ERROR_PAUSE_S = 1.0
 GAP_CHECK_S = 5.0  # so often a tail that waits for a batch sees whether later ones are there already
-
-log = logging.getLogger(__name__)
 
 
 class _Replaced(CheckpointGap):
@@ -104,8 +273,8 @@ class Tail:
         """
         try:
             return self._follow()
-        except (Damaged, _Invalid) as invalid:
-            if isinstance(invalid, Damaged):
+        except (ReplicaDamaged, _Invalid) as invalid:
+            if isinstance(invalid, ReplicaDamaged):
                 aside = self._writer.set_aside(invalid.what)
                 log.error("view %s: %s. It is moved to %s, rebuilding", self._layout.name, invalid.what, aside)
             self._load(invalid, "The replica was damaged")
@@ -320,8 +489,8 @@ class Tail:
                 )
             return load.differences(self._made_translator(), self._stop, self._watch)
 
-    def _loading(self) -> Load:
-        return Load(
+    def _loading(self) -> Bootstrap:
+        return Bootstrap(
             self._checkpoint,
             self._catalogue.operator,
             self._writer,

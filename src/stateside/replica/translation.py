@@ -1,32 +1,95 @@
 """Translation: what Spark stored, as the replica's keys and rows.
 
 Each kind of view (`Catalogue.kind`) has its translator; `translator_of` is the one place that knows which.
+
+Turns the changes of a state variable into those of a replica: of all column families its own, by name.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Protocol
 
-from stateside.checkpoint.blocks import Block
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.changelog import Changelog
-from stateside.checkpoint.delta import Snapshot
-from stateside.checkpoint.encoding import refuse_avro
-from stateside.checkpoint.log import Checkpoint, Commit
-from stateside.checkpoint.schema import read_schema
-from stateside.checkpoint.snapshot import StateSnapshot
-from stateside.checkpoint.variable_catalogue import check_state
-from stateside.errors import CheckpointInvalid
+from stateside.core.errors import CheckpointInvalid
 from stateside.replica import lists
-from stateside.replica.key_encoder import KeyEncoder
+from stateside.replica.key_blocks import KeyEncoder
 from stateside.replica.keys import KeyCodec
-from stateside.replica.variables import VariableTranslator
+from stateside.spark_state.avro_row import encoding_of, refuse_avro
+from stateside.spark_state.batch_log import Checkpoint, Commit
+from stateside.spark_state.changelog import Changelog, StateChange, changelog_name, plain_row
+from stateside.spark_state.column_families import ColumnFamilies, delimiter_of, split_entries
+from stateside.spark_state.compression import damaged
+from stateside.spark_state.hdfs_store import HdfsSnapshot
+from stateside.spark_state.rocksdb_snapshot import StateSnapshot
+from stateside.spark_state.schema import read_schema
+from stateside.spark_state.slices import ChangeBlock
+from stateside.spark_state.state_variables import LIST_STATE, KeyDecoder
+from stateside.views.catalogue import Catalogue
+from stateside.views.state_catalogue import check_state, completed, served_variable
+
+
+class VariableTranslator:
+    """Keys become the replica's: the view's key columns, then a map's key or a timer's time, in byte order.
+
+    Values stay as Spark encoded them. Of a list the key is that of the whole list, and the change one of `lists`.
+    """
+
+    def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
+        complete = completed(catalogue, checkpoint.storage)
+        check_state(complete, checkpoint.storage)
+        self._catalogue, self._storage = complete, checkpoint.storage
+        self._families = ColumnFamilies(checkpoint.storage, catalogue.operator)
+        variable = served_variable(catalogue, checkpoint.storage)
+        self._family = variable.name
+        self._delimiter = delimiter_of(checkpoint) if variable.kind == LIST_STATE else None
+        self._decoder = KeyDecoder(variable, encoding_of(checkpoint))
+        key = complete.key[:-1] if variable.kind == LIST_STATE else complete.key
+        self._codec = KeyCodec([column.asked_type for column in key])
+        self._order = [column.stored.index for column in key]
+
+    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[lists.Change]:
+        """What a partition's changelog changes in the replica."""
+        path = self._storage.path(changelog_name(commit, self._catalogue.operator, partition))
+        own = self._own(self._families.names(commit, partition, changelog))
+        for change in changelog.changes:
+            if change.family is None or (change.appended and change.family in own and self._delimiter is None):
+                raise damaged(path, 0, f"this is no changelog of the variable {self._family}")
+            if change.family in own:
+                yield self._row(change, path)
+
+    def snapshot(self, partition: int, snapshot: StateSnapshot | HdfsSnapshot) -> Iterator[lists.Change]:
+        """The replica's rows in a snapshot of a partition."""
+        assert isinstance(snapshot, StateSnapshot), "Spark refuses a transformWithState on other stores than RocksDB"
+        self._families.learn(partition, snapshot.families)
+        for family in sorted(self._own(snapshot.families)):
+            for change in snapshot.family_rows(family):
+                yield self._row(change, snapshot.path)
+
+    def _own(self, names: Mapping[int, str]) -> set[int]:
+        """The ids that the variable's own family has, or had."""
+        own = {family for family, name in names.items() if name == self._family}
+        if len(own) > 1:  # the variable was removed and made anew
+            served_variable(self._catalogue, self._storage)  # refuses it if it is of another type now
+        return own
+
+    def _row(self, change: StateChange, path: str) -> lists.Change:
+        values = self._decoder.decode(change.key, path)
+        key = self._codec.encode([values[index] for index in self._order])
+        if self._delimiter is not None:
+            return key, self._entries(change, self._delimiter, path)
+        return key, None if change.value is None else plain_row(change.value, path)
+
+    def _entries(self, change: StateChange, delimiter: bytes, path: str) -> lists.Entries:
+        if change.value is None:
+            return lists.Entries((), replacing=True)
+        rows = (plain_row(entry, path) for entry in split_entries(change.value, delimiter, path))
+        return lists.Entries(tuple(rows), replacing=not change.appended)
+
 
 Rows = Iterable[lists.Change]
-AnySnapshot = StateSnapshot | Snapshot
+AnySnapshot = StateSnapshot | HdfsSnapshot
 
 
 class Translator(Protocol):
@@ -62,7 +125,7 @@ class RowTranslator:
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
         """What a partition's changelog changes in the replica."""
-        if not isinstance(changelog.changes, Block):
+        if not isinstance(changelog.changes, ChangeBlock):
             raise self._unexpected("it has column families, and the view is not of such a state")
         return chain.from_iterable(map(self._rows, changelog.changes.parts()))
 
@@ -70,7 +133,7 @@ class RowTranslator:
         """The replica's rows in a snapshot of a partition."""
         return chain.from_iterable(map(self._rows, snapshot.blocks(prefixed=self._prefixed)))
 
-    def _rows(self, block: Block) -> list[tuple[bytes, bytes | None]]:
+    def _rows(self, block: ChangeBlock) -> list[tuple[bytes, bytes | None]]:
         """Roughly in order: LMDB takes such rows much faster, and what sorts them exactly has less to do."""
         try:
             keys = self._encoder.encode(block.keys, block.rests)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.web.route import Route
 
 

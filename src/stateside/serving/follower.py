@@ -1,4 +1,7 @@
-"""The follower: moves the replicas of a folder's views, a thread each, in the server's main process."""
+"""The follower: moves the replicas of a folder's views, a thread each, in the server's main process.
+
+Bars for people: how far the replicas are that have to be loaded before they answer with the newest batch.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import StatesideError
-from stateside.layout import Layout, ViewLayout
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout, ViewLayout
+from stateside.replica.load_progress import LoadProgress
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign
-from stateside.serving.reading.told import Told
+from stateside.serving.rows.foreign_job import ForeignJob
+from stateside.views.catalogue import Catalogue
 
 DISCOVERY_S = 0.5
 FOREIGN_S = 2.0  # how often a foreign checkpoint is looked at for other views, once it has some
-
 log = logging.getLogger(__name__)
 
 
@@ -118,8 +124,34 @@ class Follower:
             unexpected = None if isinstance(error, StatesideError | OSError) else error
             log.error("%s: %s", of, error, exc_info=unexpected)
 
-    def _tell_note(self, told: Told) -> None:
+    def _tell_note(self, told: ForeignJob) -> None:
         """Tell the log, once, what the foreign checkpoint waits for, or that it does not any more."""
         if self._note != (told.note or ""):
             self._note = told.note or ""
             log.warning("%s", self._note or f"Views served: {', '.join(view.name for view in self._layout.views())}")
+
+
+class LoadBars:
+    """A bar for each view that is being loaded, shown while there is any. Called by the tails, each in its thread."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[rows]:,} rows"), console=console)
+        self._lock = threading.Lock()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, told: LoadProgress) -> None:
+        """Show how far a load is; its bar goes once it is done."""
+        with self._lock:
+            if told.view not in self._tasks:
+                self._progress.start()
+                self._tasks[told.view] = self._progress.add_task(told.view, total=1.0, rows=told.rows)
+            self._progress.update(self._tasks[told.view], completed=told.done, rows=told.rows)
+            if told.done >= 1.0:
+                self._progress.remove_task(self._tasks.pop(told.view))
+            if not self._tasks:
+                self._progress.stop()
+
+    def close(self) -> None:
+        """Take the bars away: a load that was given up never says so."""
+        self._progress.stop()

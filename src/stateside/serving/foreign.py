@@ -14,24 +14,24 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.declared import Declarations
-from stateside.checkpoint.inferred import Inferred, Refusal, infer, safe_name
-from stateside.checkpoint.place import Found, examine, located, reading
-from stateside.checkpoint.types import parse_type
-from stateside.checkpoint.variable_catalogue import completed
-from stateside.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
-from stateside.layout import Layout, ViewLayout
-from stateside.serving.reading.shape import Shape
-from stateside.serving.reading.told import Told
-from stateside.serving.reading.values import described, type_name
-from stateside.storage import Storage, try_lock, write_atomically
+from stateside.core.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.storage import Storage, try_lock, write_atomically
+from stateside.serving.rows.foreign_job import ForeignJob
+from stateside.serving.rows.shape import Shape
+from stateside.serving.rows.values import described, type_name
+from stateside.spark_state.checkpoint_folder import FoundCheckpoint, examine, located, reading
+from stateside.spark_state.types import parse_type
+from stateside.views.catalogue import Catalogue
+from stateside.views.declaration_file import Declarations
+from stateside.views.inference import Inferred, Refusal, infer, safe_name
+from stateside.views.state_catalogue import completed
 
 _HASH_CHARS = 8
 _WAITING = {
-    Found.NO_FOLDER: "There is no folder at {}: waiting for a query to make it.",
-    Found.NO_QUERY: "No query has started at {} yet: waiting for one.",
-    Found.NO_BATCH: "The query at {} has not finished its first batch yet: waiting for it.",
+    FoundCheckpoint.NO_FOLDER: "There is no folder at {}: waiting for a query to make it.",
+    FoundCheckpoint.NO_QUERY: "No query has started at {} yet: waiting for one.",
+    FoundCheckpoint.NO_BATCH: "The query at {} has not finished its first batch yet: waiting for it.",
 }
 
 
@@ -50,7 +50,7 @@ class Foreign:
         Whatever is wrong is raised; where there is no query with state yet, it is waited for: by `step`, later on.
         Where there is not even a folder, only if `wait` says so.
         """
-        if examine(self.storage) is Found.NO_FOLDER and not wait:
+        if examine(self.storage) is FoundCheckpoint.NO_FOLDER and not wait:
             raise CheckpointInvalid(
                 "There is no such folder",
                 where=self.storage.root,
@@ -71,26 +71,26 @@ class Foreign:
         """A line for each view that is served: its name, what it is asked by, and what it answers."""
         return [_line(Catalogue.load(view.catalogue), self.storage) for view in self.layout.views()]
 
-    def step(self) -> Told:
+    def step(self) -> ForeignJob:
         """Look at the checkpoint again, and let the views be what it says now; gives back what is told of it."""
         told = self._look()
         told.store(self.layout)
         return told
 
-    def _look(self) -> Told:
+    def _look(self) -> ForeignJob:
         try:
             found = examine(self.storage)
             inferred = self._infer()
             served = None if inferred is None else self._servable(self.declarations.apply(inferred))
         except FileNotFoundError:  # it is being taken away, or replaced, just now
-            found, served = Found.NO_QUERY, None
+            found, served = FoundCheckpoint.NO_QUERY, None
         except StatesideError as error:  # as it was, readers have what they had
-            return Told(note=str(error))
+            return ForeignJob(note=str(error))
         if served is None:
-            waiting = Found.NO_BATCH if found is Found.STATE else found
-            return Told(note=_WAITING[waiting].format(self.location))
+            waiting = FoundCheckpoint.NO_BATCH if found is FoundCheckpoint.STATE else found
+            return ForeignJob(note=_WAITING[waiting].format(self.location))
         self._store(served)
-        return Told(refused=served.refused)
+        return ForeignJob(refused=served.refused)
 
     def _infer(self) -> Inferred | None:
         with reading(self.storage):

@@ -2,43 +2,115 @@
 
 The main process moves the replicas; uvicorn's worker processes read them. So a burst of requests does not hold up the
 replicas, nor a large batch the requests.
+
+A worker process of the server: what it is told, and the application that answers in it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uvicorn.config import STARTUP_FAILURE, Config
 from uvicorn.supervisors import Multiprocess
 
-from stateside.errors import SetupError
-from stateside.layout import Layout
-from stateside.processes import SAFE_PATH
-from stateside.serving.access.exposure import Certificate, check_exposure, is_loopback
-from stateside.serving.access.hosts import names_at
-from stateside.serving.access.limits import NO_RATE, Limits
+from stateside.core.errors import SetupError
+from stateside.core.layout import Layout
+from stateside.core.processes import SAFE_PATH, die_with_parent
+from stateside.serving.access.guard import Guard
+from stateside.serving.access.hosts import Certificate, check_exposure, is_loopback, names_at
+from stateside.serving.access.limits import NO_RATE, RateLimits
 from stateside.serving.access.verifier import Verifier
 from stateside.serving.extension import NOTHING, Extension
 from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
 from stateside.serving.health import logs
 from stateside.serving.health.metrics import shared_metrics
-from stateside.serving.place.announcer import Identity, reached_at
+from stateside.serving.pages.assets import Assets
+from stateside.serving.pages.routes import page_routes, session_routes
+from stateside.serving.registry.announcer import Identity, reached_at
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.web.application import Application
 from stateside.serving.web.connection import Connection
-from stateside.serving.worker import Worker, allow_files
+from stateside.serving.web.connections import CONNECTIONS_MAX, Connections
+from stateside.serving.web.event_routes import event_routes
+from stateside.serving.web.operator_routes import savepoint_routes, status_routes
+from stateside.serving.web.sql_routes import sql_routes
+
+_FILES_BESIDE = 512  # that a worker has open beside its connections
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What all workers of a server are told. It goes to their processes as it is.
+
+    They end with the process `parent_pid`. `guarded`: each request needs a token; `secure`: over TLS. `names` are
+    those of the server, beside its addresses (`access.hosts`).
+    """
+
+    folder: Path
+    parent_pid: int
+    extension: Extension = NOTHING
+    limits: RateLimits = NO_RATE
+    guarded: bool = False
+    secure: bool = False
+    names: frozenset[str] = frozenset()
+    identity: Identity | None = None
+    log_json: bool = False
+
+    def load(self) -> Application:
+        """Called once in each process: the application that answers there."""
+        die_with_parent(self.parent_pid)
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the application tells its errors itself
+        if self.log_json:
+            logs.log_json()
+        return self.application()
+
+    def application(self) -> Application:
+        """The application, with all routes that there are."""
+        layout, assets = Layout(self.folder), Assets(self.extension.pages)
+        names = None if self.secure else self.names
+        guard = Guard.of(layout, self.limits, guarded=self.guarded, names=names)
+        routes = [
+            *event_routes(layout),
+            *sql_routes(layout, self.extension.tables),
+            *status_routes(layout),
+            *self.extension.load_routes(layout),
+            *savepoint_routes(layout),
+            *session_routes(guard, assets.pages, secure=self.secure),
+            *page_routes(assets),
+        ]
+        connections = Connections(_connections_max())
+        return Application(ViewReaders(layout), routes, guard=guard, identity=self.identity, connections=connections)
+
+
+def allow_files() -> None:
+    """Let this process, and so its workers, have as many files open as their connections need, if that may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + _FILES_BESIDE
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+def _connections_max() -> int:
+    """How many connections a worker takes: as many as it can open files for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MAX, soft - _FILES_BESIDE))
+
 
 WORKER_STOP_S = 5
 BACKLOG = 2_048  # connections that wait for a worker
-
 _FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # by which a process ends that meets a damaged file
-
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +122,7 @@ def serve(
     workers: int = 1,
     certificate: Certificate | None = None,
     insecure: bool = False,
-    limits: Limits = NO_RATE,
+    limits: RateLimits = NO_RATE,
     extension: Extension = NOTHING,
     foreign: Foreign | None = None,
     announce: Path | None = None,
@@ -134,7 +206,7 @@ def _config(address: str, certificate: Certificate | None, workers: int, worker:
         interface="asgi3",
         http=Connection,
         ws="none",
-        loop="stateside.serving.web.loop:Loop",
+        loop="stateside.serving.web.connections:Loop",
         lifespan="on",
         workers=workers,
         host=address,

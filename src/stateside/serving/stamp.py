@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal
 
-from stateside.positions import Position
+from stateside.core.positions import Position
 
 Source = Literal["live", "archive", "both"]
 

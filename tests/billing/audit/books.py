@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from stateside.billing.audit import Audit, Live, Standing, audit
+from stateside.billing.audit import Audit, Live, LiveBatch, audit
 from stateside.billing.audit.found import DEAD_LETTERS, DOCUMENTS
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.layout import Layout
 
 HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -157,7 +157,7 @@ class Books:
 
     def live(self) -> Live:
         end = Journal(self.layout.journal).end()["0"]
-        standing = Standing(self.batch, end if self.position is None else self.position, self.watermark_us)
+        standing = LiveBatch(self.batch, end if self.position is None else self.position, self.watermark_us)
         return Live(standing, iter(deepcopy(self.rows)), iter(deepcopy(self.rollups)))
 
     def audit(self, **arguments: Any) -> Audit:

@@ -9,8 +9,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from stateside.billing.audit.money import MACROS
-from stateside.layout import Layout
+from stateside.billing.audit.money_macros import MACROS
+from stateside.core.layout import Layout
 from tests.billing.audit.books import Books, right_books
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.steps import Step, Steps, extend_steps
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.replica.tail import Tail
+from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
+from stateside.views.computed import Step, Steps, extend_steps
 from tests.billing.audit.books import Pen, assign, plan, us, used
 from tests.written import Written, WrittenOperator
 
@@ -65,9 +65,9 @@ def right_bill(folder: Path) -> LiveBill:
 
 
 def _catalogue() -> Catalogue:
-    key = tuple(KeyColumn(name, type_, Stored(at, name, type_), name) for at, (name, type_) in enumerate(KEY))
-    quantity = ViewColumn("quantity", "long", "sum", (Stored(0, "sum", "long"),), "sum(quantity)")
-    events = ViewColumn("events", "long", "count", (Stored(1, "count", "long"),), "count(1)")
+    key = tuple(KeyColumn(name, type_, StateColumn(at, name, type_), name) for at, (name, type_) in enumerate(KEY))
+    quantity = ViewColumn("quantity", "long", "sum", (StateColumn(0, "sum", "long"),), "sum(quantity)")
+    events = ViewColumn("events", "long", "count", (StateColumn(1, "count", "long"),), "count(1)")
     computed = (Computed("amount_micros", of="quantity", by=("plan", "type")),)
     rollups = (("period_end", "plan", "type"),)
     return Catalogue("billing", "bill", 0, key, (quantity, events), rollups=rollups, computed=computed)

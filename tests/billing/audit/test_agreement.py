@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing import money as pipeline_money
-from stateside.billing.audit.calendar import Cycle, periods
 from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, fold
 from stateside.billing.audit.ledger import Ledger
-from stateside.billing.audit.money import MINOR_MICROS, STEPS_TYPE
-from stateside.billing.audit.plan_payload import QUANTITY_MAX, read_version
+from stateside.billing.audit.money_macros import MINOR_MICROS, STEPS_TYPE
+from stateside.billing.audit.reference_data import QUANTITY_MAX, AuditCycle, periods, read_version
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle as PipelineCycle
 from stateside.billing.model import FUTURE_US_MAX as PIPELINE_FUTURE_US_MAX
@@ -23,7 +22,7 @@ from stateside.billing.model import GRACE_US as PIPELINE_GRACE_US
 from stateside.billing.model import QUANTITY_MAX as PIPELINE_QUANTITY_MAX
 from stateside.billing.plans.file import PlanVersion
 from stateside.billing.rating.rating import events_table, rate
-from stateside.checkpoint.steps import Step, Steps
+from stateside.views.computed import Step, Steps
 from tests.billing.audit.books import plan
 from tests.billing.audit.test_calendar import CYCLES, TIMES
 from tests.billing.simple_rating import Appends, appends, events
@@ -48,7 +47,7 @@ def test_a_published_payload_is_read_as_it_was_meant() -> None:
 
 
 @given(CYCLES, TIMES)
-def test_periods_are_the_same(cycle: Cycle, time_us: int) -> None:
+def test_periods_are_the_same(cycle: AuditCycle, time_us: int) -> None:
     (mine,) = periods(cycle, time_us, time_us)
     theirs = PipelineCycle(cycle.kind, cycle.time_zone, cycle.anchor_day).containing(time_us)  # type: ignore[arg-type]
     assert (mine.label, mine.start_us, mine.end_us) == (theirs.label, theirs.start_us, theirs.end_us)

@@ -10,8 +10,8 @@ import pytest
 from stateside.billing.audit import fold as folding
 from stateside.billing.audit.fold import fold
 from stateside.billing.audit.ledger import Ledger
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
 from tests.billing.audit.books import HOUR_US, NIPPON, Pen, assign, plan, right_books, us, used
 from tests.sizes import not_in_fast, sized
 

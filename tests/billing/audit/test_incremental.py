@@ -9,7 +9,7 @@ import pytest
 
 from stateside.billing.audit import fold as folding
 from stateside.billing.audit.ledger import Ledger
-from stateside.errors import OperatingError, PastChanged
+from stateside.core.errors import OperatingError, PastChanged
 from stateside.journal import Journal
 from tests.billing.audit.books import Books, open_row, right_books, us, used
 from tests.sizes import not_in_fast
@@ -110,7 +110,7 @@ def test_a_past_that_was_written_anew_is_noticed(books: Books) -> None:
 
 @not_in_fast("many audits; a second one of the same folder is made below")
 def test_the_older_past_is_looked_at_bit_by_bit(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateside.billing.audit.past.RECHECKED_EVENTS", 2)
+    monkeypatch.setattr("stateside.billing.audit.auditor.RECHECKED_EVENTS", 2)
     monkeypatch.setattr(folding, "CHUNK_EVENTS", 5)
     books.audit(full=True)
     with Ledger(books.layout.root / "audit") as ledger:
@@ -147,7 +147,7 @@ def test_a_ledger_of_another_format_is_made_anew(books: Books) -> None:
 
 
 def test_a_folder_without_any_event_is_right(tmp_path: Path) -> None:
-    from stateside.layout import Layout
+    from stateside.core.layout import Layout
 
     books = Books(Layout(tmp_path), watermark_us=0)
     assert books.audit().differences() == []

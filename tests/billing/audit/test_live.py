@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stateside.billing.audit import audit, live_rows, recheck
-from stateside.billing.audit.law import Verdict
+from stateside.billing.audit.law import LawVerdict
 from stateside.cli import main
-from stateside.errors import NotFreshEnough, RequestInvalid
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.processes import Child, free_port
+from stateside.core.errors import NotFreshEnough, RequestInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.processes import Child, free_port
 from stateside.testing import answer
 from tests.billing.audit.books import Books, document, line, used
 from tests.billing.audit.live_bill import LiveBill, right_bill
@@ -58,7 +58,7 @@ def test_answers_of_the_past_are_compared_each_at_its_own_stamp(bill: LiveBill, 
     given = [("emma", told(bill, "emma")), ("ben", told(bill, "ben"))]
     bill.go_on(used("4", "ben", "message", "2026-01-11T00:00", 2), ben_message=(5, 2))
     given += [("ben", told(bill, "ben")), ("ben", told(bill, "ben")), ("nobody", {**given[0][1], "rows": []})]
-    assert recheck(bill.layout, tmp_path / "right", given) == (5, Verdict("answers", ANY, 0, ()))
+    assert recheck(bill.layout, tmp_path / "right", given) == (5, LawVerdict("answers", ANY, 0, ()))
     old = {**given[2][1], "rows": given[1][1]["rows"]}
     count, verdict = recheck(bill.layout, tmp_path / "wrong", [*given, ("ben", old)])
     assert (count, verdict.broken) == (6, 1)
@@ -100,7 +100,7 @@ def emma_s_bill(
 
 def test_whole_bills_of_the_past_are_compared_period_by_period(books: Books, tmp_path: Path) -> None:
     right = emma_s_bill(books)
-    assert recheck(books.layout, tmp_path / "right", [], [("emma", right)]) == (1, Verdict("answers", ANY, 0, ()))
+    assert recheck(books.layout, tmp_path / "right", [], [("emma", right)]) == (1, LawVerdict("answers", ANY, 0, ()))
     january, february = right["periods"]
     more = {**february, "lines": [{**february["lines"][0], "events": 2}, *february["lines"][1:]], "events": 4}
     for name, periods in {
@@ -126,7 +126,7 @@ def test_bills_of_while_the_documents_were_away_have_the_known_ones_and_all_draf
         emma_s_bill(books, [], position=None),
     ]
     given = [("emma", one) for one in right]
-    assert recheck(books.layout, tmp_path / "right", [], given) == (4, Verdict("answers", ANY, 0, ()))
+    assert recheck(books.layout, tmp_path / "right", [], given) == (4, LawVerdict("answers", ANY, 0, ()))
     for name, wrong in {
         "lacks N-000000001": emma_s_bill(books, ["I-000000001"], position="0:25"),
         "lacks I-000000001": emma_s_bill(books, [], position="0:23"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.audit.money import MINOR_MICROS, STEPS_TYPE, shown
+from stateside.billing.audit.money_macros import MINOR_MICROS, STEPS_TYPE, shown
 
 RULES = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN, "up": ROUND_UP}
 

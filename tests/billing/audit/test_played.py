@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.audit import Audit, Live, Standing, audit
+from stateside.billing.audit import Audit, Live, LiveBatch, audit
 from stateside.billing.book.book import BookKeeper
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.layout import Layout
 from tests.billing.played import Query, append
 from tests.billing.story import BATCHES, ENDS, at
 from tests.sizes import not_in_fast, sized
@@ -31,7 +31,7 @@ def audited(query: Query) -> Audit:
         empty = {"period_end": end, "plan": plan, "type": type_, **dict.fromkeys(numbers, 0)}
         rollup = rollups.setdefault((end, plan, type_), empty)
         rollup.update({name: rollup[name] + value for name, value in numbers.items()})
-    standing = Standing(query.batch, query.position, query.watermark_us)
+    standing = LiveBatch(query.batch, query.position, query.watermark_us)
     return audit(query.layout, nullcontext(Live(standing, rows, rollups.values())))
 
 

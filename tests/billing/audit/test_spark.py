@@ -7,9 +7,9 @@ from pyspark.sql import SparkSession
 
 from stateside.billing.audit import Audit, audit, live_rows
 from stateside.billing.pipeline import app
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
 from stateside.journal import JournalWriter
-from stateside.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.testing import run_to
 from tests.billing.story import BATCHES, at, call

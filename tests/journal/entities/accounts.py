@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stateside.errors import CommandRefused
+from stateside.core.errors import CommandRefused
 from stateside.journal import Event, JournalWriter
 from stateside.journal.entities import Entities, Entity, NewEvent, Snapshots
-from stateside.journal.queries import Queries, Views
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream
 
 
@@ -65,7 +65,7 @@ class Bank:
 
     folder: Path
     writer: JournalWriter
-    views: Views
+    views: QueryViews
     queries: Queries
     snapshots: Snapshots
 
@@ -92,7 +92,7 @@ def bank(folder: Path) -> Iterator[Bank]:
     stream = FileStream(folder / "journal")
     with (
         JournalWriter(folder / "journal", durability="written") as writer,
-        Views(stream, folder / "views") as views,
+        QueryViews(stream, folder / "views") as views,
         Snapshots(folder / "snapshots") as snapshots,
     ):
         yield Bank(folder, writer, views, Queries(stream, views), snapshots)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import CommandRefused, EventRefused, NotFreshEnough, SequenceConflict
+from stateside.core.errors import CommandRefused, EventRefused, NotFreshEnough, SequenceConflict
+from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter, Upcasters
-from stateside.journal.entities import Entities, Entity, NewEvent, replay
-from stateside.journal.queries import Queries, Views
+from stateside.journal.entities import Entities, Entity, NewEvent, commands
+from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.stream import FileStream
-from stateside.positions import Position
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
 from tests.journal.old_format import write_old
 
@@ -198,13 +198,13 @@ def test_a_stream_that_is_behind_its_writer_is_waited_for_and_told_of_if_it_stay
 ) -> None:
     with bank(tmp_path) as b:
         stream = Lagging(tmp_path / "journal")
-        with Views(stream, tmp_path / "lagging") as views:
+        with QueryViews(stream, tmp_path / "lagging") as views:
             accounts = Entities(b.writer, Queries(stream, views), Account())
             accounts.ask("emma", Pay(1))
             b.writer.append([paid("o1", "emma", 2)])
             threading.Timer(0.1, lambda: setattr(stream, "limit", 2)).start()
             assert accounts.look("emma").state == b.model("emma")
-            monkeypatch.setattr(replay, "WAIT_S_MAX", 0.05)
+            monkeypatch.setattr(commands, "WAIT_S_MAX", 0.05)
             b.writer.append([paid("o2", "emma", 3), paid("o3", "otto", 4)])
             for entity, reached, sequence in (("emma", 2, 3), ("otto", 0, 1)):
                 with pytest.raises(NotFreshEnough, match=f"up to sequence {reached} only, its writer up to {sequence}"):

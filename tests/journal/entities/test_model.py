@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stateside.errors import CommandRefused
+from stateside.core.errors import CommandRefused
 from stateside.journal import JournalWriter, Receipt
 from stateside.journal.entities import Entities
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import NotFreshEnough
-from stateside.journal.entities import Entities, Snapshots, replay
+from stateside.core.errors import NotFreshEnough
+from stateside.journal.entities import Entities, Snapshots, commands
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.slots import slot_of
-from stateside.journal.queries import Queries, Views
+from stateside.journal.nodes.ownership import slot_of
+from stateside.journal.queries import Queries, QueryViews
 from tests.journal.entities.accounts import Account, Balance, Pay
 
 
 @contextmanager
 def accounts(folder: Path, node: NodeWriter) -> Iterator[Entities[Balance, Pay]]:
     stream = MergedStream(folder)
-    with Views(stream, folder / "views") as views, Snapshots(folder / f"snapshots-{node.name}") as snapshots:
+    with QueryViews(stream, folder / "views") as views, Snapshots(folder / f"snapshots-{node.name}") as snapshots:
         yield Entities(node, Queries(stream, views), Account(), snapshots=snapshots, snapshot_every=2)
 
 
@@ -55,7 +55,7 @@ def test_an_entity_that_moved_goes_on_where_it_was_with_an_image_that_is_older(t
 
 
 def test_what_no_log_and_no_stream_has_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(commands, "WAIT_S_MAX", 0.05)
     with NodeWriter(tmp_path, "b") as other:
         other.append_to("emma", [])
         with accounts(tmp_path, other) as there:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import SettingInvalid
+from stateside.core.errors import SettingInvalid
 from stateside.journal import JournalWriter
 from stateside.journal.entities import Snapshots
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from stateside.errors import StatesideError
+from stateside.core.errors import StatesideError
 from stateside.journal import Event
 from stateside.journal.kafka import KafkaWriter, Topic
 

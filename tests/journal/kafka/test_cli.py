@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 
 from stateside.cli import main
 from stateside.cli.kafka import _watch
-from stateside.errors import SettingInvalid, SetupError
+from stateside.core.errors import SettingInvalid, SetupError
+from stateside.core.processes import free_port
 from stateside.journal.kafka import KafkaJournal
-from stateside.journal.kafka.address import topic_at
-from stateside.ops.broker import Broker
-from stateside.processes import free_port
+from stateside.journal.kafka.topic import topic_at
+from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import delete_before, new_topic, real, send, stored_value
 from tests.sizes import in_full
 

@@ -11,19 +11,13 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from stateside.errors import (
-    EventsGone,
-    JournalAway,
-    PositionInvalid,
-    SettingInvalid,
-    SetupError,
-)
+from stateside.core.errors import EventsGone, JournalAway, PositionInvalid, SettingInvalid, SetupError
+from stateside.core.positions import Position
+from stateside.core.processes import free_port
 from stateside.journal import Event
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic, fetching
-from stateside.journal.queries import Queries, Views
-from stateside.ops.broker import Broker
-from stateside.positions import Position
-from stateside.processes import free_port
+from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, consumers, create_topic
+from stateside.journal.queries import Queries, QueryViews
+from stateside.testbed.broker import Broker
 from tests.journal.entities.accounts import Account, Pay
 from tests.journal.kafka.topics import delete, delete_before, event, new_topic, real
 from tests.journal.queries.streams import Model
@@ -36,7 +30,7 @@ def test_queries_by_views_that_follow_the_topic_say_what_a_plain_model_says(brok
     with (
         KafkaWriter(topic, tmp_path / "index") as writer,
         KafkaJournal(topic) as journal,
-        Views(journal, tmp_path / "views") as views,
+        QueryViews(journal, tmp_path / "views") as views,
     ):
         queries = Queries(journal, views)
         for round_ in range(4):
@@ -67,7 +61,7 @@ def test_queries_by_views_that_follow_the_topic_say_what_a_plain_model_says(brok
 
 def test_a_live_query_gets_what_comes_and_ends_when_the_topic_is_made_anew(broker: Broker, tmp_path: Path) -> None:
     topic, stop = new_topic(broker), threading.Event()
-    with KafkaWriter(topic, tmp_path / "index") as writer, Views(KafkaJournal(topic), tmp_path / "views") as views:
+    with KafkaWriter(topic, tmp_path / "index") as writer, QueryViews(KafkaJournal(topic), tmp_path / "views") as views:
         writer.append([event("a")])
         live = Queries(views.stream, views).all().live(stop=stop)
         assert next(live).event.id == "a"
@@ -100,7 +94,7 @@ def test_what_a_consumer_met_ahead_of_its_last_reader_is_not_told_to_the_next_on
 def test_a_reader_that_takes_its_time_is_not_led_into_another_topic(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "MESSAGES_AT_ONCE", 2)
+    monkeypatch.setattr(consumers, "MESSAGES_AT_ONCE", 2)
     topic = new_topic(broker)
     with KafkaWriter(topic, tmp_path) as writer:
         writer.append([event(f"old-{n}") for n in range(9)])
@@ -119,7 +113,10 @@ def test_entities_live_on_kafka_too(broker: Broker, tmp_path: Path) -> None:
 
     topic = new_topic(broker, 2)
     for life in range(2):
-        with KafkaWriter(topic, tmp_path / "index") as writer, Views(KafkaJournal(topic), tmp_path / "views") as views:
+        with (
+            KafkaWriter(topic, tmp_path / "index") as writer,
+            QueryViews(KafkaJournal(topic), tmp_path / "views") as views,
+        ):
             accounts = Entities(writer, Queries(views.stream, views), Account())
             for amount in (1, 2):
                 outcome = accounts.ask("emma", Pay(amount))
@@ -155,7 +152,7 @@ class TestWhatCanBeWrong:
             for id_ in "abc":
                 writer.append([event(id_)])
         journal = KafkaJournal(topic)
-        with Views(journal, tmp_path / "behind") as behind, monkeypatch.context() as patched:
+        with QueryViews(journal, tmp_path / "behind") as behind, monkeypatch.context() as patched:
             patched.setattr(journal, "end", lambda: Position.of({"0": 1}))
             assert behind.follow() == Position.of({"0": 1})
         delete_before(topic, 3)
@@ -166,7 +163,7 @@ class TestWhatCanBeWrong:
             assert "begin at 0:3 without them" in str(gone.value)
         assert [each.id for each in journal.events(journal.begin())] == ["c"]
         for folder in ("new", "behind"):  # views that lack deleted events are made anew of what is there
-            with Views(journal, tmp_path / folder) as views:
+            with QueryViews(journal, tmp_path / folder) as views:
                 with pytest.raises(EventsGone, match="0:0 to 0:2"):
                     Queries(journal, views).all().current()
                 assert views.follow() == journal.end()

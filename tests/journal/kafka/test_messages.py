@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stateside.journal import Event
 from stateside.journal.columns import decode, encode
+from stateside.journal.index import numbered
 from stateside.journal.kafka.messages import HEADERS, NoEvent, batch_of, values_of
-from stateside.journal.sequences import numbered
 from tests.journal.kafka.topics import stored_value
 
 
@@ -80,7 +80,7 @@ def test_an_event_comes_back_whole(given_events: list[Event], appended_us: int) 
 
 @given(st.lists(events, min_size=1, max_size=3))
 def test_a_value_is_a_line_as_export_writes_it(given_events: list[Event]) -> None:
-    from stateside.journal.lines import fields_of
+    from stateside.journal.json_lines import fields_of
 
     batch, _ = numbered(encode(given_events, 3), lambda entities: [0] * len(entities))
     for value, event in zip(values_of(batch), decode(batch), strict=True):

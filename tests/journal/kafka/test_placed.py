@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.errors import JournalAway, JournalFenced, PositionInvalid, SettingInvalid
+from stateside.core.errors import JournalAway, JournalFenced, PositionInvalid, SettingInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Journal, JournalWriter
+from stateside.journal.folder import open_journal, open_writer
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.journal.kafka.address import topic_at
-from stateside.journal.kafka.placed import NAME, TopicLog, place, placed, topic_of
-from stateside.journal.kafka.placed_writer import PlacedWriter
-from stateside.journal.opened import open_journal, open_writer
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
+from stateside.journal.kafka.shared_writer import PlacedWriter
+from stateside.journal.kafka.topic import topic_at
+from stateside.journal.kafka.topic_folder import NAME, TopicLog, place, placed, topic_of
 from stateside.pipeline.sources import JournalEvents, Reading
-from stateside.positions import Position
+from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import add_partitions, delete, event, new_topic, real
 
 

@@ -12,15 +12,15 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from stateside.billing.answers.letters import DeadLetters
-from stateside.errors import StatesideError
+from stateside.billing.answers.letters import DeadLetterReader
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
+from stateside.core.processes import free_port
 from stateside.journal import Event
+from stateside.journal.folder import open_writer
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.journal.kafka.placed import place
-from stateside.journal.opened import open_writer
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
-from stateside.processes import free_port
+from stateside.journal.kafka.topic_folder import place
+from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import real
 
 pytestmark = real
@@ -30,7 +30,7 @@ _BILL = """
 import sys
 from pathlib import Path
 from stateside.billing.pipeline.on_kafka import app
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.pipeline.runner import Runner
 
 with Runner(app, Layout(Path(sys.argv[1]))) as runner:
@@ -117,7 +117,7 @@ def test_billing_reads_its_topic_over_tls_with_the_same_password(
     done = subprocess.run([sys.executable, "-c", _BILL, str(layout.root)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert PASSWORD not in done.stdout + done.stderr
-    letters = DeadLetters.of(layout).page(limit=9)
+    letters = DeadLetterReader.of(layout).page(limit=9)
     assert [(letter.id, letter.reason) for letter in letters] == [("m", "unknown-customer")]
     assert not [path for path in layout.root.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 

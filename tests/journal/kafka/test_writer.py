@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import (
+from stateside.core.errors import (
     EntityElsewhere,
     EventRefused,
     EventsGone,
@@ -19,14 +19,14 @@ from stateside.errors import (
     PositionInvalid,
     SettingInvalid,
 )
+from stateside.core.positions import Position
+from stateside.journal.append_batch import Appended, AppendRequest
 from stateside.journal.columns import encode
 from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
 from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.topic import partition_of
 from stateside.journal.receipt import Receipt
-from stateside.journal.settling import Appended, Request
-from stateside.ops.broker import Broker
-from stateside.positions import Position
+from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import (
     add_partitions,
     delete,
@@ -128,7 +128,7 @@ def test_who_repeats_an_event_that_was_deleted_is_refused_and_nobody_else(broker
         writer.append_to("emma", [event("old")])
         writer.append([event("x", "ben")])
         delete_before(topic, 2)
-        requests = [Request([event("new", "ben")]), Request([event("old")], "emma")]
+        requests = [AppendRequest([event("new", "ben")]), AppendRequest([event("old")], "emma")]
         (lane,) = writer._groups
         first, repeat = writer._append_together(lane, requests)
         assert isinstance(first, Appended)

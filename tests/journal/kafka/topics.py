@@ -22,7 +22,7 @@ from stateside.journal import Event
 from stateside.journal.kafka import KafkaJournal, Topic, create_topic
 from stateside.journal.kafka.admin import Admin
 from stateside.journal.kafka.topic import partition_of
-from stateside.ops.broker import Broker
+from stateside.testbed.broker import Broker
 
 real = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches the broker's jars
 

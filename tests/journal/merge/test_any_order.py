@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stateside.errors import EntityElsewhere, JournalFenced
+from stateside.core.errors import EntityElsewhere, JournalFenced
 from stateside.journal import JournalWriter
+from stateside.journal.admin import JournalFiles, trim, verify
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.epoch import Fence
-from stateside.journal.nodes.log import node_logs
-from stateside.journal.nodes.slots import slot_of
+from stateside.journal.nodes.log import Fence, node_logs
+from stateside.journal.nodes.ownership import slot_of
 from stateside.journal.receipt import Receipt
 from stateside.journal.segment import DurableEnd, segment_path
-from stateside.journal.upkeep import Place, trim, verify
 from tests.journal.nodes.dying import Killed, after_check, at_call, event, kill
 from tests.sizes import examples, sized
 
@@ -274,7 +273,7 @@ class Nodes(RuleBasedStateMachine):
             else:
                 ((partition, behind),) = position.parts
                 assert self.seen[partition][behind - 1] == id_
-        assert verify(Place.of(self.folder)).ok
+        assert verify(JournalFiles.of(self.folder)).ok
 
     def _new_ids(self, count: int) -> list[str]:
         ids = [f"{number}" for number in range(self.number, self.number + count)]

@@ -13,9 +13,9 @@ from stateside.journal.merge import Merger, merger
 from stateside.journal.merge.partition import MergedPartition
 from stateside.journal.nodes import NodeWriter
 from stateside.journal.nodes.log import node_logs
-from stateside.journal.nodes.slots import slot_of
+from stateside.journal.nodes.ownership import slot_of
+from stateside.journal.partitions import StoredStream
 from stateside.journal.segment import DurableEnd
-from stateside.journal.stored import StoredStream
 from tests.sizes import not_in_fast, sized
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from stateside.core.positions import Position
 from stateside.journal.merge import MergedStream, Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.positions import Position
 from tests.journal.nodes.dying import event
 from tests.sizes import sized
 from tests.waiting import wait_until
@@ -28,7 +28,7 @@ HEAD = """
 import os, random, signal, sys, threading, types
 sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
-from stateside.errors import EntityElsewhere, JournalFenced
+from stateside.core.errors import EntityElsewhere, JournalFenced
 from stateside.journal.event import Event
 from stateside.journal.merge import Merger
 from stateside.journal.nodes import NodeWriter

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from stateside.clock import ManualClock
-from stateside.errors import JournalAway, JournalCorrupt, JournalLocked, PositionInvalid, SettingInvalid, StatesideError
+from stateside.core.clock import ManualClock
+from stateside.core.errors import (
+    JournalAway,
+    JournalCorrupt,
+    JournalLocked,
+    PositionInvalid,
+    SettingInvalid,
+    StatesideError,
+)
 from stateside.journal.merge import Gap, MergedStream, Merger
 from stateside.journal.merge import merger as merger_module
 from stateside.journal.merge.partition import MergedPartition

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import PositionAhead, PositionInvalid
+from stateside.core.errors import PositionAhead, PositionInvalid
+from stateside.core.positions import Position
 from stateside.journal.columns import SCHEMA
 from stateside.journal.merge import MergedStream, Merger, partition
 from stateside.journal.nodes import NodeWriter
-from stateside.positions import Position
 from tests.journal.nodes.dying import event
 
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from stateside.journal.columns import encode
-from stateside.journal.merge.waiting import Row, Waiting
+from stateside.journal.merge.merger import Row, Waiting
 from tests.journal.nodes.dying import event
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from stateside.journal import Event
 from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.epoch import Fence
+from stateside.journal.nodes.log import Fence
 
 
 class Killed(BaseException):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import JournalAway
-from stateside.journal.nodes import NodeWriter, lasts
-from stateside.journal.nodes.lasts import Lasts
+from stateside.core.errors import JournalAway
+from stateside.journal.nodes import NodeWriter, last_sequences
+from stateside.journal.nodes.last_sequences import Lasts
 from stateside.journal.nodes.log import node_logs
 from tests.journal.nodes.dying import event
 
@@ -27,7 +27,7 @@ def fill(folder: Path) -> None:
 def test_the_highest_sequence_counts_whichever_log_is_read_last(
     tmp_path: Path, unwritten_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lasts, "UNWRITTEN_MAX", unwritten_max)
+    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", unwritten_max)
     fill(tmp_path)
     followed = index(tmp_path)
     followed.follow()
@@ -41,7 +41,7 @@ def test_the_highest_sequence_counts_whichever_log_is_read_last(
 
 
 def test_an_index_grows_beyond_its_first_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasts, "MAP_BYTES_START", 64 << 10)
+    monkeypatch.setattr(last_sequences, "MAP_BYTES_START", 64 << 10)
     with NodeWriter(tmp_path, "a") as node:
         node.append([event(f"{number}", f"entity-{number}") for number in range(5_000)])
     followed = index(tmp_path)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from stateside.errors import (
+from stateside.core.errors import (
     EntityElsewhere,
     EventRefused,
     JournalAway,
@@ -22,12 +22,11 @@ from stateside.errors import (
     SequenceConflict,
     SettingInvalid,
 )
+from stateside.core.positions import Position
 from stateside.journal.columns import encode
-from stateside.journal.nodes import NodeWriter, lasts
-from stateside.journal.nodes.epoch import Fence, Owner
-from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
-from stateside.journal.nodes.slots import SLOTS, slot_of
-from stateside.positions import Position
+from stateside.journal.nodes import NodeWriter, last_sequences
+from stateside.journal.nodes.log import Fence, NodeLog, Owner, is_sealed, node_logs
+from stateside.journal.nodes.ownership import SLOTS, slot_of
 from tests.journal.conftest import strangers
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
 from tests.sizes import not_in_fast
@@ -465,7 +464,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.nodes import NodeWriter, lasts
+from stateside.journal.nodes import NodeWriter, last_sequences
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """
@@ -545,11 +544,14 @@ def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_pat
 def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lasts, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", 1)
     full = OSError(28, "No space left on device")
     with NodeWriter(tmp_path, "a") as node:
         node.append([event("1")])
-        with patch.object(lasts.Lasts, "_written", side_effect=full), pytest.raises(JournalAway, match=NOTHING):
+        with (
+            patch.object(last_sequences.Lasts, "_written", side_effect=full),
+            pytest.raises(JournalAway, match=NOTHING),
+        ):
             node.append([event("2")])
         assert all_ids(tmp_path) == [("1", 1)]
         node.append([event("2")])

@@ -11,10 +11,10 @@ from itertools import cycle
 import numpy as np
 import pyarrow as pa
 
+from stateside.core.positions import Position
 from stateside.journal.columns import encode
 from stateside.journal.event import Event
 from stateside.journal.frames import Offsets
-from stateside.positions import Position
 
 
 class MemoryStream:

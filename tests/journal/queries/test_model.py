@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.journal import Event, JournalWriter, frames
-from stateside.journal.queries import Progress, Queries, Views, indexing, portions, questions, walk
+from stateside.journal.queries import Queries, QueryViews, ViewsProgress, indexer, predicate, query_reader, query_views
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from stateside.journal.stream import FileStream
@@ -26,13 +26,13 @@ TAGS = ["red", "green", "漢" * 200]
 TYPES = ["call", "fee"]
 TIMES = [0, 5, 1_000, 10**15, 7 * 10**15]
 SMALL = [
-    (portions, "TRANSACTION_EVENTS", 5),
+    (query_views, "TRANSACTION_EVENTS", 5),
     (frames, "GROUP_BYTES", 2_000),
-    (walk, "PAGE_EVENTS", 3),
-    (questions, "LOOK_EVENTS", 4),
-    (indexing, "ZONE_EVENTS", 4),
-    (indexing.form, "BLOCK_EVENTS_MAX", 3),
-    (indexing.form, "ZONE_SPANS_MAX", 2),
+    (query_reader, "PAGE_EVENTS", 3),
+    (predicate, "LOOK_EVENTS", 4),
+    (indexer, "ZONE_EVENTS", 4),
+    (indexer.form, "BLOCK_EVENTS_MAX", 3),
+    (indexer.form, "ZONE_SPANS_MAX", 2),
     (entities_module, "PAGE_IDS", 2),
     (entities_module, "TAIL_IDS_MAX", 2),
 ]
@@ -68,7 +68,7 @@ class QueriesMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.stream = self.new_stream()
-        self.views = Views(self.stream, self.folder / "views")
+        self.views = QueryViews(self.stream, self.folder / "views")
         self.queries = Queries(self.stream, self.views)
 
     def teardown(self) -> None:
@@ -105,7 +105,7 @@ class QueriesMachine(RuleBasedStateMachine):
 
     @rule()
     def rebuild(self) -> None:
-        seen: list[Progress] = []
+        seen: list[ViewsProgress] = []
         assert self.views.rebuild(seen.append) == self.stream.end()
         assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
         assert not seen or seen[-1].done == 1

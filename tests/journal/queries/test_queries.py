@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import JournalAway, NotFreshEnough, PositionAhead, RequestInvalid
+from stateside.core.errors import JournalAway, NotFreshEnough, PositionAhead, RequestInvalid
+from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter, Upcasters, frames
-from stateside.journal.queries import Found, Queries, Views, walk
+from stateside.journal.queries import FoundEvent, Queries, QueryViews, query_reader
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.stream import FileStream
-from stateside.positions import Position
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream, Model
 from tests.sizes import examples, not_in_fast
@@ -30,9 +30,9 @@ def event(number: int, entity: str = "", tags: tuple[str, ...] = ("t",)) -> Even
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[tuple[FileStream, Views, Queries]]:
+def opened(folder: Path) -> Iterator[tuple[FileStream, QueryViews, Queries]]:
     stream = FileStream(folder / "journal")
-    with Views(stream, folder / "views") as views:
+    with QueryViews(stream, folder / "views") as views:
         yield stream, views, Queries(stream, views)
 
 
@@ -149,8 +149,8 @@ def test_over_several_partitions_every_entity_keeps_its_order_and_every_position
     shutil.rmtree(tmp_path / "views", ignore_errors=True)
     stream, model = MemoryStream(["p-0", "p-1", "p-2"], numbering=numbering), Model()
     events = [event(number, entity, (f"t{number % 2}",)) for number, entity in enumerate(entities)]
-    with Views(stream, tmp_path / "views") as views, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "PAGE_EVENTS", 4)
+    with QueryViews(stream, tmp_path / "views") as views, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(query_reader, "PAGE_EVENTS", 4)
         queries = Queries(stream, views)
         for some in (events[:followed], events[followed:]):
             stream.append(some)
@@ -243,7 +243,7 @@ def test_a_live_query_does_not_go_on_in_another_journal(tmp_path: Path, others: 
             writer.append([event(0)])
         live, live_async = queries.all().live(), queries.all().live_async()
 
-        async def following() -> Found:
+        async def following() -> FoundEvent:
             return await asyncio.wait_for(anext(live_async), 30)
 
         with asyncio.Runner() as runner:

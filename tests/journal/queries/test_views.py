@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import SetupError, ViewsBusy
+from stateside.core.errors import SetupError, ViewsBusy
+from stateside.core.positions import Position
+from stateside.core.storage import try_lock
 from stateside.journal import Event, JournalWriter
-from stateside.journal.queries import Progress, Queries, Views, portions
+from stateside.journal.queries import Queries, QueryViews, ViewsProgress, query_views
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
-from stateside.positions import Position
-from stateside.storage import try_lock
 from tests.sizes import not_in_fast, sized
 from tests.waiting import wait_until
 
@@ -33,11 +33,11 @@ def append(folder: Path, numbers: range) -> None:
         writer.append([event(number) for number in numbers])
 
 
-def opened(folder: Path) -> Views:
-    return Views(FileStream(folder / "journal"), folder / "views")
+def opened(folder: Path) -> QueryViews:
+    return QueryViews(FileStream(folder / "journal"), folder / "views")
 
 
-def tagged(views: Views, tag: str = "t1") -> list[int]:
+def tagged(views: QueryViews, tag: str = "t1") -> list[int]:
     return [found.event.payload["n"] for found in Queries(views.stream, views).tagged(tag).current()]
 
 
@@ -110,9 +110,9 @@ def test_who_follows_for_good_begins_anew_when_the_views_or_the_journal_are_repl
 
 
 def test_a_rebuild_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "TRANSACTION_EVENTS", 10)
+    monkeypatch.setattr(query_views, "TRANSACTION_EVENTS", 10)
     append(tmp_path, range(35))
-    told: list[Progress] = []
+    told: list[ViewsProgress] = []
     with opened(tmp_path) as views:
         assert views.rebuild(told.append) == Position.parse("0:35")
         assert [(progress.events, progress.total) for progress in told] == [(10, 35), (20, 35), (30, 35), (35, 35)]
@@ -220,12 +220,12 @@ def test_a_second_views_object_in_one_process_is_told_to_share(tmp_path: Path) -
 CHILD = """
 import sys, threading
 from pathlib import Path
-from stateside.journal.queries import Views, portions, views
+from stateside.journal.queries import QueryViews, query_views, query_views
 from stateside.journal.queries.format import DATABASES
 from stateside.journal.stream import FileStream
-portions.TRANSACTION_EVENTS, views.TRANSACTION_S_MIN = 500, 0.01
+query_views.TRANSACTION_EVENTS, query_views.TRANSACTION_S_MIN = 500, 0.01
 folder = Path(sys.argv[1])
-opened = Views(FileStream(folder / "journal"), folder / "views")
+opened = QueryViews(FileStream(folder / "journal"), folder / "views")
 print("ready", flush=True)
 opened.keep_following(threading.Event())
 """
@@ -264,7 +264,7 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_views_that_are_right(tmp
 def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
-    monkeypatch.setattr(portions, "TRANSACTION_EVENTS", 30)
+    monkeypatch.setattr(query_views, "TRANSACTION_EVENTS", 30)
     append(tmp_path, range(100))
     with opened(tmp_path) as views:
         views.follow()
@@ -275,7 +275,7 @@ def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
                 views.follow()
 
 
-def _damage(views: Views, name: str, at: int, *, lost: bool) -> None:
+def _damage(views: QueryViews, name: str, at: int, *, lost: bool) -> None:
     generation = views._current()
     assert generation is not None
     with generation.environment.begin(write=True) as transaction:
@@ -289,7 +289,7 @@ def _damage(views: Views, name: str, at: int, *, lost: bool) -> None:
             transaction.put(key, value[:at] + bytes([value[at % len(value)] ^ 1]) + value[at + 1 :], db=database)
 
 
-def _check_all(views: Views, count: int) -> None:
+def _check_all(views: QueryViews, count: int) -> None:
     queries = Queries(views.stream, views)
     for tag in range(3):
         assert tagged(views, f"t{tag}") == list(range(tag, count, 3))

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stateside.errors import SinkAway
-from stateside.layout import Layout
+from stateside.core.errors import SinkAway
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink
-from stateside.storage import write_atomically
 
 from .harness import AFTER, BEFORE, VIEW, Life, SinkCase, World
 

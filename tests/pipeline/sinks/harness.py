@@ -31,11 +31,19 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.leadership import Gates, Lease
-from stateside.pipeline.sinks.guarantee import with_guarantee
-from stateside.pipeline.sinks.sink import BatchId, Guarantee, OnStep, Sink, SinkContext, SinkFactory, ignore_step
-from stateside.storage import write_atomically
+from stateside.pipeline.sinks.sink import (
+    BatchId,
+    Guarantee,
+    OnStep,
+    Sink,
+    SinkContext,
+    SinkFactory,
+    ignore_step,
+    with_guarantee,
+)
 from tests.sizes import sized
 
 Row = dict[str, Any]

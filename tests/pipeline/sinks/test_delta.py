@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from stateside.errors import ArchiveInvalid, SinkAway, SinkRefused, StatesideError, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, StatesideError, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.delta import archive_sink, delta, first_of_each
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
 from tests.sizes import not_in_fast

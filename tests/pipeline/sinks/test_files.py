@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateside.errors import ArchiveInvalid, SinkAway, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ArchiveInvalid, SinkAway, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.files import ID_NAME, TEMPORARY_NAME, files
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
 

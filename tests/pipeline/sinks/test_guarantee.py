@@ -5,10 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stateside.errors import SinkAway
-from stateside.layout import Layout
-from stateside.pipeline.sinks.guarantee import with_guarantee
-from stateside.pipeline.sinks.sink import BatchId
+from stateside.core.errors import SinkAway
+from stateside.core.layout import Layout
+from stateside.pipeline.sinks.sink import BatchId, with_guarantee
 
 ROWS = pa.table({"a": [1]})
 

@@ -10,8 +10,8 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
-from stateside.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.layout import Layout
 from stateside.pipeline.sinks.http import Endpoint, http
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
 

@@ -16,16 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.journal import Event, Journal, JournalWriter
 from stateside.journal.payload import payload_columns
-from stateside.layout import Layout
 from stateside.leadership import Gates, Lease
-from stateside.pipeline.sinks import emission
-from stateside.pipeline.sinks.emission import check_columns, events_of
-from stateside.pipeline.sinks.journal import JournalSink, journal
+from stateside.pipeline.sinks.journal import JournalSink, check_columns, events_of, journal
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
-from stateside.storage import write_atomically
 
 from .harness import VIEW, Row, SinkCase, SinkSuite, Values, World, some_rows
 
@@ -374,7 +372,7 @@ def test_events_without_other_columns_have_an_empty_payload() -> None:
     (event,) = events_of(rows, BATCH)
     assert event.payload == {}
     assert len(event.id) <= 200
-    assert emission.events_of(rows.slice(0, 0), BATCH) == []
+    assert events_of(rows.slice(0, 0), BATCH) == []
 
 
 def test_of_a_rerun_that_makes_other_events_the_stored_ones_count_and_the_log_is_told(

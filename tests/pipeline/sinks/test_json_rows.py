@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 
 MOMENT = datetime(2026, 3, 1, 12, 0, 0, 5, UTC)

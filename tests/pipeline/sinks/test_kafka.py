@@ -20,16 +20,14 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import ArchiveInvalid, PipelineRunning, SetupError, SinkAway, SinkRefused, ViewInvalid
-from stateside.layout import Layout
+from stateside.core.errors import ArchiveInvalid, PipelineRunning, SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.layout import Layout
+from stateside.core.processes import free_port
+from stateside.core.secrets import with_secrets
 from stateside.leadership import ungated
-from stateside.ops.broker import Broker
-from stateside.pipeline.sinks import kafka_notes
-from stateside.pipeline.sinks.kafka import kafka, messages_of
-from stateside.pipeline.sinks.kafka_notes import Mark, Notes
+from stateside.pipeline.sinks.kafka import BatchNotes, KafkaMark, kafka, messages_of
 from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkFactory
-from stateside.processes import free_port
-from stateside.secret_options import with_secrets
+from stateside.testbed.broker import Broker
 from tests.sizes import sized
 
 from .harness import VIEW, SinkCase, SinkSuite, Values, Verdict, World
@@ -111,8 +109,8 @@ def write_held(sink: Sink, rows: pa.Table, number: BatchId) -> None:
 
 
 def notes_topic(world: World) -> str:
-    mark = Mark.load_or_draw(mark_of(world))
-    return Notes({}, VIEW, mark.writer).topic
+    mark = KafkaMark.load_or_draw(mark_of(world))
+    return BatchNotes({}, VIEW, mark.writer).topic
 
 
 def mark_of(world: World) -> Path:
@@ -129,8 +127,7 @@ class TestErrors:
     @pytest.fixture
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A broker that is silent counts as away sooner."""
-        for module in (kafka_sink, kafka_notes):
-            monkeypatch.setattr(module, "ANSWER_S_MAX", 5.0)
+        monkeypatch.setattr(kafka_sink, "ANSWER_S_MAX", 5.0)
 
     @pytest.mark.usefixtures("soon")
     def test_a_broker_killed_in_the_middle_of_a_batch_holds_it_and_brought_back_gets_it_once(
@@ -243,7 +240,7 @@ class TestErrors:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """After it come the marker of its commit, and more, of batches that were aborted."""
-        monkeypatch.setattr(kafka_notes, "NEWEST", 1)
+        monkeypatch.setattr(kafka_sink, "NEWEST", 1)
         for _ in range(2):
             case.open(world).write(case.table(0), batch(world, 0))
         assert judged(world, 1) == Verdict()

@@ -15,12 +15,11 @@ from pyspark.sql import functions as F
 
 import stateside
 from stateside import sinks
-from stateside.errors import PipelineFailed
+from stateside.core.errors import PipelineFailed
+from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.layout import Layout
 from stateside.pipeline.sinks.delta import archive_sink
-from stateside.pipeline.sinks.guarantee import with_guarantee
-from stateside.pipeline.sinks.sink import Guarantee, Sink, SinkContext, SinkFactory
+from stateside.pipeline.sinks.sink import Guarantee, Sink, SinkContext, SinkFactory, with_guarantee
 from stateside.testing import CrashingSink, append, run_to
 
 from .endpoint import Store, endpoint

@@ -7,13 +7,13 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from stateside.layout import Layout
-from stateside.serving.access.exposure import Certificate
-from stateside.serving.access.limits import Limits
+from stateside.core.layout import Layout
+from stateside.serving.access.hosts import Certificate
+from stateside.serving.access.limits import RateLimits
 from stateside.serving.extension import Extension
 from stateside.serving.server import serve
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import File, Response, Stream
+from stateside.serving.web.response import File, Response, StreamResponse
 from stateside.serving.web.route import Body, Route
 
 RATE_PER_S, RUNNING_MAX, BODY_BYTES_MAX = 50, 4, 1_000
@@ -34,7 +34,7 @@ async def stream(request: Request) -> Response:
             yield b": still here\n\n"
             await asyncio.sleep(0.1)
 
-    return Response({}, stream=Stream("text/event-stream", parts()))
+    return Response({}, stream=StreamResponse("text/event-stream", parts()))
 
 
 async def paper(request: Request) -> Response:
@@ -68,6 +68,6 @@ if __name__ == "__main__":
         port=int(port),
         address="0.0.0.0" if pair else "127.0.0.1",
         certificate=Certificate(*map(Path, pair)) if pair else None,
-        limits=Limits(RATE_PER_S, RUNNING_MAX),
+        limits=RateLimits(RATE_PER_S, RUNNING_MAX),
         extension=Extension(("guarded_server:routes",)),
     )

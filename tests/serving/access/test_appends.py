@@ -8,29 +8,27 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import AccessDenied, RequestInvalid
+from stateside.core.errors import AccessDenied, RequestInvalid
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
-from stateside.serving.access.appends import check_appends
-from stateside.serving.access.claims import holder_of
-from stateside.serving.access.holder import OPERATOR, Appends, Holder
-from stateside.serving.access.issuer import Issuer
+from stateside.serving.access.principal import OPERATOR, Appends, Principal, check_appends
+from stateside.serving.access.tokens import Issuer, holder_of
 from stateside.serving.access.verifier import Verifier
-from stateside.serving.reading.views import Views
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.request import Request
 
 C1 = {"customer": "c1"}
 
 
-def holder(**more: Any) -> Holder:
+def holder(**more: Any) -> Principal:
     given: dict[str, Any] = {"where": C1, "appends": Appends(frozenset({"c1"}), frozenset({"usage"}))}
-    return Holder("x", frozenset({"append"}), **given | more)
+    return Principal("x", frozenset({"append"}), **given | more)
 
 
-def post(layout: Layout, who: Holder, *events: dict[str, Any]) -> None:
+def post(layout: Layout, who: Principal, *events: dict[str, Any]) -> None:
     (route,) = event_routes(layout)
-    request = Request((), (), {}, Views(layout), who, body=json.dumps({"events": events}).encode())
+    request = Request((), (), {}, ViewReaders(layout), who, body=json.dumps({"events": events}).encode())
     route.check(who, ())
     asyncio.run(route.handler(request))  # type: ignore[arg-type]
 

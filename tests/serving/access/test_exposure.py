@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stateside.errors import RequestInvalid, SetupError
-from stateside.serving.access.exposure import Certificate, check_exposure
-from stateside.serving.access.headers import security_headers
+from stateside.core.errors import RequestInvalid, SetupError
+from stateside.serving.access.hosts import Certificate, check_exposure, security_headers
 
 HERE = ("127.0.0.1", "127.9.9.9", "::1", "localhost")
 BEYOND = ("0.0.0.0", "::", "10.0.0.7", "example.org", "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.reading.views import Views
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from tests.serving.reading.shop import Shop
+from tests.serving.rows.shop import Shop
 from tests.serving.web.running import Running
 from tests.waiting import wait_until
 
@@ -18,7 +18,7 @@ WATCH = "GET /v1/views/spending/changes?pulse=1 HTTP/1.1\r\nHost: localhost\r\n\
 def test_a_stream_that_was_open_before_the_first_key_is_cut_and_told_nothing_more(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.batch({("emma", "de"): (2, 104)})
-    views = Views(shop.layout)
+    views = ViewReaders(shop.layout)
     with Running(Application(views, guard=Guard.of(shop.layout))) as running, running.connect() as connection:
         told = bytearray()
 

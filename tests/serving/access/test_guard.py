@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stateside.errors import AccessDenied, BodyTooSlow, SetupError, TokenInvalid, TooManyRequests
-from stateside.layout import Layout
+from stateside.core.errors import AccessDenied, BodyTooSlow, SetupError, TokenInvalid, TooManyRequests
+from stateside.core.layout import Layout
 from stateside.serving.access import guard as module
 from stateside.serving.access.guard import NOBODY, Guard
-from stateside.serving.access.holder import OPERATOR
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.limits import Limits
-from stateside.serving.web import call
+from stateside.serving.access.limits import RateLimits
+from stateside.serving.access.principal import OPERATOR
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.web import request
 from tests.waiting import wait_until
 
 
@@ -36,7 +36,7 @@ class Scope:
 
 def test_a_holder_is_counted_by_name_wherever_it_asks_from(layout: Layout) -> None:
     one, other = Issuer(layout).create_operator("one"), Issuer(layout).create_operator("other")
-    guard = Guard.of(layout, Limits(running_max=1))
+    guard = Guard.of(layout, RateLimits(running_max=1))
     with guard.visit(Scope.of(one)) as visit:
         assert visit.enter().name == "one"
         with guard.visit(Scope(Scope.of(one).headers, "10.0.0.8:1")) as again, pytest.raises(TooManyRequests):
@@ -48,7 +48,7 @@ def test_a_holder_is_counted_by_name_wherever_it_asks_from(layout: Layout) -> No
 
 
 def test_without_tokens_an_address_is_counted(layout: Layout) -> None:
-    guard = Guard.of(layout, Limits(running_max=1))
+    guard = Guard.of(layout, RateLimits(running_max=1))
     with guard.visit(Scope()) as visit:
         assert visit.enter() is OPERATOR
         with guard.visit(Scope(client="10.0.0.7:9")) as again, pytest.raises(TooManyRequests):
@@ -58,7 +58,7 @@ def test_without_tokens_an_address_is_counted(layout: Layout) -> None:
 
 
 def test_a_stranger_s_name_is_refused_without_tokens_and_counted_by_its_address(layout: Layout) -> None:
-    guard = Guard.of(layout, Limits(rate_per_s=0.001))
+    guard = Guard.of(layout, RateLimits(rate_per_s=0.001))
     with guard.visit(Scope({"host": "evil.example:8471"})) as first, pytest.raises(AccessDenied, match="evil"):
         first.enter()
     with guard.visit(Scope({"host": "evil.example:8471"})) as second, pytest.raises(TooManyRequests):
@@ -90,7 +90,7 @@ def test_what_goes_on_without_a_token_is_over_after_the_first_key(
 
 def test_wrong_tokens_are_counted_by_their_address_and_keep_nobody_else_out(layout: Layout) -> None:
     token = Issuer(layout).create_operator("one")
-    guard = Guard.of(layout, Limits(rate_per_s=0.001))
+    guard = Guard.of(layout, RateLimits(rate_per_s=0.001))
     with guard.visit(Scope.of("wrong")) as first, pytest.raises(TokenInvalid):
         first.enter()
     with guard.visit(Scope.of("wrong")) as second, pytest.raises(TooManyRequests):
@@ -102,7 +102,7 @@ def test_wrong_tokens_are_counted_by_their_address_and_keep_nobody_else_out(layo
 
 def test_a_holder_whose_name_is_an_address_is_not_that_address(layout: Layout) -> None:
     token = Issuer(layout).create_operator("10.0.0.7")
-    guard = Guard.of(layout, Limits(running_max=1))
+    guard = Guard.of(layout, RateLimits(running_max=1))
     with guard.visit(Scope.of(token)) as holder, guard.visit(Scope()) as nobody:
         holder.enter()
         assert nobody.enter(needs_token=False) is NOBODY
@@ -154,15 +154,15 @@ def test_a_refusal_names_the_holder_only_if_the_token_was_verified(layout: Layou
 
 
 def test_a_body_that_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_S_MAX", 0.05)
+    monkeypatch.setattr(request, "BODY_S_MAX", 0.05)
 
-    async def dripping() -> call.Message:
+    async def dripping() -> request.Message:
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b"x", "more_body": True}
 
-    async def send(message: call.Message) -> None:
+    async def send(message: request.Message) -> None:
         raise AssertionError(message)
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": [], "client": ("127.0.0.1", 1)}
     with pytest.raises(BodyTooSlow):
-        asyncio.run(call.Call(scope, dripping, send).body(1_000))
+        asyncio.run(request.Call(scope, dripping, send).body(1_000))

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from stateside.errors import AccessDenied
+from stateside.core.errors import AccessDenied
 from stateside.serving.access.guard import NOBODY
-from stateside.serving.access.holder import OPERATOR, ROLES, Holder, Role, customer
+from stateside.serving.access.principal import OPERATOR, ROLES, Principal, Role, customer
 from stateside.serving.web.route import Route
 
 
@@ -20,7 +20,7 @@ def route(reach: str) -> Route:
     return Route("/v1/customers/{customer}/bill", _nothing, "", reach)  # type: ignore[arg-type]
 
 
-def lets_in(reach: str, holder: Holder, of: str = "emma") -> bool:
+def lets_in(reach: str, holder: Principal, of: str = "emma") -> bool:
     try:
         route(reach).check(holder, (of,))
         return True
@@ -39,7 +39,7 @@ OPENED: dict[Role, set[str]] = {
 
 @pytest.mark.parametrize(("role", "reach"), [*product(ROLES, REACHES)])
 def test_a_role_opens_what_it_is_for_and_nothing_else(role: Role, reach: str) -> None:
-    holder = OPERATOR if role == "operator" else Holder("somebody", frozenset({role}))
+    holder = OPERATOR if role == "operator" else Principal("somebody", frozenset({role}))
     assert lets_in(reach, holder) == (reach in OPENED[role])
 
 
@@ -54,16 +54,16 @@ SCOPED = [
     (customer("page", "ben"), False),
     (customer("page", "Emma"), False),
     (customer("page", ""), False),
-    (Holder("all", READ), True),
-    (Holder("austria", READ, where={"country": "AT"}), False),
-    (Holder("part", READ, where={"customer": "emma", "country": "AT"}), False),
-    (Holder("views", READ, views=frozenset({"bill"})), False),
-    (Holder("both", READ, views=frozenset({"bill"}), where={"customer": "emma"}), False),
+    (Principal("all", READ), True),
+    (Principal("austria", READ, where={"country": "AT"}), False),
+    (Principal("part", READ, where={"customer": "emma", "country": "AT"}), False),
+    (Principal("views", READ, views=frozenset({"bill"})), False),
+    (Principal("both", READ, views=frozenset({"bill"}), where={"customer": "emma"}), False),
 ]
 
 
 @pytest.mark.parametrize(("holder", "allowed"), SCOPED)
-def test_a_customer_s_data_is_reached_by_who_may_have_all_of_it(holder: Holder, allowed: bool) -> None:
+def test_a_customer_s_data_is_reached_by_who_may_have_all_of_it(holder: Principal, allowed: bool) -> None:
     assert lets_in("customer", holder) == allowed
 
 
@@ -71,18 +71,18 @@ def test_a_customer_s_data_is_reached_by_who_may_have_all_of_it(holder: Holder, 
     ("holder", "view", "columns", "expected"),
     [
         (OPERATOR, "orders", ["id"], {}),
-        (Holder("all", READ), "orders", ["id"], {}),
+        (Principal("all", READ), "orders", ["id"], {}),
         (customer("page", "emma"), "bill", ["customer", "type"], {"customer": "emma"}),
         (customer("page", "emma"), "orders", ["id"], None),
-        (Holder("v", READ, frozenset({"bill"})), "bill", ["customer"], {}),
-        (Holder("v", READ, frozenset({"bill"})), "orders", ["customer"], None),
-        (Holder("v", READ, frozenset({"bill"}), {"customer": "emma"}), "orders", ["customer"], None),
-        (Holder("v", READ, None, {"a": "1", "b": "2"}), "x", ["a", "b", "c"], {"a": "1", "b": "2"}),
-        (Holder("v", READ, None, {"a": "1", "b": "2"}), "x", ["a", "c"], None),
+        (Principal("v", READ, frozenset({"bill"})), "bill", ["customer"], {}),
+        (Principal("v", READ, frozenset({"bill"})), "orders", ["customer"], None),
+        (Principal("v", READ, frozenset({"bill"}), {"customer": "emma"}), "orders", ["customer"], None),
+        (Principal("v", READ, None, {"a": "1", "b": "2"}), "x", ["a", "b", "c"], {"a": "1", "b": "2"}),
+        (Principal("v", READ, None, {"a": "1", "b": "2"}), "x", ["a", "c"], None),
     ],
 )
 def test_rows_are_those_of_the_scope_or_the_view_is_refused(
-    holder: Holder, view: str, columns: list[str], expected: dict[str, str] | None
+    holder: Principal, view: str, columns: list[str], expected: dict[str, str] | None
 ) -> None:
     if expected is None:
         with pytest.raises(AccessDenied):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied
+from stateside.core.errors import AccessDenied
 from stateside.serving.access.hosts import Hosts, names_at
 
 HOSTS = Hosts(names_at("bills.internal"))

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stateside.clock import ManualClock
-from stateside.errors import RequestInvalid, StatesideError
-from stateside.layout import Layout
-from stateside.serving.access.issuer import Issuer, parse_life_s
-from stateside.serving.access.keys import KEYS_MAX
+from stateside.core.clock import ManualClock
+from stateside.core.errors import RequestInvalid, StatesideError
+from stateside.core.layout import Layout
+from stateside.serving.access.token_files import KEYS_MAX
+from stateside.serving.access.tokens import Issuer, parse_life_s
 
 NOW_US = 1_800_000_000_000_000
 DAY_US = 86_400_000_000

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import TooManyRequests
+from stateside.core.errors import TooManyRequests
 from stateside.serving.access import limits
-from stateside.serving.access.limits import BURST_S, Buckets, Limits, Room, network
+from stateside.serving.access.limits import BURST_S, Buckets, RateLimits, Room, network
 
 
 class Seconds:
@@ -34,7 +34,7 @@ def test_a_bucket_never_gives_more_than_a_burst_and_the_rate(rate_per_s: float, 
 
 def test_who_was_told_to_wait_finds_room_after_that_time() -> None:
     clock = Seconds()
-    room = Room(Limits(rate_per_s=0.5), clock)
+    room = Room(RateLimits(rate_per_s=0.5), clock)
     room.enter("a")
     with pytest.raises(TooManyRequests) as caught:
         room.enter("a")
@@ -46,7 +46,7 @@ def test_who_was_told_to_wait_finds_room_after_that_time() -> None:
 
 
 def test_so_many_are_under_way_at_a_time_and_who_leaves_makes_room() -> None:
-    room = Room(Limits(running_max=2))
+    room = Room(RateLimits(running_max=2))
     room.enter("a")
     room.enter("a")
     with pytest.raises(TooManyRequests, match="2 requests"):
@@ -60,7 +60,7 @@ def test_so_many_are_under_way_at_a_time_and_who_leaves_makes_room() -> None:
 
 
 def test_without_a_rate_there_is_no_end_of_them() -> None:
-    room = Room(Limits())
+    room = Room(RateLimits())
     for _ in range(100_000):
         room.enter("a")
         room.leave("a")

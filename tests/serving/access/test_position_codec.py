@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import PositionInvalid
-from stateside.layout import Layout
-from stateside.positions import OFFSET_MAX, Position
-from stateside.serving.access.issuer import Issuer
+from stateside.core.errors import PositionInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import OFFSET_MAX, Position
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
+from stateside.serving.access.tokens import Issuer
 from stateside.serving.access.verifier import Verifier
 from tests.sizes import examples
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stateside.clock import ManualClock
-from stateside.errors import AccessDenied, BodyTooLarge, KeyInvalid, StatesideError, TokenInvalid, TooManyRequests
-from stateside.serving.access import refusals
-from stateside.serving.access.refusals import LINES_PER_S, OLDER_KEPT, Asked, RefusalLog
+from stateside.core.clock import ManualClock
+from stateside.core.errors import AccessDenied, BodyTooLarge, KeyInvalid, StatesideError, TokenInvalid, TooManyRequests
+from stateside.serving.access import guard
+from stateside.serving.access.guard import LINES_PER_S, OLDER_KEPT, RefusalLog, RefusedRequest
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-ASKED = Asked("GET", "/v1/views", "10.0.0.7", f"00-{TRACE}-00f067aa0ba902b7-01")
+ASKED = RefusedRequest("GET", "/v1/views", "10.0.0.7", f"00-{TRACE}-00f067aa0ba902b7-01")
 
 
 class Seconds:
@@ -61,11 +61,11 @@ def test_a_mistake_is_no_refusal(tmp_path: Path) -> None:
     "header", [None, "", "garbage", f"00-{TRACE}", f"00-{TRACE.upper()}-00f067aa0ba902b7-01", "\n"]
 )
 def test_a_trace_is_written_only_if_it_is_one(header: str | None) -> None:
-    assert Asked("GET", "/", "a", header).trace() is None
+    assert RefusedRequest("GET", "/", "a", header).trace() is None
 
 
 def test_the_files_are_bounded_and_the_newest_lines_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "BYTES_MAX", 2_000)
+    monkeypatch.setattr(guard, "BYTES_MAX", 2_000)
     clock = Seconds()
     log, other = (RefusalLog(tmp_path / "refusals.jsonl", now_s=clock) for _ in range(2))  # as two workers have it
     for number in range(300):
@@ -94,6 +94,6 @@ def test_a_flood_is_counted_and_not_written(tmp_path: Path) -> None:
 
 def test_a_long_path_is_cut_and_a_line_stays_one(tmp_path: Path) -> None:
     log = RefusalLog(tmp_path / "r.jsonl")
-    log.note(AccessDenied("no"), "a\nb", Asked("GET", "/x\n" + "y" * 9_999, "a"))
+    log.note(AccessDenied("no"), "a\nb", RefusedRequest("GET", "/x\n" + "y" * 9_999, "a"))
     (line,) = lines(tmp_path / "r.jsonl")
-    assert len(str(line["path"])) == refusals.PATH_CHARS_MAX
+    assert len(str(line["path"])) == guard.PATH_CHARS_MAX

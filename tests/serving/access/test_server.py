@@ -20,12 +20,11 @@ import jwt
 import pytest
 import trustme
 
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
-from stateside.serving.access.claims import Claims
-from stateside.serving.access.holder import OPERATOR
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.keys import KeyFile
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
+from stateside.serving.access.principal import OPERATOR
+from stateside.serving.access.token_files import KeyFile
+from stateside.serving.access.tokens import Claims, Issuer
 from stateside.serving.web.connections import HEAD_S_MAX
 
 from .guarded_server import BODY_BYTES_MAX, RATE_PER_S, RUNNING_MAX

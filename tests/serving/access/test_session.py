@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied, RequestInvalid, TokenInvalid
-from stateside.layout import Layout
+from stateside.core.errors import AccessDenied, RequestInvalid, TokenInvalid
+from stateside.core.layout import Layout
+from stateside.serving.access.browser_session import COOKIE_CHARS_MAX, check_origin, presented, signed_in, signed_out
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.session import COOKIE_CHARS_MAX, check_origin, presented, signed_in, signed_out
+from stateside.serving.access.tokens import Issuer
 from tests.serving.access.test_guard import Scope
 
 HOST = {"host": "127.0.0.1:8471"}

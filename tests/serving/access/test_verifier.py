@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.clock import ManualClock
-from stateside.errors import SetupError, TokenInvalid
-from stateside.layout import Layout
+from stateside.core.clock import ManualClock
+from stateside.core.errors import SetupError, TokenInvalid
+from stateside.core.layout import Layout
 from stateside.serving.access import verifier as verifier_module
-from stateside.serving.access.claims import LIFE_S_MAX, SKEW_S, Claims
-from stateside.serving.access.holder import OPERATOR, ROLES, Appends, Holder, customer
-from stateside.serving.access.issuer import Issuer, signed
-from stateside.serving.access.keys import Key, KeyFile
+from stateside.serving.access.principal import OPERATOR, ROLES, Appends, Principal, customer
+from stateside.serving.access.token_files import Key, KeyFile
+from stateside.serving.access.tokens import LIFE_S_MAX, SKEW_S, Claims, Issuer, signed
 from stateside.serving.access.verifier import TOKEN_CHARS_MAX, TokenRefused, Verifier
 
 NOW_US = 1_800_000_000_000_000
@@ -36,7 +35,7 @@ class Place:
         self.issuer = Issuer(layout, self.clock)
         self.verifier = Verifier(layout, guarded=guarded, clock=self.clock)
 
-    def holder(self, token: str) -> Holder:
+    def holder(self, token: str) -> Principal:
         return self.verifier.holder(f"Bearer {token}")
 
     def refuses(self, token: str, match: str = "not known here") -> None:
@@ -72,7 +71,7 @@ def test_without_keys_everybody_is_an_operator(layout: Layout) -> None:
 def test_a_token_is_its_holder_s_and_no_other_header_is(place: Place) -> None:
     ours, emmas = place.issuer.create_operator("ours"), place.issuer.create_customer("emma's page", "emma")
     for _ in range(2):  # the second time out of the cache
-        assert place.holder(ours) == Holder("ours", frozenset(ROLES))
+        assert place.holder(ours) == Principal("ours", frozenset(ROLES))
         assert place.verifier.holder(f"bearer  {emmas}") == customer("emma's page", "emma")
     for header in (
         None,
@@ -92,7 +91,7 @@ def test_a_token_is_its_holder_s_and_no_other_header_is(place: Place) -> None:
 def test_what_a_token_says_of_roles_and_scope_is_its_holder_s(place: Place) -> None:
     scope = {"views": ["bill", "orders"], "where": {"country": "AT"}, "entities": ["e"], "types": ["t"]}
     text, _ = place.issuer.create("bot", ("sql", "append"), **scope)  # type: ignore[arg-type]
-    assert place.holder(text) == Holder(
+    assert place.holder(text) == Principal(
         "bot",
         frozenset({"sql", "append"}),
         frozenset({"bill", "orders"}),

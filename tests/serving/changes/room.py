@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from stateside.replica.history import Keep
-from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.changes import feed, pages, watcher
-from stateside.serving.changes.event import EventId
+from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
-from stateside.serving.changes.question import Question
+from stateside.serving.changes.sse import EventId
+from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.scope import Scope
-from stateside.serving.reading.views import Views
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.scope import Scope
+from stateside.serving.rows.view_readers import ViewReaders
 from tests.serving.changes.watched import VIEW, Follower, Key, Mover, State, events, laid_out
 
 ROWS_KEY, WAIT_S = ("account", "kind"), 20.0
-LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": watcher, "PAGE": pages, "STEP": pages}
+LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": feed_module, "PAGE": pages, "STEP": pages}
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Asked:
 
     key: tuple[str, ...] = ()
     rollup: tuple[str, ...] | None = None
-    holder: Holder = OPERATOR
+    holder: Principal = OPERATOR
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -56,9 +57,9 @@ class Asked:
 
 
 PERIOD = "2026-02-02T02:40:00Z"
-OF_A_KIND = Holder("caller", frozenset({"read"}), where={"kind": "call"})
-OF_THREES = Holder("of threes", frozenset({"read"}), where={"sum": "3"})  # by a column that is not in the key
-OF_AN_ACCOUNT = Holder("one", frozenset({"read"}), where={"account": "1"})
+OF_A_KIND = Principal("caller", frozenset({"read"}), where={"kind": "call"})
+OF_THREES = Principal("of threes", frozenset({"read"}), where={"sum": "3"})  # by a column that is not in the key
+OF_AN_ACCOUNT = Principal("one", frozenset({"read"}), where={"account": "1"})
 QUESTIONS = [
     Asked(),
     Asked(("1",)),
@@ -82,7 +83,7 @@ class Room:
         self.start()
 
     def start(self) -> None:
-        self.views = Views(self.layout)
+        self.views = ViewReaders(self.layout)
         self.feeds = Feeds(self.views)
 
     def stop(self) -> None:
@@ -120,7 +121,7 @@ class Room:
     def watch(self, asked: Asked = QUESTIONS[0]) -> Watch:
         reader = self.views.get(VIEW)
         scope = Scope.of(reader.shape, asked.holder.rows_of(VIEW, reader.shape.columns.types))
-        return Watch(self.feeds.of(reader), Question.ask(reader.shape, asked.key, asked.rollup, scope))
+        return Watch(self.feeds.of(reader), Subscription.ask(reader.shape, asked.key, asked.rollup, scope))
 
 
 @dataclass

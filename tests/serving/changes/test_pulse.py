@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.positions import Position
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
 from stateside.serving.changes import feed
 from stateside.serving.changes.watch import Watch
-from stateside.serving.reading.floor import Floor
-from stateside.storage import write_atomically
+from stateside.serving.rows.floor import Floor
+from stateside.views.heartbeat import Heartbeat
 from tests.serving.changes.room import Room, in_a_room
 from tests.serving.changes.watched import VIEW, Mover, Told, events
 

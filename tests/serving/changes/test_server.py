@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from benchmarks.played_spark import PlayedSpark, compressed, key_rows
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 from stateside.serving.clients import Client as Asking
 from tests.serving.changes.watched import ROLLUPS, VIEW, Follower, Told
 from tests.serving.conftest import wait_until_it_answers

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied, HistoryGone, KeyInvalid, Misdirected, RequestInvalid
+from stateside.core.errors import AccessDenied, HistoryGone, KeyInvalid, Misdirected, RequestInvalid
 from stateside.replica.history import Keep
-from stateside.serving.access.holder import Holder
 from stateside.serving.access.position_codec import PLAIN
+from stateside.serving.access.principal import Principal
 from stateside.serving.changes import feed, pages
 from stateside.serving.changes import watch as watch_module
-from stateside.serving.changes.event import EventId
-from stateside.serving.reading.floor import Floor
+from stateside.serving.changes.sse import EventId
+from stateside.serving.rows.floor import Floor
 from tests.serving.changes.room import (
     OF_A_KIND,
     OF_AN_ACCOUNT,
@@ -325,8 +325,8 @@ def test_another_s_key_and_a_rollup_over_others_are_refused(mover: Mover) -> Non
             Asked(rollup=("kind",), holder=OF_AN_ACCOUNT),
             Asked(rollup=(), holder=OF_AN_ACCOUNT),
             Asked(("2",), rollup=("account",), holder=OF_AN_ACCOUNT),
-            Asked(holder=Holder("other", frozenset({"read"}), views=frozenset({"bill"}))),
-            Asked(holder=Holder("other", frozenset({"read"}), where={"customer": "emma"})),
+            Asked(holder=Principal("other", frozenset({"read"}), views=frozenset({"bill"}))),
+            Asked(holder=Principal("other", frozenset({"read"}), where={"customer": "emma"})),
         ):
             with pytest.raises(AccessDenied):
                 room.watch(asked)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.played_spark import PERIOD_US, PlayedSpark
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.computed import KnownSteps
-from stateside.layout import Layout
-from stateside.positions import Position
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.storage import Storage
 from stateside.replica import generations
+from stateside.replica.bootstrap import NewReplica
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.new_replica import NewReplica
-from stateside.replica.rollups import Rollups, rollups_of
+from stateside.replica.rollup_tables import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
-from stateside.storage import Storage
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import KnownSteps
 
 VIEW = "bench"
 CODEC = KeyCodec(["long", "timestamp", "string"])

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.checkpoint.types import parse_type
-from stateside.errors import RequestInvalid, SetupError
+from stateside.core.errors import RequestInvalid, SetupError
 from stateside.journal import Event
 from stateside.replica.keys import KeyCodec
 from stateside.serving.clients.answers import SqlAnswer, Table
-from stateside.serving.clients.events import Lines
-from stateside.serving.clients.merging import by_column, by_key, value_of
-from stateside.serving.clients.questions import appended, text
-from stateside.serving.reading.values import renderer
+from stateside.serving.clients.requests import appended, text
+from stateside.serving.clients.shards import by_column, by_key, value_of
+from stateside.serving.clients.transport import Lines
+from stateside.serving.rows.values import renderer
+from stateside.spark_state.types import parse_type
 from tests.rows import VALUES, WINDOW, array_of, map_of, struct_of
 
 KEYABLE = [

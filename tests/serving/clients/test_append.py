@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal
-from stateside.layout import Layout
-from stateside.positions import Position
-from stateside.serving.clients import Client, questions
+from stateside.serving.clients import Client, requests
 from stateside.serving.web.event_routes import BODY_BYTES_MAX, EVENTS_MAX
 from tests.serving.conftest import serving
 
@@ -102,11 +102,11 @@ def test_events_that_are_large_are_divided_by_their_size(url: str, folder: Layou
     with Client(url) as client:
         client.append(many("large", 60, text=text))
     assert len(stored(folder, "large")) == 60
-    sent = list(questions.appended(many("large", 60, text=text)))
+    sent = list(requests.appended(many("large", 60, text=text)))
     assert sum(count for count, _ in sent) == 60
     assert len(sent) > 1
     assert all(len(ask.body or b"") <= BODY_BYTES_MAX for _, ask in sent)
 
 
 def test_the_client_knows_what_a_server_takes() -> None:
-    assert (questions.EVENTS_MAX, questions.EVENTS_BYTES_MAX + 64) == (EVENTS_MAX, BODY_BYTES_MAX)
+    assert (requests.EVENTS_MAX, requests.EVENTS_BYTES_MAX + 64) == (EVENTS_MAX, BODY_BYTES_MAX)

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.errors import KeyInvalid, Misdirected, NotFreshEnough, OperatingError, StatesideError
-from stateside.replica.share import Share
-from stateside.serving.clients.asking import Asking
-from stateside.serving.clients.core import Core
-from stateside.serving.clients.questions import Floor
-from stateside.serving.clients.retrying import PAUSE_S_MAX, Verdict, pause_s, verdict
-from stateside.serving.clients.steps import Ask, Pause, Reply, Send, Silence, Steps, Together
-from stateside.serving.place.announcement import Announcement, Held
+from stateside.core.errors import KeyInvalid, Misdirected, NotFreshEnough, OperatingError, StatesideError
+from stateside.replica.shard import Share
+from stateside.serving.clients.calls import Asking
+from stateside.serving.clients.core import PAUSE_S_MAX, Core, RetryDecision, pause_s, verdict
+from stateside.serving.clients.requests import ClientFloor
+from stateside.serving.clients.steps import Ask, NoReply, Pause, Reply, Send, Steps, Together
+from stateside.serving.registry.announcement import Announcement, HeldShare
 
 URLS = ("http://a", "http://b", "http://c")
 KEY = (("customer", "string"),)
@@ -42,8 +41,8 @@ def fine(share: str | None = None, batch: int = 1) -> Reply:
     return replied(200, {"stamp": stamp | ({"share": share} if share else {}), "rows": [], "cursor": None})
 
 
-REFUSED = Silence("connection refused", sent=False)
-BROKEN = Silence("connection reset", sent=True)
+REFUSED = NoReply("connection refused", sent=False)
+BROKEN = NoReply("connection reset", sent=True)
 FAILURES = st.sampled_from(
     [
         REFUSED,
@@ -63,8 +62,8 @@ FAILURES = st.sampled_from(
 class World:
     """Servers that reply by their scripts, and, when these are over, with what they end with; a clock of its own."""
 
-    scripts: dict[str, Iterator[Reply | Silence]]
-    ends: dict[str, Reply | Silence]
+    scripts: dict[str, Iterator[Reply | NoReply]]
+    ends: dict[str, Reply | NoReply]
     servers: Callable[[], list[Announcement]] | None = None
     takes_s: float = 0.01
     now_s: float = 0.0
@@ -97,7 +96,7 @@ class World:
                 return self.reply(url, ask)
         return None
 
-    def reply(self, url: str, ask: Ask) -> Reply | Silence:
+    def reply(self, url: str, ask: Ask) -> Reply | NoReply:
         if ask.path == "/v1/servers":
             if self.servers is None:
                 return replied(404, {})
@@ -112,13 +111,13 @@ class World:
 scripts = st.fixed_dictionaries({url: st.lists(FAILURES, max_size=6) for url in URLS})
 
 
-def world(given_scripts: dict[str, list[Reply | Silence]], ends: Reply | Silence, takes_s: float = 0.01) -> World:
+def world(given_scripts: dict[str, list[Reply | NoReply]], ends: Reply | NoReply, takes_s: float = 0.01) -> World:
     return World({url: iter(script) for url, script in given_scripts.items()}, dict.fromkeys(URLS, ends), None, takes_s)
 
 
 @given(scripts, FAILURES, st.floats(0.001, 5), st.floats(0.05, 20))
 def test_every_call_ends_within_its_deadline(
-    given_scripts: dict[str, list[Reply | Silence]], ends: Reply | Silence, takes_s: float, deadline_s: float
+    given_scripts: dict[str, list[Reply | NoReply]], ends: Reply | NoReply, takes_s: float, deadline_s: float
 ) -> None:
     made = world(given_scripts, ends, takes_s)
     with pytest.raises(StatesideError):
@@ -128,7 +127,7 @@ def test_every_call_ends_within_its_deadline(
 
 @given(scripts)
 def test_a_question_is_answered_as_long_as_one_server_comes_back_in_time(
-    given_scripts: dict[str, list[Reply | Silence]],
+    given_scripts: dict[str, list[Reply | NoReply]],
 ) -> None:
     """Whatever the others do meanwhile; a server that said what it can, on its own, is not asked again."""
     final = (NotFreshEnough.code, "internal")
@@ -140,12 +139,12 @@ def test_a_question_is_answered_as_long_as_one_server_comes_back_in_time(
 
 
 @given(scripts)
-def test_a_server_that_wants_to_be_left_alone_is(given_scripts: dict[str, list[Reply | Silence]]) -> None:
+def test_a_server_that_wants_to_be_left_alone_is(given_scripts: dict[str, list[Reply | NoReply]]) -> None:
     made = world(given_scripts, fine())
     asked: dict[str, float] = {}
     original = made.reply
 
-    def reply(url: str, ask: Ask) -> Reply | Silence:
+    def reply(url: str, ask: Ask) -> Reply | NoReply:
         got = original(url, ask)
         if ask.path != "/v1/servers":
             assert made.now_s >= asked.get(url, 0.0), "asked again before Retry-After"
@@ -160,13 +159,13 @@ def test_a_server_that_wants_to_be_left_alone_is(given_scripts: dict[str, list[R
 
 @given(scripts)
 def test_what_must_not_be_repeated_is_sent_once_unless_nobody_can_have_got_it(
-    given_scripts: dict[str, list[Reply | Silence]],
+    given_scripts: dict[str, list[Reply | NoReply]],
 ) -> None:
     made = world(given_scripts, fine())
-    got: list[Reply | Silence] = []
+    got: list[Reply | NoReply] = []
     original = made.reply
 
-    def reply(url: str, ask: Ask) -> Reply | Silence:
+    def reply(url: str, ask: Ask) -> Reply | NoReply:
         got.append(original(url, ask))
         return got[-1]
 
@@ -175,7 +174,7 @@ def test_what_must_not_be_repeated_is_sent_once_unless_nobody_can_have_got_it(
         made.run(made.core().reply(Ask("POST", "/x", repeatable=False)))
     replies = [each for each in got if not (isinstance(each, Reply) and each.status == 404)]
     for before_last in replies[:-1]:
-        unsent = isinstance(before_last, Silence) and not before_last.sent
+        unsent = isinstance(before_last, NoReply) and not before_last.sent
         assert unsent or (isinstance(before_last, Reply) and before_last.status in (421, 429))
 
 
@@ -200,7 +199,7 @@ def test_a_server_that_did_not_reply_is_asked_last_for_a_while() -> None:
 def test_a_question_that_may_wait_has_so_much_longer() -> None:
     made = world({}, BROKEN, takes_s=100)
     with pytest.raises(OperatingError, match="No Stateside server answered: connection reset"):
-        made.run(Asking(made.core(deadline_s=3)).rows("bill", ["x"], Floor(wait_ms=25_000)))
+        made.run(Asking(made.core(deadline_s=3)).rows("bill", ["x"], ClientFloor(wait_ms=25_000)))
     assert made.now_s == pytest.approx(3 + 20)
 
 
@@ -212,12 +211,12 @@ def test_pauses_grow_up_to_a_limit_and_differ(rounds: int, seed: int) -> None:
 
 
 @given(FAILURES, st.booleans())
-def test_no_failure_is_taken_for_an_answer(got: Reply | Silence, repeatable: bool) -> None:
-    assert verdict(Ask("GET", "/x", repeatable=repeatable), got) is not Verdict.DONE
+def test_no_failure_is_taken_for_an_answer(got: Reply | NoReply, repeatable: bool) -> None:
+    assert verdict(Ask("GET", "/x", repeatable=repeatable), got) is not RetryDecision.DONE
 
 
-def _code(got: Reply | Silence) -> str:
-    document = None if isinstance(got, Silence) else json.loads(got.content)
+def _code(got: Reply | NoReply) -> str:
+    document = None if isinstance(got, NoReply) else json.loads(got.content)
     return str(document["type"]).rpartition(":")[2] if document else ""
 
 
@@ -225,12 +224,12 @@ def _code(got: Reply | Silence) -> str:
 
 
 def server(name: str, share: str | None, batch: int = 1) -> Announcement:
-    held = Held(None if share is None else Share.parse(share), batch, 0, "r", KEY, KEY)
+    held = HeldShare(None if share is None else Share.parse(share), batch, 0, "r", KEY, KEY)
     return Announcement(name, f"http://{name}", 0, {"bill": held})
 
 
 def share_of(customer: str, count: int = 2) -> str:
-    leading = Held(None, 0, 0, "", KEY).leading([customer])
+    leading = HeldShare(None, 0, 0, "", KEY).leading([customer])
     assert leading is not None
     return next(f"{index}/{count}" for index in range(1, count + 1) if Share(index, count).has(leading))
 
@@ -242,7 +241,7 @@ def test_a_key_goes_straight_to_the_share_that_has_it() -> None:
     asking = Asking(made.core(["http://a"]))
     for customer in ("emma", "ben", "mia", "noah", "x", "y"):
         made.sent.clear()
-        assert made.run(asking.rows("bill", [customer], Floor())).stamp.share == share_of(customer)
+        assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share_of(customer)
         assert len(made.sent) == 1
 
 
@@ -253,14 +252,14 @@ def test_a_share_that_moved_is_found_again_where_the_server_says_or_the_others_d
     made = World({}, {"http://a": problem(moved), "http://b": REFUSED, "http://c": fine(share)})
     made.servers = lambda: [server("a", share)]
     asking = Asking(made.core(["http://a"]))
-    assert made.run(asking.rows("bill", [customer], Floor())).stamp.share == share
+    assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share
     assert [url for _, url in made.sent] == ["http://a", "http://c"]
 
     made = World({}, {"http://a": fine("9/9"), "http://b": REFUSED, "http://c": fine(share)})
     announced = [server("b", share)]
     made.servers = lambda: [server("c", share)] if made.sent else announced
     asking = Asking(made.core(["http://a"]))
-    assert made.run(asking.rows("bill", [customer], Floor())).stamp.share == share
+    assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share
     assert [url for _, url in made.sent] == ["http://b", "http://c"]
 
 
@@ -268,14 +267,14 @@ def test_a_missing_share_is_told_by_its_number() -> None:
     made = World({}, {"http://a": fine("1/2")})
     made.servers = lambda: [server("a", "1/2")]
     with pytest.raises(OperatingError, match=r"no server announces the shares 2/2 of the view 'bill'"):
-        made.run(Asking(made.core(["http://a"])).rollup("bill", [], [], Floor()))
+        made.run(Asking(made.core(["http://a"])).rollup("bill", [], [], ClientFloor()))
 
 
 def test_an_answer_of_another_share_than_was_asked_is_not_taken() -> None:
     """The server was started anew with another share since it was looked up: its rows would be missing or doubled."""
     made = World({"http://a": iter([fine("2/2")])}, {"http://a": fine("1/2"), "http://b": fine("2/2")})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], Floor()))
+    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor()))
     assert [stamp.share for stamp in answer.stamps] == ["1/2", "2/2"]
 
 
@@ -292,7 +291,7 @@ def test_answers_of_shares_at_different_batches_are_asked_again_as_of_the_lowest
     asked: list[tuple[str, str]] = []
 
     class Batches(World):
-        def reply(self, url: str, ask: Ask) -> Reply | Silence:
+        def reply(self, url: str, ask: Ask) -> Reply | NoReply:
             if ask.path == "/v1/servers":
                 return super().reply(url, ask)
             as_of = dict(ask.parameters).get("as_of", "")
@@ -301,16 +300,16 @@ def test_answers_of_shares_at_different_batches_are_asked_again_as_of_the_lowest
 
     made = Batches({}, {})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], Floor(max_age_ms=5)))
+    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor(max_age_ms=5)))
     assert asked == [("http://a", ""), ("http://b", ""), ("http://a", "5")]
     assert (answer.one_batch, answer.stamp.batch, answer.stamp.share) == (True, 5, None)
 
 
 def test_where_the_history_does_not_go_back_so_far_the_answer_says_that_it_is_of_several_batches() -> None:
-    from stateside.errors import HistoryGone
+    from stateside.core.errors import HistoryGone
 
     class Gone(World):
-        def reply(self, url: str, ask: Ask) -> Reply | Silence:
+        def reply(self, url: str, ask: Ask) -> Reply | NoReply:
             if ask.path == "/v1/servers":
                 return super().reply(url, ask)
             if "as_of" in dict(ask.parameters):
@@ -319,6 +318,6 @@ def test_where_the_history_does_not_go_back_so_far_the_answer_says_that_it_is_of
 
     made = Gone({}, {})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], Floor()))
+    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor()))
     assert (answer.one_batch, answer.stamp.batch, answer.stamp.share) == (False, 5, "2/2")
     assert [stamp.batch for stamp in answer.stamps] == [7, 5]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import AccessDenied, TokenInvalid
-from stateside.layout import Layout
-from stateside.serving.access.issuer import Issuer
+from stateside.core.errors import AccessDenied, TokenInvalid
+from stateside.core.layout import Layout
+from stateside.serving.access.tokens import Issuer
 from stateside.serving.clients import Client
 from tests.serving.cluster import COUNTRIES, Cluster
 

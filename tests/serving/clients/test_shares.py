@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import KeyInvalid, OperatingError, RequestInvalid, StatesideError, ViewUnknown
+from stateside.core.errors import KeyInvalid, OperatingError, RequestInvalid, StatesideError, ViewUnknown
 from stateside.serving.clients import Client
 from tests.serving.cluster import COUNTRIES, Cluster, customers
 

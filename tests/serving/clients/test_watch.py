@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateside.errors import KeyInvalid, RequestInvalid
+from stateside.core.errors import KeyInvalid, RequestInvalid
 from stateside.serving.clients import Change, Client
 from tests.serving.cluster import COUNTRIES, Cluster
 

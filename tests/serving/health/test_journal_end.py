@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import JournalAway
+from stateside.core.errors import JournalAway
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.kafka.placed import place
-from stateside.journal.opened import open_writer
-from stateside.layout import Layout
-from stateside.ops.broker import Broker
-from stateside.positions import Position
-from stateside.serving.health import journal_end as module
-from stateside.serving.health.journal_end import JournalEnd
+from stateside.journal.folder import open_writer
+from stateside.journal.kafka.topic_folder import place
+from stateside.serving.health import status as module
+from stateside.serving.health.status import JournalEnd
+from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import delete, event, new_topic
 from tests.waiting import wait_until
 

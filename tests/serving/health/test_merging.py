@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
+from stateside.core.layout import Layout
 from stateside.journal.merge import Merger
 from stateside.journal.nodes import NodeWriter
-from stateside.layout import Layout
-from stateside.serving.health.merging import MergeCondition, merge_condition
+from stateside.serving.health.merge_status import MergeCondition, merge_condition
 from stateside.serving.health.metrics import Metrics
-from stateside.serving.reading.views import Views
+from stateside.serving.rows.view_readers import ViewReaders
 from tests.journal.nodes.dying import event
 
 
 def metrics(folder: Path, now_us: int) -> dict[str, float]:
     """What /metrics tells of the merge, by name and labels."""
-    text = Metrics().text([], Views(Layout(folder), ManualClock(now_us)).merge_condition()).decode()
+    text = Metrics().text([], ViewReaders(Layout(folder), ManualClock(now_us)).merge_condition()).decode()
     lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith("stateside_merge"))
     return {name: float(value) for name, _, value in lines}
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.leadership import Candidate
-from stateside.serving.health.batches import BATCHES_SHOWN, newest_batches
-from stateside.serving.health.status import Status, partition_sizes
-from stateside.serving.reading.views import Views
+from stateside.serving.health.status import BATCHES_SHOWN, Status, newest_batches, partition_sizes
+from stateside.serving.rows.view_readers import ViewReaders
 from tests.billing.written_bills import WrittenBills, plan, step
 from tests.serving.web.application import make_application
 
@@ -70,14 +69,14 @@ def test_a_folder_s_status_has_its_journal_views_and_tables(layout: Layout) -> N
     bills = WrittenBills.begin(layout, plan())
     bills.commit({("emma", JANUARY, "call", "basic@1"): (60, 1)}, 1)
     step(layout)
-    found = asyncio.run(Status(layout).now(Views(layout)))
+    found = asyncio.run(Status(layout).now(ViewReaders(layout)))
     (view,) = found["views"]
     assert (view["view"], view["job"]["state"], view["replica"]["stamp"]["batch"]) == ("bill", "unknown", 0)
     assert {table["table"]: table["rows"] for table in view["tables"]} == {"documents": 0, "dead_letters": 0}
     assert found["journal"] is None
     assert "leadership" not in found
     assert Candidate(layout.root, "a", lease_s=10).step() is not None
-    assert asyncio.run(Status(layout).now(Views(layout)))["leadership"]["leader"]["identity"] == "a"
+    assert asyncio.run(Status(layout).now(ViewReaders(layout)))["leadership"]["leader"]["identity"] == "a"
 
 
 def test_a_file_of_a_table_that_is_damaged_is_told_and_what_left_the_table_is_forgotten(layout: Layout) -> None:
@@ -85,7 +84,7 @@ def test_a_file_of_a_table_that_is_damaged_is_told_and_what_left_the_table_is_fo
     bills.commit({("emma", JANUARY, "call", "basic@1"): (60, 1)}, 1)
     bills.commit(bills.seal(JANUARY), 2)
     step(layout)
-    status, views = Status(layout), Views(layout)
+    status, views = Status(layout), ViewReaders(layout)
 
     def documents() -> dict[str, Any]:
         (view,) = asyncio.run(status.now(views))["views"]
@@ -111,6 +110,6 @@ def test_a_file_of_a_table_that_is_damaged_is_told_and_what_left_the_table_is_fo
 
 def test_a_view_without_a_replica_has_a_status_too(layout: Layout) -> None:
     make_application(layout)
-    found = asyncio.run(Status(layout).now(Views(layout)))
+    found = asyncio.run(Status(layout).now(ViewReaders(layout)))
     assert found["journal"]["end"] == 3
     assert found["views"][0]["replica"]["stamp"] is None

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.serving.health.metrics import FOLDER_VARIABLE, Metrics
-from stateside.serving.health.tallies import OTHER, SECONDS, SERIES_MAX, Tallies
+from stateside.serving.health.metrics import FOLDER_VARIABLE, OTHER, SECONDS, SERIES_MAX, Metrics, Tallies
 
 
 def counted(tallies: Tallies) -> dict[tuple[str, str, str], int]:

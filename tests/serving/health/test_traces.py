@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.serving.health import traces
-from stateside.serving.health.logs import JsonLines
-from stateside.serving.health.traces import Trace
+from stateside.serving.health import logs
+from stateside.serving.health.logs import JsonLines, Trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -54,14 +53,14 @@ def test_any_text_is_taken(text: str) -> None:
 
 
 def test_lines_of_the_log_are_json_with_the_trace_and_the_stack() -> None:
-    token = traces.current.set(Trace.of(PARENT))
+    token = logs.current.set(Trace.of(PARENT))
     try:
         raise ValueError("on\nseveral lines")
     except ValueError as error:
         record = logging.LogRecord("x", logging.ERROR, "f", 1, "%s failed", ("GET",), (ValueError, error, None))
         line = JsonLines().format(record)
     finally:
-        traces.current.reset(token)
+        logs.current.reset(token)
     assert "\n" not in line
     found = json.loads(line)
     assert found["message"] == "GET failed"

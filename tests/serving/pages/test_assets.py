@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stateside.errors import RouteUnknown
-from stateside.layout import Layout
-from stateside.serving.access.headers import security_headers
-from stateside.serving.access.holder import OPERATOR, customer
+from stateside.core.errors import RouteUnknown
+from stateside.core.layout import Layout
+from stateside.serving.access.hosts import security_headers
+from stateside.serving.access.principal import OPERATOR, customer
 from stateside.serving.pages.assets import Assets
-from stateside.serving.pages.page_routes import page_routes, rendered
-from stateside.serving.reading.views import Views
+from stateside.serving.pages.routes import page_routes, rendered
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 
@@ -38,7 +38,7 @@ def assets() -> Assets:
 
 def asked(assets: Assets, layout: Layout, version: str, name: str, **headers: str) -> Response:
     route = next(each for each in page_routes(assets) if each.pattern.startswith("/assets"))
-    request = Request((version, name), (), {}, Views(layout), headers=headers)
+    request = Request((version, name), (), {}, ViewReaders(layout), headers=headers)
 
     async def answer() -> Response:
         return await route.handler(request)

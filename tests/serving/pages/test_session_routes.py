@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from stateside.errors import AccessDenied
-from stateside.layout import Layout
+from stateside.core.errors import AccessDenied
+from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.holder import OPERATOR, Holder
+from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.pages.page import PAGES, Page
-from stateside.serving.pages.session_routes import session_routes
-from stateside.serving.reading.views import Views
+from stateside.serving.pages.routes import session_routes
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from tests.serving.web.running import Running
 
@@ -23,7 +23,7 @@ def test_an_open_server_does_not_tell_a_stranger_s_page_that_it_is_open(
 ) -> None:
     guard = Guard.of(layout)
     body = json.dumps({"token": "x"})
-    application = Application(Views(layout), session_routes(guard, PAGES, secure=False), guard=guard)
+    application = Application(ViewReaders(layout), session_routes(guard, PAGES, secure=False), guard=guard)
     with Running(application) as running:
         asked = running.ask(f"GET /v1/session HTTP/1.1\r\nHost: {host}\r\n\r\n")
         length = f"Content-Length: {len(body)}\r\n"
@@ -49,7 +49,7 @@ def test_an_open_server_does_not_tell_a_stranger_s_page_that_it_is_open(
 def test_what_the_schema_of_signing_in_does_not_allow_is_refused(layout: Layout, body: dict[str, object]) -> None:
     guard = Guard.of(layout)
     text = json.dumps(body)
-    with Running(Application(Views(layout), session_routes(guard, PAGES, secure=False), guard=guard)) as running:
+    with Running(Application(ViewReaders(layout), session_routes(guard, PAGES, secure=False), guard=guard)) as running:
         length = f"Content-Length: {len(text)}\r\n"
         answer = running.ask(f"POST /v1/session HTTP/1.1\r\nHost: localhost\r\n{length}\r\n{text}")
     assert (answer.split()[1], b"request-invalid" in answer) == (b"400", True)
@@ -63,24 +63,24 @@ SEE = frozenset({"read"})
     ("holder", "names"),
     [
         (OPERATOR, ["bill", "control", "views"]),
-        (Holder("reader", SEE), ["bill", "views"]),
-        (Holder("emma", SEE, where={"customer": "emma"}), ["bill"]),
-        (Holder("austria", SEE, where={"country": "AT"}), ["views"]),
-        (Holder("austria", SEE, frozenset({"bill"}), {"country": "AT"}), ["views"]),
-        (Holder("a view", SEE, frozenset({"bill"})), ["views"]),
-        (Holder("emma's rows", SEE, frozenset({"bill"}), {"customer": "emma"}), ["views"]),
-        (Holder("emma in Austria", SEE, where={"customer": "emma", "country": "AT"}), ["views"]),
-        (Holder("appender", frozenset({"append"})), []),
+        (Principal("reader", SEE), ["bill", "views"]),
+        (Principal("emma", SEE, where={"customer": "emma"}), ["bill"]),
+        (Principal("austria", SEE, where={"country": "AT"}), ["views"]),
+        (Principal("austria", SEE, frozenset({"bill"}), {"country": "AT"}), ["views"]),
+        (Principal("a view", SEE, frozenset({"bill"})), ["views"]),
+        (Principal("emma's rows", SEE, frozenset({"bill"}), {"customer": "emma"}), ["views"]),
+        (Principal("emma in Austria", SEE, where={"customer": "emma", "country": "AT"}), ["views"]),
+        (Principal("appender", frozenset({"append"})), []),
     ],
 )
-def test_the_pages_of_a_holder_are_those_that_have_anything_to_show_to_it(holder: Holder, names: list[str]) -> None:
+def test_the_pages_of_a_holder_are_those_that_have_anything_to_show_to_it(holder: Principal, names: list[str]) -> None:
     """The first one is where it begins: a bill that refuses every customer is no place for that."""
     assert [page.name for page in (BILL, *PAGES) if page.is_for(holder, "billing")] == names
     reaches = [customer for customer in ("emma", "ben") if reached(holder, customer)]
     assert ("bill" in names) == bool(reaches and "read" in holder.roles)
 
 
-def reached(holder: Holder, customer: str) -> bool:
+def reached(holder: Principal, customer: str) -> bool:
     try:
         holder.require_customer(customer)
     except AccessDenied:

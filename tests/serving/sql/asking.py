@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stateside.checkpoint.catalogue import Computed
-from stateside.checkpoint.steps import Step, Steps, extend_steps
-from stateside.layout import Layout
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.replica.tail import Tail
-from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.views import Views
-from stateside.serving.sql.question import Question
-from stateside.serving.sql.runner import Left, SqlRunner
-from stateside.storage import write_atomically
+from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql.sql_query import SqlQuery
+from stateside.serving.sql.statement_runner import Left, SqlRunner
+from stateside.views.catalogue import Computed
+from stateside.views.computed import Step, Steps, extend_steps
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
 
@@ -47,9 +47,9 @@ def follow(job: Job) -> None:
 class Asker:
     """Asks one worker's runner."""
 
-    def __init__(self, layout: Layout, runner: SqlRunner | None = None, views: Views | None = None) -> None:
+    def __init__(self, layout: Layout, runner: SqlRunner | None = None, views: ViewReaders | None = None) -> None:
         self.layout, self.runner = layout, runner or SqlRunner(layout)
-        self._views = views or Views(layout)
+        self._views = views or ViewReaders(layout)
 
     def anew(self) -> Asker:
         """Another one, which has kept nothing yet."""
@@ -60,13 +60,13 @@ class Asker:
         text: str,
         parameters: Any = (),
         *,
-        holder: Holder = OPERATOR,
+        holder: Principal = OPERATOR,
         floor: Floor | None = None,
         left: Left | None = None,
         **question: Any,
     ) -> bytes:
         """The written result."""
-        asked = Question.parse({"sql": text, "parameters": parameters or None, **question})
+        asked = SqlQuery.parse({"sql": text, "parameters": parameters or None, **question})
         return asyncio.run(self._content(asked, holder, floor or Floor(wait_ms=0), left or _stays))
 
     def document(self, text: str, parameters: Any = (), **options: Any) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Asker:
         """Close the replicas, so that this process may write them; the next question opens them anew."""
         for replica in self._views._replicas.values():
             replica.close()
-        self._views = Views(self.layout)
+        self._views = ViewReaders(self.layout)
 
-    async def _content(self, question: Question, holder: Holder, floor: Floor, left: Left) -> bytes:
+    async def _content(self, question: SqlQuery, holder: Principal, floor: Floor, left: Left) -> bytes:
         running = await self.runner.run(question, self._views, holder, floor, left)
         try:
             return b"".join([part async for part in running])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 
 from .asking import Asker, shop
 

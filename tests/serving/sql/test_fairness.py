@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
-from stateside.serving.access.issuer import Issuer
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
+from stateside.serving.access.tokens import Issuer
 from tests.serving.conftest import wait_until_it_answers
 from tests.sizes import sized
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.checkpoint.arrow_rows import arrow_type
-from stateside.checkpoint.catalogue import Catalogue, Computed, KeyColumn, Stored, ViewColumn
-from stateside.checkpoint.computed import ComputedColumns, KnownSteps
-from stateside.checkpoint.finalise import Finaliser, finaliser
-from stateside.checkpoint.steps import Step, Steps, extend_steps
-from stateside.checkpoint.types import parse_type
-from stateside.errors import CheckpointInvalid, ValueOverflow
-from stateside.serving.sql.finishing import ComputedArrays, finished, shown
+from stateside.core.errors import CheckpointInvalid, ValueOverflow
+from stateside.serving.sql.arrow_columns import ComputedArrays, finished, shown
+from stateside.spark_state.arrow_rows import arrow_type
+from stateside.spark_state.types import parse_type
+from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
+from stateside.views.computed import ComputedColumns, KnownSteps, Step, Steps, extend_steps
+from stateside.views.finalisers import Finaliser, finaliser
 from tests.rows import VALUES, decimals
 
 LONGS, DOUBLES = VALUES["long"], st.floats(allow_nan=False)
@@ -38,7 +37,7 @@ SUMS: dict[str, tuple[str, dict[str, st.SearchStrategy[Any]]]] = {
 @given(st.sampled_from(sorted(SUMS)), st.booleans(), st.data())
 def test_many_rows_are_finished_as_each_of_them_is(name: str, lenient: bool, data: st.DataObject) -> None:
     type_, buffers = SUMS[name]
-    stored = tuple(Stored(index, "buffer", each) for index, each in enumerate(buffers))
+    stored = tuple(StateColumn(index, "buffer", each) for index, each in enumerate(buffers))
     each = finaliser(ViewColumn("total", type_, name, stored, "…", lenient))
     rows = data.draw(st.lists(st.tuples(*buffers.values()), min_size=1, max_size=6))
     columns = [
@@ -65,14 +64,14 @@ def test_intervals_of_months_are_intervals() -> None:
     assert column.to_pylist() == [pa.MonthDayNano([14, 0, 0]), None, pa.MonthDayNano([-1, 0, 0])]
 
 
-TEXT = [Stored(at, name, "string") for at, name in enumerate(("plan", "kind"))]
+TEXT = [StateColumn(at, name, "string") for at, name in enumerate(("plan", "kind"))]
 VIEW = Catalogue(
     "app",
     "bill",
     0,
     tuple(KeyColumn(each.name, "string", each, each.name) for each in TEXT),
     tuple(
-        ViewColumn(name, "long", "sum", (Stored(at, name, "long"),), "…")
+        ViewColumn(name, "long", "sum", (StateColumn(at, name, "long"),), "…")
         for at, name in enumerate(("quantity", "more"))
     ),
     computed=(Computed("price", "quantity", ("kind", "plan")), Computed("other", "more", ("kind", "plan"))),
@@ -122,5 +121,5 @@ def _steps(factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_decimal_keeps_its_digits() -> None:
-    each = finaliser(ViewColumn("total", "decimal(18,2)", "unscaled_sum", (Stored(0, "sum", "long"),), "…"))
+    each = finaliser(ViewColumn("total", "decimal(18,2)", "unscaled_sum", (StateColumn(0, "sum", "long"),), "…"))
     assert finished(each, [pa.array([-12_345, None, 0])]).to_pylist() == [Decimal("-123.45"), None, Decimal("0.00")]

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.replica.history import Keep
 from stateside.replica.tail import Tail
-from stateside.serving.sql import chunk, live
-from stateside.serving.sql.chunk import Chunk, Keys
-from stateside.serving.sql.ending import Ending
-from stateside.serving.sql.kept import Kept, KeptRows, State
+from stateside.serving.sql import cache, live
+from stateside.serving.sql.cache import CachedRelation, Chunk, Keys, RelationCache, RelationState
+from stateside.serving.sql.sql_query import Ending
 from tests.replica.spark_job import Changes, Job
 from tests.sizes import not_in_fast, sized
 
@@ -47,13 +46,13 @@ def test_rows_that_are_moved_are_the_rows_of_the_later_batch(
     content: dict[bytes, bytes], batches: list[dict[bytes, bytes | None]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk, "ROWS_MAX", 2)
+        patch.setattr(cache, "ROWS_MAX", 2)
         listed = sorted(content)
         parts = [listed[first : first + 3] for first in range(0, len(listed), 3)]
         chunks = tuple(Chunk.of(Texts(), part, [content[key] for key in part]) for part in parts)
-        kept = KeptRows(State((), 0, ""), Texts.schema, chunks)
+        kept = CachedRelation(RelationState((), 0, ""), Texts.schema, chunks)
         for batch, changed in enumerate(batches, 1):
-            kept = kept.moved(State((), batch, ""), Texts(), sorted(changed.items()))
+            kept = kept.moved(RelationState((), batch, ""), Texts(), sorted(changed.items()))
             content = {key: row for key, row in {**content, **changed}.items() if row is not None}
             expected = sorted(content.items())
             assert list(zip(*kept.table().to_pydict().values(), strict=True)) == expected
@@ -94,7 +93,7 @@ def read_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     read_all = live._all
 
-    def noted(rows: live.Rows, bytes_max: int, ending: Ending) -> KeptRows | None:
+    def noted(rows: live.Rows, bytes_max: int, ending: Ending) -> CachedRelation | None:
         names.append(rows.name)
         return read_all(rows, bytes_max, ending)
 
@@ -150,13 +149,13 @@ def test_a_batch_of_another_run_is_not_taken_for_the_kept_one(layout: Layout, re
 
 
 def test_what_is_kept_stays_within_its_bytes() -> None:
-    kept = Kept(bytes_max=900)
-    some = KeptRows(State((), 1, ""), Texts.schema, (Chunk.of(Texts(), [b"k" * 100], [b"r" * 100]),))
+    kept = RelationCache(bytes_max=900)
+    some = CachedRelation(RelationState((), 1, ""), Texts.schema, (Chunk.of(Texts(), [b"k" * 100], [b"r" * 100]),))
     assert 300 < some.nbytes < 450, "there is room for two"
     for name in ("a", "b", "c"):
         kept.put(name, some)
         kept.get("a")
     assert kept.get("b") is None, "it was not asked for longest"
     assert kept.nbytes == 2 * some.nbytes
-    kept.put("large", KeptRows(State((), 1, ""), Texts.schema, 4 * some.chunks))
+    kept.put("large", CachedRelation(RelationState((), 1, ""), Texts.schema, 4 * some.chunks))
     assert kept.nbytes == 0

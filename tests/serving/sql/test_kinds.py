@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.errors import Misdirected
-from stateside.layout import Layout
-from stateside.replica.share import Share
+from stateside.core.errors import Misdirected
+from stateside.core.layout import Layout
+from stateside.replica.shard import Share
 from stateside.replica.tail import Tail
-from stateside.serving.access.holder import Holder
+from stateside.serving.access.principal import Principal
 from stateside.serving.foreign import open_foreign
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.views import Views
-from tests.checkpoint.conftest import _encode_row
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_readers import ViewReaders
 from tests.serving.test_foreign import COLUMNS, VALUES
 from tests.sizes import examples
+from tests.spark_state.conftest import _encode_row
 from tests.written import WINDOW, Written, WrittenOperator, window
 
 from .asking import Asker, shop
@@ -55,7 +55,7 @@ def served(folder: Path, operator: WrittenOperator, changed: Changed, conf: dict
 def check_same(layout: Layout) -> list[dict[str, Any]]:
     """The rows of the one view, which are the same in both answers."""
     (name,) = (view.name for view in layout.views())
-    views = Views(layout)
+    views = ViewReaders(layout)
     asker = Asker(layout, views=views)
     found = asker.document(f'SELECT * FROM "{name}"')
     names = [column["name"] for column in found["columns"]]
@@ -111,7 +111,7 @@ def test_a_server_with_a_share_refuses_what_is_asked_of_all_keys(layout: Layout)
     job = shop(layout)
     spec = TableSpec("closed", pa.schema([("customer", pa.string())]))
     ArchiveTable(layout.table("closed"), spec, job.view.mark("closed")).create()
-    ben = Holder("ben", frozenset({"sql"}), where={"customer": "ben"})
+    ben = Principal("ben", frozenset({"sql"}), where={"customer": "ben"})
     held = []
     for number in (1, 2):
         place = job.view.root / "replica"

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import SqlInvalid, StatesideError
-from stateside.serving.sql.engine import open_engine
-from stateside.serving.sql.functions import TABLE_FUNCTIONS, known_functions
-from stateside.serving.sql.statement import checked
+from stateside.core.errors import SqlInvalid, StatesideError
+from stateside.serving.sql.execution import open_engine
+from stateside.serving.sql.statement import TABLE_FUNCTIONS, checked, known_functions
 from tests.sizes import sized, some
 
 from .asking import Asker

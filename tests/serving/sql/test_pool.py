@@ -11,32 +11,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import TooManyRequests
-from stateside.layout import Layout
-from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.reading.floor import Floor
+from stateside.core.errors import TooManyRequests
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.rows.floor import Floor
 from stateside.serving.sql import pool
-from stateside.serving.sql.pool import Place, Slots, SqlPool, Waiter
-from stateside.serving.sql.question import Question
+from stateside.serving.sql.pool import ProcessSlots, SqlPool, SqlSlots, Waiter
+from stateside.serving.sql.sql_query import SqlQuery
 from tests.sizes import sized
 
 from .asking import shop
 
-BEN = Holder("ben", frozenset({"sql"}), where={"customer": "ben"})
+BEN = Principal("ben", frozenset({"sql"}), where={"customer": "ben"})
 
 
-def places() -> list[Place]:
-    return [Place(4, reserved=True), Place(2), Place(2)]
+def places() -> list[ProcessSlots]:
+    return [ProcessSlots(4, reserved=True), ProcessSlots(2), ProcessSlots(2)]
 
 
-def entered(slots: Slots, token: str, *, operator: bool = False) -> Waiter:
+def entered(slots: SqlSlots, token: str, *, operator: bool = False) -> Waiter:
     waiter = Waiter(token, operator)
     assert slots.enter(waiter)
     return waiter
 
 
 def test_a_token_has_its_statements_in_one_place_and_no_more_than_fit() -> None:
-    slots = Slots(places())
+    slots = SqlSlots(places())
     ben = [entered(slots, "ben") for _ in range(3)]
     assert ben[0].place is ben[1].place is not None
     assert ben[2].place is None, "although another process is free"
@@ -48,7 +48,7 @@ def test_a_token_has_its_statements_in_one_place_and_no_more_than_fit() -> None:
 
 
 def test_nobody_but_an_operator_gets_the_reserved_place() -> None:
-    slots = Slots(places())
+    slots = SqlSlots(places())
     for token in ("ben", "emma", "eve"):
         entered(slots, token)
     first = [entered(slots, "root", operator=True) for _ in range(5)]
@@ -58,7 +58,7 @@ def test_nobody_but_an_operator_gets_the_reserved_place() -> None:
 
 
 def test_a_token_that_always_runs_something_is_followed_by_who_waits() -> None:
-    slots = Slots(places())
+    slots = SqlSlots(places())
     held = entered(slots, "emma"), entered(slots, "emma")
     running = entered(slots, "ben")
     waiting = entered(slots, "eve")
@@ -75,7 +75,7 @@ def test_a_token_that_always_runs_something_is_followed_by_who_waits() -> None:
 
 
 def test_the_process_that_kept_a_token_s_rows_is_the_first_choice() -> None:
-    slots = Slots(places())
+    slots = SqlSlots(places())
     ben, emma = entered(slots, "ben"), entered(slots, "emma")
     for each in (ben, emma):
         assert each.place is not None
@@ -85,7 +85,7 @@ def test_the_process_that_kept_a_token_s_rows_is_the_first_choice() -> None:
 
 
 def test_only_so_many_of_a_token_wait() -> None:
-    slots = Slots([Place(1)])
+    slots = SqlSlots([ProcessSlots(1)])
     for _ in range(1 + pool.WAITING_MAX):
         entered(slots, "ben")
     assert not slots.enter(Waiter("ben", operator=False))
@@ -100,7 +100,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99), st.bool
 def test_whatever_comes_and_goes_tokens_stay_apart_and_everybody_has_a_turn(
     steps: list[tuple[str, int, bool]],
 ) -> None:
-    slots, there = Slots(places()), list[Waiter]()
+    slots, there = SqlSlots(places()), list[Waiter]()
     for token, number, comes in steps:
         if comes or not there:
             waiter = Waiter(token, operator=token in "ab")
@@ -125,7 +125,7 @@ def test_whatever_comes_and_goes_tokens_stay_apart_and_everybody_has_a_turn(
         _gone(slots, running[0])
 
 
-def _gone(slots: Slots, waiter: Waiter) -> None:
+def _gone(slots: SqlSlots, waiter: Waiter) -> None:
     if waiter.place is None:
         slots.give_up(waiter)
     else:
@@ -146,8 +146,8 @@ def in_pool(layout: Layout, work: Callable[[SqlPool], Any], **options: Any) -> N
     asyncio.run(run())
 
 
-async def answered(made: SqlPool, holder: Holder, text: str = "SELECT 1", timeout_ms: int = 30_000) -> bytes:
-    remote = await made.run(Question(text, timeout_ms=timeout_ms), holder, Floor(), asyncio.Event().wait)  # type: ignore[arg-type]
+async def answered(made: SqlPool, holder: Principal, text: str = "SELECT 1", timeout_ms: int = 30_000) -> bytes:
+    remote = await made.run(SqlQuery(text, timeout_ms=timeout_ms), holder, Floor(), asyncio.Event().wait)  # type: ignore[arg-type]
     try:
         return b"".join([part async for part in remote])
     finally:

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTimeout, SqlTooLarge, TooManyRequests
-from stateside.layout import Layout
-from stateside.serving.reading.floor import Floor
-from stateside.serving.sql import kept as limits
-from stateside.serving.sql.runner import SqlRunner
+from stateside.core.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTimeout, SqlTooLarge, TooManyRequests
+from stateside.core.layout import Layout
+from stateside.serving.rows.floor import Floor
+from stateside.serving.sql import cache as limits
+from stateside.serving.sql.statement_runner import SqlRunner
 from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.errors import AccessDenied, SqlInvalid, StatesideError
-from stateside.layout import Layout
-from stateside.serving.access.holder import Holder
-from stateside.serving.sql import kept as limits
+from stateside.core.errors import AccessDenied, SqlInvalid, StatesideError
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.sql import cache as limits
 from tests.replica.spark_job import Changes
 from tests.sizes import not_in_fast, sized, some
 
 from .asking import Asker, shop
 from .test_nasty import LOOKS_AROUND
 
-BEN = Holder("ben", frozenset({"sql"}), where={"customer": "ben"})
-GERMAN = Holder("german", frozenset({"sql"}), where={"country": "de"})
-BOTH = Holder("both", frozenset({"sql"}), where={"country": "de", "customer": "ben"})
-ELSEWHERE = Holder("elsewhere", frozenset({"sql"}), views=frozenset({"returns"}))
+BEN = Principal("ben", frozenset({"sql"}), where={"customer": "ben"})
+GERMAN = Principal("german", frozenset({"sql"}), where={"country": "de"})
+BOTH = Principal("both", frozenset({"sql"}), where={"country": "de", "customer": "ben"})
+ELSEWHERE = Principal("elsewhere", frozenset({"sql"}), views=frozenset({"returns"}))
 
 STATEMENTS = [
     "SELECT * FROM spending ORDER BY ALL",
@@ -49,7 +49,7 @@ rows = st.dictionaries(
 @not_in_fast("a property over many servers; the nasty statements are tried on one")
 @settings(max_examples=sized(4, 40, fast=2), deadline=None)
 @given(state=rows, holder=st.sampled_from([BEN, GERMAN, BOTH]), kept=st.booleans())
-def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holder, kept: bool) -> None:
+def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Principal, kept: bool) -> None:
     """The same statements, by an operator, over a view that has only the rows of the scope."""
     own = {key: row for key, row in state.items() if _in_scope(holder, key)}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Holde
             asker.let_go()
 
 
-def _in_scope(holder: Holder, key: tuple[str, str]) -> bool:
+def _in_scope(holder: Principal, key: tuple[str, str]) -> bool:
     return all(
         dict(zip(("customer", "country"), key, strict=True))[name] == text for name, text in holder.where.items()
     )
@@ -95,7 +95,7 @@ def test_a_view_that_is_not_in_the_scope_is_refused_and_not_told_of(asker: Asker
 
 def test_a_scope_that_no_row_can_be_in_is_refused(asker: Asker) -> None:
     with pytest.raises(AccessDenied, match="'orders' is 'many'"):
-        asker.rows("FROM spending", holder=Holder("x", frozenset({"sql"}), where={"orders": "many"}))
+        asker.rows("FROM spending", holder=Principal("x", frozenset({"sql"}), where={"orders": "many"}))
     with pytest.raises(AccessDenied, match="'colour'"):
-        asker.rows("FROM spending", holder=Holder("x", frozenset({"sql"}), where={"colour": "red"}))
-    assert len(asker.rows("FROM spending", holder=Holder("x", frozenset({"sql"}), where={"orders": "2"}))) == 1
+        asker.rows("FROM spending", holder=Principal("x", frozenset({"sql"}), where={"colour": "red"}))
+    assert len(asker.rows("FROM spending", holder=Principal("x", frozenset({"sql"}), where={"orders": "2"}))) == 1

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.billing.answers.gate import sql_tables
-from stateside.errors import AccessDenied, ArchiveAway, SqlInvalid
-from stateside.layout import Layout
-from stateside.serving.access.holder import Holder
-from stateside.serving.sql.runner import SqlRunner
+from stateside.billing.answers.available_documents import sql_tables
+from stateside.core.errors import AccessDenied, ArchiveAway, SqlInvalid
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.sql.statement_runner import SqlRunner
 from tests.billing.test_answers import DAY_US, JANUARY, Folder
 from tests.billing.written_bills import step
 
@@ -22,7 +22,7 @@ SPEC = TableSpec(
     "closed", pa.schema([("customer", pa.string()), ("country", pa.string()), ("total", pa.int64())]), ("country",)
 )
 BOTH = "SELECT sum(total) FROM (SELECT total FROM spending UNION ALL SELECT total FROM archive.closed)"
-EMMA = Holder("emma", frozenset({"sql"}), where={"customer": "emma"})
+EMMA = Principal("emma", frozenset({"sql"}), where={"customer": "emma"})
 
 
 def sealed(layout: Layout, name: str = "closed", *, with_batch: bool = True) -> ArchiveTable:
@@ -81,9 +81,9 @@ def test_a_scope_holds_for_tables_too(layout: Layout) -> None:
     for text in texts:
         assert asker.rows(text, holder=EMMA) == [["emma"]]
     assert asker.rows("SELECT customer FROM archive.closed WHERE country = 'fr'", holder=EMMA) == []
-    french = Holder("french", frozenset({"sql"}), where={"country": "fr"})
+    french = Principal("french", frozenset({"sql"}), where={"country": "fr"})
     assert asker.rows("SELECT customer FROM archive.closed", holder=french) == [["olga"]]
-    elsewhere = Holder("x", frozenset({"sql"}), views=frozenset({"returns"}))
+    elsewhere = Principal("x", frozenset({"sql"}), views=frozenset({"returns"}))
     with pytest.raises(AccessDenied):
         asker.rows("FROM archive.closed", holder=elsewhere)
     with pytest.raises(SqlInvalid):

@@ -23,8 +23,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stateside.errors import SqlInvalid
-from stateside.layout import Layout
+from stateside.core.errors import SqlInvalid
+from stateside.core.layout import Layout
 from stateside.serving.clients import Client
 from tests.replica.spark_job import Job
 from tests.serving.conftest import serving

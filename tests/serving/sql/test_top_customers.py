@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.gate import Gate, sql_tables
-from stateside.billing.answers.issued import followed
-from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.available_documents import Gate, sql_tables
+from stateside.billing.answers.document_store import followed
+from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals
 from stateside.billing.calendar import Cycle
-from stateside.layout import Layout
-from stateside.serving.reading.views import Floor, ViewReader
-from stateside.serving.sql.runner import SqlRunner
+from stateside.core.layout import Layout
+from stateside.serving.rows.view_readers import Floor, ViewReader
+from stateside.serving.sql.statement_runner import SqlRunner
 from tests.billing.written_bills import BASIC, WrittenBills, plan, step
 from tests.serving.sql.asking import Asker
 

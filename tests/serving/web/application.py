@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stateside.checkpoint.inferred import infer
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage, write_atomically
 from stateside.journal import Event, JournalWriter
-from stateside.layout import Layout
-from stateside.storage import Storage, write_atomically
+from stateside.views.inference import infer
 from tests.written import Written, WrittenOperator
 
 ORDERS = WrittenOperator([("customer", "string"), ("year", "integer")], [("count", "long"), ("sum", "long")])

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
 from stateside.serving.web import connections
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response, StreamResponse
 from stateside.serving.web.route import Route
-from stateside.storage import write_atomically
 
 PART_BYTES = 64 * 1024
 STALLED_S = 1.5
@@ -23,13 +23,13 @@ def routes(layout: Layout) -> list[Route]:
     connections.STALLED_S = STALLED_S
 
     async def idle(request: Request) -> Response:
-        return Response({}, stream=Stream("text/plain", _idle(layout.root / "idle")))
+        return Response({}, stream=StreamResponse("text/plain", _idle(layout.root / "idle")))
 
     async def flood(request: Request) -> Response:
-        return Response({}, stream=Stream("text/plain", _flood(layout.root / "flood")))
+        return Response({}, stream=StreamResponse("text/plain", _flood(layout.root / "flood")))
 
     async def broken(request: Request) -> Response:
-        return Response({}, stream=Stream("text/plain", _broken()))
+        return Response({}, stream=StreamResponse("text/plain", _broken()))
 
     handlers = {"idle": idle, "flood": flood, "broken": broken}
     return [Route(f"/{name}", handler, "", "anyone") for name, handler in handlers.items()]

@@ -20,12 +20,11 @@ import httpx
 import jwt
 import pytest
 
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.layout import Layout
-from stateside.serving.access.claims import Claims
-from stateside.serving.access.holder import OPERATOR
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.keys import KeyFile
+from stateside.serving.access.principal import OPERATOR
+from stateside.serving.access.token_files import KeyFile
+from stateside.serving.access.tokens import Claims, Issuer
 from tests.serving.conftest import serving
 
 from .application import make_application

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.reading.views import Views
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response, StreamResponse
 from stateside.serving.web.route import Body, Route
 from tests.sizes import sized
 
@@ -70,7 +70,7 @@ class Rooms:
             finally:
                 self.left.set()
 
-        return Response({}, stream=Stream("text/plain", parts()))
+        return Response({}, stream=StreamResponse("text/plain", parts()))
 
 
 class Held:
@@ -108,7 +108,7 @@ def rooms() -> Rooms:
 def running(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     layout = Layout(tmp_path_factory.mktemp("connection"))
     Issuer(layout).create("somebody")
-    with Running(Application(Views(layout), rooms.routes(), guard=Guard.of(layout))) as running:
+    with Running(Application(ViewReaders(layout), rooms.routes(), guard=Guard.of(layout))) as running:
         yield running
 
 

@@ -15,14 +15,13 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stateside.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
+from stateside.core.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
+from stateside.core.layout import Layout
 from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.fields import ViewFields, keep_fields
-from stateside.layout import Layout
-from stateside.serving import appender
-from stateside.serving.appender import Appender
-from stateside.serving.reading.views import Views
-from stateside.serving.web.event_routes import EVENTS_MAX, event_routes
+from stateside.journal.payload import ViewFields, keep_fields
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.web import event_routes as event_routes_module
+from stateside.serving.web.event_routes import EVENTS_MAX, Appender, event_routes
 from stateside.serving.web.request import Request
 from tests.serving.conftest import serving
 from tests.written import WORDS, Written
@@ -35,7 +34,7 @@ def event(id_: str, **more: Any) -> dict[str, Any]:
 def post(layout: Layout, document: bytes) -> dict[str, Any]:
     """What the handler says to this body."""
     (route,) = event_routes(layout)
-    request = Request((), (), {}, Views(layout), body=document)
+    request = Request((), (), {}, ViewReaders(layout), body=document)
     return dict(asyncio.run(route.handler(request)).document)  # type: ignore[arg-type]
 
 
@@ -85,7 +84,7 @@ def test_an_exported_event_is_taken_with_all_its_fields(layout: Layout) -> None:
 
 
 def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "WAITING_EVENTS_MAX", 3)
+    monkeypatch.setattr(event_routes_module, "WAITING_EVENTS_MAX", 3)
     made = Appender(layout)
 
     async def go() -> None:

@@ -8,9 +8,9 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from stateside.billing.answers.api import routes as billing_routes
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
-from stateside.serving.reading.views import Views
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.openapi import openapi
@@ -18,7 +18,9 @@ from stateside.serving.web.openapi import openapi
 
 @pytest.fixture
 def document(layout: Layout) -> dict[str, Any]:
-    application = Application(Views(layout), [*event_routes(layout), *billing_routes(layout)], guard=Guard.of(layout))
+    application = Application(
+        ViewReaders(layout), [*event_routes(layout), *billing_routes(layout)], guard=Guard.of(layout)
+    )
     return openapi(application.routes)
 
 

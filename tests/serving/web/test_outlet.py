@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 from stateside.serving.web.connection import UNSENT_BYTES_MAX
 from tests.serving.conftest import serving, wait_until_it_answers
 from tests.serving.web.application import make_application

@@ -16,11 +16,11 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from stateside.layout import Layout
-from stateside.processes import Child, free_port
+from stateside.core.layout import Layout
+from stateside.core.processes import Child, free_port
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.reading.views import Views
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.route import Body, Route
 from tests.serving.conftest import wait_until_it_answers
@@ -81,7 +81,7 @@ def port(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
     layout = Layout(folder / "application")
     Issuer(layout).create("somebody")
     slow = Route("/v1/slow", rooms.slow, "", "anyone", method="POST", body=Body({}, NOTE_BYTES_MAX))
-    with Running(Application(Views(layout), [*rooms.routes(), slow], guard=Guard.of(layout))) as running:
+    with Running(Application(ViewReaders(layout), [*rooms.routes(), slow], guard=Guard.of(layout))) as running:
         configuration = folder / "nginx.conf"
         configuration.write_text(CONFIGURATION.format(folder=folder, server=running.port, port=port))
         child = Child([str(NGINX), "-p", str(folder), "-c", str(configuration)], folder / "log")

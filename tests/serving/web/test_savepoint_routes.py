@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.reading.views import Views
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.savepoint_routes import savepoint_routes
+from stateside.serving.web.operator_routes import savepoint_routes
 from tests.billing.written_bills import WrittenBills, plan, step
 from tests.serving.web.running import Running
 
@@ -27,7 +27,7 @@ def bills(layout: Layout) -> Layout:
 
 
 def asked(layout: Layout, method: str, address: str = ADDRESS, token: str | None = None) -> bytes:
-    application = Application(Views(layout), savepoint_routes(layout), guard=Guard.of(layout))
+    application = Application(ViewReaders(layout), savepoint_routes(layout), guard=Guard.of(layout))
     presented = f"authorization: Bearer {token}\r\n" if token else ""
     length = "content-length: 0\r\n" if method == "POST" else ""
     with Running(application) as running:

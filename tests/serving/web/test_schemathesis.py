@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from tests.serving.cluster import Cluster
 from tests.serving.conftest import serving
 from tests.sizes import examples

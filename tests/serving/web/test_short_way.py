@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from stateside.clock import ManualClock
+from stateside.core.clock import ManualClock
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.issuer import Issuer
-from stateside.serving.access.limits import Limits
-from stateside.serving.reading.views import Views
+from stateside.serving.access.limits import RateLimits
+from stateside.serving.access.tokens import Issuer
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from tests.serving.reading.shop import Shop
+from tests.serving.rows.shop import Shop
 from tests.serving.web.running import LONG, Running, received
 from tests.sizes import some
 
@@ -32,9 +32,9 @@ FIRST: Rows = {("emma", "de"): (2, 104), ("emma", ""): (3, 9), ("ben%s", 'f"r'):
 class Asked:
     """The server of a shop, asked both ways."""
 
-    def __init__(self, shop: Shop, limits: Limits | None = None) -> None:
+    def __init__(self, shop: Shop, limits: RateLimits | None = None) -> None:
         self.clock = ManualClock(NOW_US)
-        self._views = Views(shop.layout, self.clock)
+        self._views = ViewReaders(shop.layout, self.clock)
         guard = Guard.of(shop.layout) if limits is None else Guard.of(shop.layout, limits)
         self.running = Running(Application(self._views, guard=guard))
 
@@ -291,18 +291,18 @@ def test_a_lookup_of_our_own_page_is_answered(asked: Asked) -> None:
 
 def test_a_request_is_counted_once_whichever_way_it_goes(shop: Shop) -> None:
     for path in ("/v1/views/spending/rows/emma", EMMA):
-        with Asked(shop, Limits(rate_per_s=1)) as asked:
+        with Asked(shop, RateLimits(rate_per_s=1)) as asked:
             assert [status(asked.get(path)) for _ in range(3)] == [200, 200, 429], "a bucket holds two"
 
 
 def test_nobody_is_under_way_any_more_when_all_are_answered_refused_ones_too(shop: Shop) -> None:
     Issuer(shop.layout).create("all")
-    with Asked(shop, Limits(running_max=2)) as asked:
+    with Asked(shop, RateLimits(running_max=2)) as asked:
         assert [status(asked.get(headers="authorization: Bearer x.y.z\r\n")) for _ in range(5)] == [401] * 5
 
 
 def test_an_error_that_nobody_foresaw_is_told_by_the_long_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateside.serving.reading.reader.ViewReader._stamp", lambda *given: 1 // 0)
+    monkeypatch.setattr("stateside.serving.rows.view_reader.ViewReader._stamp", lambda *given: 1 // 0)
     with Asked(shop) as asked:
         answer = both(asked)
         assert (status(answer), header(answer, "content-type")) == (500, "application/problem+json")

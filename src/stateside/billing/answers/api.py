@@ -12,34 +12,30 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stateside.billing.answers import explain, pdf
-from stateside.billing.answers.archived import Archive, Archived
 from stateside.billing.answers.audits import Audits
+from stateside.billing.answers.available_documents import Archived, DocumentArchive, Gate
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
-from stateside.billing.answers.course import Course
+from stateside.billing.answers.document_store import Document, DocumentStore, followed
 from stateside.billing.answers.explain import Behind, Explainer
-from stateside.billing.answers.gate import Gate
-from stateside.billing.answers.issued import Document, Issued, followed
-from stateside.billing.answers.letters import DeadLetters
-from stateside.billing.answers.pace import label_before
-from stateside.billing.answers.paces import Paces
-from stateside.billing.answers.periods import Ends
-from stateside.billing.answers.published import PublishedPlans
-from stateside.billing.answers.totals import ROLLUP, ArchiveSums, Part, all_totals, period_totals
+from stateside.billing.answers.letters import DeadLetterReader
+from stateside.billing.answers.period_names import Ends, PublishedPlans
+from stateside.billing.answers.totals import ROLLUP, ArchiveSums, TotalsPart, all_totals, period_totals
+from stateside.billing.answers.trend import Paces, PeriodTrend, label_before
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.plan_file import load_plans, plan_file
 from stateside.billing.model import APPLICATION, VIEW
-from stateside.billing.sealing.plan_file import load_plans, plan_file
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import DocumentUnknown, RequestInvalid, RouteUnknown
-from stateside.journal.opened import open_journal
-from stateside.layout import Layout
-from stateside.serving.reading.holding import not_whole
-from stateside.serving.reading.views import Answer, Floor, ViewReader
+from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
+from stateside.journal.folder import open_journal
+from stateside.serving.rows.scope import not_whole
+from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import File, Response, stamped
 from stateside.serving.web.route import FLOOR, JSON, Parameter, Route, whole
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 PAGE_MAX: Final = 1_000
 PAGE_DEFAULT: Final = 100
@@ -91,10 +87,10 @@ class Api:
 
     def __init__(self, layout: Layout) -> None:
         view, journal = layout.view(VIEW), open_journal(layout.journal)
-        self._issued = Issued(followed(layout))
+        self._issued = DocumentStore(followed(layout))
         self._sums = ArchiveSums(followed(layout))
-        self._documents, self._summed = (Archive(lambda: self._cycles().values()) for _ in range(2))
-        self._letters = DeadLetters.of(layout)
+        self._documents, self._summed = (DocumentArchive(lambda: self._cycles().values()) for _ in range(2))
+        self._letters = DeadLetterReader.of(layout)
         self._audits = Audits(layout)
         self._paces = Paces(layout)
         self._plans = PublishedPlans(lambda: load_plans(view), str(plan_file(view)))
@@ -118,7 +114,7 @@ class Api:
     async def course(self, request: Request) -> Response:
         """The days of a period of the customer's bill."""
         customer, archived, period, found = await self._behind(request)
-        days = Course.of(period, found, self._plans, archived.stamp.watermark_us)
+        days = PeriodTrend.of(period, found, self._plans, archived.stamp.watermark_us)
         return _marked(archived, {"customer": customer, **days.as_dict()})
 
     async def invoices(self, request: Request) -> Response:
@@ -235,7 +231,7 @@ class Api:
 
     async def _sealed(
         self, stamp: Stamp, floor: Floor, ends_us: Sequence[int] | None, what: str
-    ) -> tuple[list[Part], Archived]:
+    ) -> tuple[list[TotalsPart], Archived]:
         """The documents' part of totals of the periods that end then, or of all; ArchiveAway if it is unknown."""
         gate = Gate.of(stamp)
         if ends_us is not None and all(end_us > gate.watermark_us for end_us in ends_us):
@@ -244,7 +240,7 @@ class Api:
         archived.require(ends_us or (), what)
         return found or [], archived
 
-    async def _all_live(self, reader: ViewReader, floor: Floor) -> Answer:
+    async def _all_live(self, reader: ViewReader, floor: Floor) -> ViewAnswer:
         """The rows of all customers, added up; refused where some are elsewhere: the documents are all customers'."""
         live = await reader.rollup(ROLLUP, [], floor)
         if live.stamp.share is not None:
@@ -254,7 +250,7 @@ class Api:
     def _cycles(self) -> dict[str, Cycle]:
         return {name: plan.cycle for name, plan in self._plans.all().items()}
 
-    async def _of_customer(self, request: Request, customer: str) -> tuple[Answer, list[Document], Archived]:
+    async def _of_customer(self, request: Request, customer: str) -> tuple[ViewAnswer, list[Document], Archived]:
         """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""
         floor = request.floor()
         reader = await self._reader(request)

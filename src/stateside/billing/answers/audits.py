@@ -19,12 +19,12 @@ import sys
 import time
 from typing import Any, Final
 
-from stateside import processes
-from stateside.clock import Clock, SystemClock
-from stateside.errors import StatesideError
-from stateside.layout import Layout
+from stateside.core import processes
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
+from stateside.core.storage import try_lock, write_atomically
 from stateside.serving.stamp import iso_time
-from stateside.storage import try_lock, write_atomically
 
 AUDIT_S_MAX: Final = 3_600
 TEXT_CHARS_MAX: Final = 20_000

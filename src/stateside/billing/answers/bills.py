@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from stateside.billing.answers.issued import Document, Line
-from stateside.billing.answers.published import PublishedPlans
+from stateside.billing.answers.document_store import Document, Line
+from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.calendar import Period
 from stateside.billing.money import Rounding, checked, round_micros, total_rounding
 from stateside.serving.stamp import iso_time, parse_time

@@ -23,16 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.billing.answers.bills import BillPeriod
-from stateside.billing.answers.issued import Line
+from stateside.billing.answers.document_store import Line
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import StateError
+from stateside.core.errors import StateError
+from stateside.core.positions import Position
 from stateside.journal import Journal
 from stateside.journal.payload import payload_columns
-from stateside.positions import Position
 from stateside.serving.stamp import iso_time
+from stateside.spark_state.batch_log import Checkpoint
 
 PAGE_EVENTS_DEFAULT: Final = 100
 PAGE_EVENTS_MAX: Final = 1_000

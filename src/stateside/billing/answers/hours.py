@@ -33,21 +33,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.billing.answers.explain import deduplicates
-from stateside.billing.answers.periods import Ends
+from stateside.billing.answers.period_names import Ends
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.amounts import Amounts, Longs
 from stateside.billing.model import CLOCK, HOUR_US, VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
-from stateside.billing.sealing.amounts import Amounts
-from stateside.billing.sealing.columns import Longs
-from stateside.checkpoint.log import Checkpoint
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.journal import Journal
-from stateside.journal.conditions import Conditions, Span
-from stateside.journal.opened import open_journal
+from stateside.journal.folder import open_journal
+from stateside.journal.predicates import Conditions, NumberRange, stretches
 from stateside.journal.segment import PARTITION
-from stateside.journal.selecting import stretches
-from stateside.layout import Layout
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 MEMORY_MAX: Final = "512MB"
 HOURS_PER_DAY: Final = 24
@@ -122,7 +120,7 @@ def _config(spill: str) -> dict[str, str | bool | int | float | list[str]]:
 def _events(journal: Journal, book: Book, ends_us: set[tuple[str, int]], stop: int) -> Iterator[pa.Table]:
     """The events that happened while these plans' periods lasted, many at a time."""
     starts = [book.plans[plan].cycle.ending(end_us).start_us for plan, end_us in ends_us]
-    within = Conditions(time=Span(min(starts), max(end_us for _, end_us in ends_us) - 1))
+    within = Conditions(time=NumberRange(min(starts), max(end_us for _, end_us in ends_us) - 1))
     waiting: list[pa.Table] = []
     for stretch in stretches(journal, journal.begin()[PARTITION], stop, within):
         for first, batch in journal.batches(stretch.start, stretch.stop):

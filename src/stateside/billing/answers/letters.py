@@ -11,11 +11,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.followed import FollowedTable
+from stateside.archive.table_reader import FollowedTable
+from stateside.billing.invoicing.documents import DEAD_LETTERS
 from stateside.billing.model import VIEW
-from stateside.billing.sealing.dead_letters import DEAD_LETTERS
-from stateside.errors import DocumentUnknown, RequestInvalid
-from stateside.layout import Layout
+from stateside.core.errors import DocumentUnknown, RequestInvalid
+from stateside.core.layout import Layout
 from stateside.serving.stamp import iso_time
 
 REPLAYED_MAX: Final = 100_000  # at once: they are one append, all or none
@@ -51,14 +51,14 @@ class DeadLetter:
         }
 
 
-class DeadLetters:
+class DeadLetterReader:
     """The dead letters of an application's folder; none before the first batch."""
 
     def __init__(self, table: FollowedTable) -> None:
         self._table = table
 
     @classmethod
-    def of(cls, layout: Layout) -> DeadLetters:
+    def of(cls, layout: Layout) -> DeadLetterReader:
         """Those of this folder."""
         return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
 
@@ -87,7 +87,7 @@ class DeadLetters:
 
 def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) -> list[DeadLetter]:
     """The one at an offset, or all with a reason; DocumentUnknown if there is none."""
-    letters = DeadLetters.of(layout)
+    letters = DeadLetterReader.of(layout)
     if offset is None:
         found = letters.page(limit=REPLAYED_MAX + 1, reason=reason)
     else:

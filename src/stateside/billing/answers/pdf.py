@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
 
-from stateside.billing.answers.issued import Document, Line
+from stateside.billing.answers.document_store import Document, Line
 from stateside.billing.money import format_micros
 
 TITLES: Final = {"invoice": "Invoice", "credit-note": "Credit note", "debit-note": "Debit note"}
@@ -34,7 +34,7 @@ _NAMES: Final = {"call": "Calls", "message": "Messages", "data": "Data", "credit
 
 def render(document: Document, time_zone: str) -> bytes:
     """The document as a PDF, with its period's days in this time zone."""
-    page = _Page(document)
+    page = _PdfPage(document)
     page.add_page()
     _head(page, document, time_zone)
     _table(page, document)
@@ -43,7 +43,7 @@ def render(document: Document, time_zone: str) -> bytes:
     return bytes(page.output())
 
 
-class _Page(FPDF):
+class _PdfPage(FPDF):
     """A4 with the document's number and the page's on every foot."""
 
     def __init__(self, document: Document) -> None:
@@ -90,7 +90,7 @@ def _is_latin(char: str) -> bool:
     return char.isprintable() and ord(char) < 256
 
 
-def _head(page: _Page, document: Document, time_zone: str) -> None:
+def _head(page: _PdfPage, document: Document, time_zone: str) -> None:
     page.text_line(TITLES[document.kind], size=24, bold=True)
     page.text_line(document.number, size=12, color=_PALE)
     page.ln(8)
@@ -117,7 +117,7 @@ def _edges_us(document: Document) -> tuple[int, int]:
     return document.period_start_us, document.period_end_us - 1
 
 
-def _table(page: _Page, document: Document) -> None:
+def _table(page: _PdfPage, document: Document) -> None:
     _row(page, _HEADINGS, bold=True, color=_PALE)
     page.rule()
     for line in document.lines:
@@ -152,14 +152,14 @@ def _quantity(line: Line, currency: str) -> str:
     return f"{line.quantity:,} {_UNITS.get(line.type, '')}".strip()
 
 
-def _row(page: _Page, cells: tuple[str, ...], *, bold: bool = False, color: tuple[int, int, int] = _INK) -> None:
+def _row(page: _PdfPage, cells: tuple[str, ...], *, bold: bool = False, color: tuple[int, int, int] = _INK) -> None:
     page.ink(9.5, bold, color)
     for place, (cell, width_mm) in enumerate(zip(cells, _COLUMNS_MM, strict=True)):
         page.cell(width_mm, _ROW_MM, _fitted(page, latin(cell), width_mm - 2), align="L" if place < 2 else "R")
     page.ln(_ROW_MM)
 
 
-def _fitted(page: _Page, text: str, width_mm: float) -> str:
+def _fitted(page: _PdfPage, text: str, width_mm: float) -> str:
     """The text, cut where the column ends, with dots to say so."""
     if page.get_string_width(text) <= width_mm:
         return text
@@ -168,7 +168,7 @@ def _fitted(page: _Page, text: str, width_mm: float) -> str:
     return f"{text}..."
 
 
-def _total(page: _Page, document: Document) -> None:
+def _total(page: _PdfPage, document: Document) -> None:
     if page.will_page_break(_TOTAL_MM):  # it stays together
         page.add_page()
     page.ln(3)
@@ -182,7 +182,7 @@ def _total(page: _Page, document: Document) -> None:
         page.text_line(f"Before rounding, {how}: {exact}", size=8.5, color=_PALE)
 
 
-def _remarks(page: _Page, document: Document) -> None:
+def _remarks(page: _PdfPage, document: Document) -> None:
     if not document.event_ids:
         return
     page.ln(6)

@@ -32,12 +32,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.followed import DataFile, FollowedTable
-from stateside.billing.answers.gate import ON_TIME, Gate
-from stateside.billing.answers.periods import Ends
-from stateside.billing.answers.published import PublishedPlans
+from stateside.archive.table_reader import DataFile, FollowedTable
+from stateside.billing.answers.available_documents import ON_TIME, Gate
+from stateside.billing.answers.period_names import Ends, PublishedPlans
+from stateside.billing.invoicing.documents import INVOICE
 from stateside.billing.money import checked
-from stateside.billing.sealing.documents import INVOICE
 from stateside.serving.stamp import parse_time
 
 ROLLUP: Final = ("period_end", "plan", "type")
@@ -52,7 +51,7 @@ _BY: Final = pa.schema(
 _NONE: Final = pa.schema([*_BY, *((name, _EXACT) for name in _NUMBERS)]).empty_table()
 
 
-class Sums(NamedTuple):
+class TotalSums(NamedTuple):
     """What some rows add up to. `charged_micros`, of their lines, and `rounding_micros` are of documents only."""
 
     quantity: int = 0
@@ -61,24 +60,24 @@ class Sums(NamedTuple):
     charged_micros: int = 0
     rounding_micros: int = 0
 
-    def plus(self, other: Sums) -> Sums:
+    def plus(self, other: TotalSums) -> TotalSums:
         """Both together."""
-        return Sums(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return TotalSums(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TotalsPart:
     """What live rows, or documents, have of one plan and type in the period that ends then."""
 
     end_us: int
     plan: str
     type: str
-    sums: Sums
+    sums: TotalSums
 
     @classmethod
-    def live(cls, row: Mapping[str, Any]) -> Part:
+    def live(cls, row: Mapping[str, Any]) -> TotalsPart:
         """What a row of the view's rollup has."""
-        sums = Sums(row["quantity"], row["events"], row["amount_micros"])
+        sums = TotalSums(row["quantity"], row["events"], row["amount_micros"])
         return cls(parse_time(row["period_end"]), row["plan"], row["type"], sums)
 
 
@@ -91,7 +90,7 @@ class ArchiveSums:
         self._files: tuple[DataFile, ...] = ()
         self._by_file: dict[Path, pa.Table] = {}
 
-    def of(self, ends_us: Iterable[int] | None, gate: Gate, *, known: bool = False) -> list[Part]:
+    def of(self, ends_us: Iterable[int] | None, gate: Gate, *, known: bool = False) -> list[TotalsPart]:
         """What the documents that a gate lets through have of the periods that end at these moments; None: of all.
 
         With `known` those of the version that was looked at last; ArchiveAway for what was not added up by then.
@@ -143,9 +142,9 @@ def _add_up(documents: pa.Table) -> pa.Table:
     return _summed(pa.table(columns), _BY.names).select(_NONE.column_names).cast(_NONE.schema)
 
 
-def _sealed(entries: pa.Table) -> Iterable[Part]:
+def _sealed(entries: pa.Table) -> Iterable[TotalsPart]:
     for row in _summed(entries, ["end_us", "plan", "type"]).to_pylist():
-        yield Part(row["end_us"], row["plan"], row["type"], Sums(*(int(row[name]) for name in _NUMBERS)))
+        yield TotalsPart(row["end_us"], row["plan"], row["type"], TotalSums(*(int(row[name]) for name in _NUMBERS)))
 
 
 def _summed(table: pa.Table, by: list[str]) -> pa.Table:
@@ -158,23 +157,23 @@ def _time(time_us: int) -> datetime:
 
 
 def period_totals(
-    ends: Ends, live: Iterable[Mapping[str, Any]], sealed: Iterable[Part], plans: PublishedPlans
+    ends: Ends, live: Iterable[Mapping[str, Any]], sealed: Iterable[TotalsPart], plans: PublishedPlans
 ) -> dict[str, Any]:
     """The totals of a period as the API shows them: by currency and type, and by currency; never over currencies.
 
     `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's gate.
     """
-    return _totals(ends, map(Part.live, live), sealed, plans)
+    return _totals(ends, map(TotalsPart.live, live), sealed, plans)
 
 
 def all_totals(
-    live: Iterable[Mapping[str, Any]], sealed: Iterable[Part], plans: PublishedPlans
+    live: Iterable[Mapping[str, Any]], sealed: Iterable[TotalsPart], plans: PublishedPlans
 ) -> list[dict[str, Any]]:
     """The totals of all periods that there are, oldest first: as many steps as there are rows and periods."""
     cycles = {name: plan.cycle for name, plan in plans.all().items()}
-    found: dict[str, tuple[list[Part], list[Part]]] = defaultdict(lambda: ([], []))
+    found: dict[str, tuple[list[TotalsPart], list[TotalsPart]]] = defaultdict(lambda: ([], []))
     first_us: dict[str, int] = {}
-    for number, parts in enumerate((map(Part.live, live), sealed)):
+    for number, parts in enumerate((map(TotalsPart.live, live), sealed)):
         for part in parts:
             label = plans.get(part.plan).cycle.ending(part.end_us).label
             found[label][number].append(part)
@@ -183,7 +182,9 @@ def all_totals(
     return [_totals(Ends.of(label, cycles), *found[label], plans) for label in labels]
 
 
-def _totals(ends: Ends, live: Iterable[Part], sealed: Iterable[Part], plans: PublishedPlans) -> dict[str, Any]:
+def _totals(
+    ends: Ends, live: Iterable[TotalsPart], sealed: Iterable[TotalsPart], plans: PublishedPlans
+) -> dict[str, Any]:
     live_sums, sealed_sums = (_by_kind(ends, parts, plans) for parts in (live, sealed))
     kinds = sorted({*live_sums, *sealed_sums})
     return {
@@ -206,9 +207,9 @@ def _totals(ends: Ends, live: Iterable[Part], sealed: Iterable[Part], plans: Pub
     }
 
 
-def _by_kind(ends: Ends, parts: Iterable[Part], plans: PublishedPlans) -> Mapping[tuple[str, str], Sums]:
+def _by_kind(ends: Ends, parts: Iterable[TotalsPart], plans: PublishedPlans) -> Mapping[tuple[str, str], TotalSums]:
     """What a period has of these, by currency and type; nothing of every other one."""
-    found: dict[tuple[str, str], Sums] = defaultdict(Sums)
+    found: dict[tuple[str, str], TotalSums] = defaultdict(TotalSums)
     for part in parts:
         if ends.has(part.plan, part.end_us):
             kind = plans.get(part.plan).currency, part.type
@@ -216,14 +217,14 @@ def _by_kind(ends: Ends, parts: Iterable[Part], plans: PublishedPlans) -> Mappin
     return found
 
 
-def _all(sums: Mapping[tuple[str, str], Sums], currency: str) -> Sums:
-    total = Sums()
+def _all(sums: Mapping[tuple[str, str], TotalSums], currency: str) -> TotalSums:
+    total = TotalSums()
     for (of, _), part in sums.items():
         total = total.plus(part) if of == currency else total
     return total
 
 
-def _shown(live: Sums, sealed: Sums) -> dict[str, int]:
+def _shown(live: TotalSums, sealed: TotalSums) -> dict[str, int]:
     return {
         "events": live.events + sealed.events,
         "amount_micros": checked(live.amount_micros + sealed.amount_micros),
@@ -234,7 +235,7 @@ def _shown(live: Sums, sealed: Sums) -> dict[str, int]:
     }
 
 
-def _of_currency(live: Sums, sealed: Sums) -> dict[str, int]:
+def _of_currency(live: TotalSums, sealed: TotalSums) -> dict[str, int]:
     """The same over all types, with what the documents round on top of their lines."""
     charged = sealed._replace(charged_micros=sealed.charged_micros + sealed.rounding_micros)
     return _shown(live, charged) | {"rounding_micros": checked(sealed.rounding_micros)}

@@ -12,10 +12,9 @@ It stands at one batch of the view `bill`: the one of the replica's snapshot. `f
 `account_laws` and `document_laws` what must hold, `answers` and `answer_sums` how a running server is examined.
 """
 
-from stateside.billing.audit.answers import recheck
-from stateside.billing.audit.auditor import LAWS, Audit, audit
+from stateside.billing.audit.auditor import LAWS, Audit, audit, live_rows
 from stateside.billing.audit.balance import Balance
-from stateside.billing.audit.found import Live, Standing
-from stateside.billing.audit.live import live_rows
+from stateside.billing.audit.found import Live, LiveBatch
+from stateside.billing.audit.live_answers import recheck
 
-__all__ = ["LAWS", "Audit", "Balance", "Live", "Standing", "audit", "live_rows", "recheck"]
+__all__ = ["LAWS", "Audit", "Balance", "Live", "LiveBatch", "audit", "live_rows", "recheck"]

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote
 
-from stateside.billing.audit.law import SHOWN_MAX, Verdict, money
-from stateside.billing.audit.money import MINOR_MICROS
-from stateside.errors import Misdirected
-from stateside.positions import Position
+from stateside.billing.audit.law import SHOWN_MAX, LawVerdict, money
+from stateside.billing.audit.money_macros import MINOR_MICROS
+from stateside.core.errors import Misdirected
+from stateside.core.positions import Position
 
 Get = Callable[[str, Position], Mapping[str, Any]]  # the answer of a route, at this position or later
 Entry = Mapping[str, Any]
@@ -26,14 +26,14 @@ _EXACT: Final = ("amount_micros", "events")
 _OF_TYPES: Final = ("events", "amount_micros", "open_micros", "sealed_micros")
 
 
-def judge_sums(get: Get, customers: Sequence[str], floor: Position) -> Verdict:
+def judge_sums(get: Get, customers: Sequence[str], floor: Position) -> LawVerdict:
     """Ask for these customers' bills and for all periods' totals, and add up what they say."""
     found: list[str] = []
     with suppress(Misdirected):  # where every server has a share of the keys, nobody shows such totals
         found += off_in_periods(get("/v1/periods", floor))
     for customer in customers[:BILLS]:
         found += off_in_bill(get(f"/v1/customers/{quote(customer, safe='')}/bill", floor))
-    return Verdict("sums", _TEXT, len(found), tuple(found[:SHOWN_MAX]))
+    return LawVerdict("sums", _TEXT, len(found), tuple(found[:SHOWN_MAX]))
 
 
 def off_in_bill(bill: Entry) -> Iterator[str]:

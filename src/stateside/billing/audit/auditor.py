@@ -1,24 +1,89 @@
-"""The audit itself: bring the ledger up to the batch of the live rows, and judge all laws there."""
+"""The audit itself: bring the ledger up to the batch of the live rows, and judge all laws there.
+
+Whether the past is still what it was: the ledger's sums are worth nothing if the journal was changed under them.
+
+Every audit reads again the newest events that it has folded, and some older ones, going round: so a change is found
+soon, though not at once. `--full` reads everything, and forgets what it read before.
+
+The live rows of the view `bill`, out of its replica, as readers see them: one snapshot, one batch.
+"""
 
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateside.billing.audit.account_laws import ACCOUNT_LAWS, COUNTS, NAMED_PERIODS
 from stateside.billing.audit.answer_sums import Get, judge_sums
-from stateside.billing.audit.answers import Ask, compare_answers, floor_of, sampled_customers
 from stateside.billing.audit.balance import Balance, balance
 from stateside.billing.audit.document_laws import DOCUMENT_LAWS
-from stateside.billing.audit.fold import Watch, fold
-from stateside.billing.audit.found import Live, Standing, take_documents, take_live
-from stateside.billing.audit.law import Verdict, judge, moment
+from stateside.billing.audit.fold import Watch, chunks, digest_of, fold
+from stateside.billing.audit.found import Live, LiveBatch, Row, take_documents, take_live
+from stateside.billing.audit.law import LawVerdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
-from stateside.billing.audit.past import check_past
-from stateside.journal.opened import open_journal
-from stateside.layout import Layout
+from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of, sampled_customers
+from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
+from stateside.journal import Journal
+from stateside.journal.folder import open_journal
+from stateside.replica.checksums import Unchecked
+from stateside.replica.store import ReplicaReader
+from stateside.replica.tail import Tail
+from stateside.serving.rows.shape import Shape
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import KnownSteps
+
+RECHECKED_EVENTS = 250_000  # at least so many older events are read again each time
+
+
+def check_past(ledger: Ledger, journal: Journal) -> None:
+    """PastChanged if the journal is not the one, or not as it was, when the ledger was filled."""
+    if ledger.position == 0:
+        return
+    if ledger.journal != journal.id():
+        raise _changed(journal, f"it is {journal.id()}, and was {ledger.journal} at the last audit")
+    end = journal.durable_end().offset
+    if end < ledger.position:
+        raise _changed(journal, f"it ends at offset {end:,}, and {ledger.position:,} events of it were audited before")
+    for start, stop, digest in _to_recheck(ledger):
+        _recheck(ledger, journal, start, stop, digest)
+
+
+def _to_recheck(ledger: Ledger) -> list[tuple[int, int, int]]:
+    """The last chunk, and those that follow where the last audit stopped to look, going round."""
+    found = ledger.rows(
+        """
+        with older as (
+            select *, sum(stop - start) over (order by start < rechecked, start) - (stop - start) as before
+            from chunks, fold
+        )
+        select start, stop, digest from older
+        where before < ? or stop = position order by start < rechecked, start
+        """,
+        RECHECKED_EVENTS,
+    )
+    going_round = [stop for _, stop, _ in found if stop != ledger.position]
+    ledger.sql.execute("update fold set rechecked = ?", [going_round[-1] if going_round else 0])
+    return [(start, stop, digest) for start, stop, digest in found]
+
+
+def _recheck(ledger: Ledger, journal: Journal, start: int, stop: int, digest: int) -> None:
+    found = sum(digest_of(ledger, chunk) for *_, chunk in chunks(journal, start, stop))
+    if found != digest:
+        raise _changed(journal, f"its events from offset {start:,} to {stop:,} are not those of the last audit")
+
+
+def _changed(journal: Journal, how: str) -> PastChanged:
+    return PastChanged(
+        f"The journal is not what it was: {how}",
+        where=str(journal.directory),
+        next_step="Find out who changed it: events never change. With --full the audit begins anew",
+    )
+
 
 LAWS = (*ACCOUNT_LAWS, *DOCUMENT_LAWS)
 
@@ -27,10 +92,10 @@ LAWS = (*ACCOUNT_LAWS, *DOCUMENT_LAWS)
 class Audit:
     """What an audit found, at which batch; `counts` says what became of the journal's events."""
 
-    standing: Standing
+    standing: LiveBatch
     counts: dict[str, int]
     documents: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[LawVerdict, ...]
     folded: int
     fold_seconds: float
     seconds: float
@@ -123,9 +188,57 @@ def audit(
     )
 
 
-def _judge_all(ledger: Ledger) -> tuple[list[Verdict], dict[str, int]]:
+def _judge_all(ledger: Ledger) -> tuple[list[LawVerdict], dict[str, int]]:
     ledger.sql.execute(NAMED_PERIODS)
     found = ledger.sql.execute(COUNTS)
     names = [column[0] for column in found.description]
     counts = {name: int(value) for name, value in zip(names, found.fetchall()[0], strict=True)}
     return [judge(ledger, law) for law in LAWS], counts
+
+
+VIEW = "bill"
+ROLLUP = ("period_end", "plan", "type")
+_ROLLUP_ROWS_MAX = 10_000_000
+
+
+@contextmanager
+def live_rows(layout: Layout) -> Iterator[Live]:
+    """The rows of the newest batch that the replica has; RequestInvalid if this is no billing application's folder."""
+    view = layout.view(VIEW)
+    if not view.catalogue.exists():
+        raise RequestInvalid(
+            f"There is no view {VIEW!r} in {layout.root}", next_step="Name the folder of a billing application"
+        )
+    steps = KnownSteps(view.name, view.steps)
+    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), steps)
+    reader = _reader(layout)
+    try:
+        with reader.snapshot() as snapshot:
+            batch = snapshot.batch()
+            if batch is None:
+                raise _no_batch(layout)
+            standing = LiveBatch(batch.batch, batch.position.one(), batch.watermark_us)
+            rows: Iterator[Row] = (shape.row(key, row) for key, row in snapshot.range(b""))
+            yield Live(standing, rows, shape.rollups.rows(snapshot, ROLLUP, [], _ROLLUP_ROWS_MAX))
+    finally:
+        reader.close()
+
+
+def _reader(layout: Layout) -> ReplicaReader:
+    """The replica's; one that an older Stateside wrote is loaded again, as no server has done so yet."""
+    view = layout.view(VIEW)
+    try:
+        return ReplicaReader(view.replica)
+    except FileNotFoundError:
+        raise _no_batch(layout) from None
+    except Unchecked:
+        with closing(Tail(view)) as tail:
+            tail.step()
+        return ReplicaReader(view.replica)
+
+
+def _no_batch(layout: Layout) -> NotFreshEnough:
+    return NotFreshEnough(
+        f"The view {VIEW!r} has no replica with a batch yet",
+        next_step=f"Run the application, and `stateside serve --dir {layout.root}`, which keeps the replica",
+    )

@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from stateside.billing.audit.calendar import Cycle, periods
 from stateside.billing.audit.ledger import Ledger
-from stateside.billing.audit.plan_payload import NAMED, QUANTITY_MAX
-from stateside.billing.audit.references import fold_references
+from stateside.billing.audit.reference_data import NAMED, QUANTITY_MAX, AuditCycle, fold_references, periods
 from stateside.journal import Journal
 from stateside.journal.columns import SCHEMA
 
@@ -205,6 +203,6 @@ def _add_periods(ledger: Ledger) -> None:
     for kind, time_zone, anchor_day, first_us, last_us in spans:
         cycle = (kind, time_zone, anchor_day)
         ledger.sql.execute("delete from periods where (kind, time_zone, anchor_day) = (?, ?, ?)", cycle)
-        for period in periods(Cycle(*cycle), first_us, last_us):
+        for period in periods(AuditCycle(*cycle), first_us, last_us):
             row = [*cycle, period.label, period.start_us, period.end_us]
             ledger.sql.execute("insert into periods values (?, ?, ?, ?, ?, ?)", row)

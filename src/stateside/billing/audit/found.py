@@ -31,9 +31,9 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from stateside.billing.audit.ledger import Ledger
-from stateside.errors import NotFreshEnough
-from stateside.journal.opened import open_journal
-from stateside.layout import Layout
+from stateside.core.errors import NotFreshEnough
+from stateside.core.layout import Layout
+from stateside.journal.folder import open_journal
 
 ROWS_AT_ONCE = 50_000
 Row = Mapping[str, Any]
@@ -73,7 +73,7 @@ ROLLUP_ROWS = f"period_end_us bigint, plan text, type text, {_NUMBERS}"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LiveBatch:
     """Where the live rows stand: after which batch, at which offset of the journal, under which watermark."""
 
     batch: int
@@ -85,7 +85,7 @@ class Standing:
 class Live:
     """The open rows, and their rollup by period, plan and type, as readers see them: all of one snapshot."""
 
-    standing: Standing
+    standing: LiveBatch
     rows: Iterable[Row]
     rollups: Iterable[Row]
 
@@ -115,7 +115,7 @@ def insert_rows(ledger: Ledger, table: str, columns: str, rows: Iterable[Row]) -
         ledger.sql.unregister("given_rows")
 
 
-def take_documents(ledger: Ledger, layout: Layout, standing: Standing) -> None:
+def take_documents(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
     """Take in the documents and dead letters that belong to live rows which stand so.
 
     Call it after those were read, with the ledger at their offset. NotFreshEnough if they stand inside of a document.
@@ -154,7 +154,7 @@ def stored_documents(layout: Layout) -> list[dict[str, Any]]:
     return list(rest.append_column("period_end_us", ends).to_pylist())
 
 
-def _check_settled(ledger: Ledger, layout: Layout, standing: Standing) -> None:
+def _check_settled(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
     """No document of a closed period has events both before the offset and behind it.
 
     A query that was never begun anew leaves none; one that says more than the journal has is left to the laws.

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stateside.billing.audit.ledger import Ledger
-from stateside.billing.audit.money import shown
+from stateside.billing.audit.money_macros import shown
 
 SHOWN_MAX = 10  # of one law: the first ones are told, all are counted
 
@@ -28,7 +28,7 @@ class Law:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LawVerdict:
     """What came of a law: how many places break it, and the first of them as sentences."""
 
     law: str
@@ -37,14 +37,14 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def judge(ledger: Ledger, law: Law) -> Verdict:
+def judge(ledger: Ledger, law: Law) -> LawVerdict:
     """Look where the law is broken."""
     ledger.sql.execute(f"create or replace temp table broken as {law.broken}")
     found = ledger.sql.execute(f"select * from broken limit {SHOWN_MAX}")
     names = [column[0] for column in found.description]
     rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
     sentences = tuple(law.say(row) + law.explain(ledger, row) for row in rows)
-    return Verdict(law.name, law.text, int(ledger.one("select count(*) from broken")), sentences)
+    return LawVerdict(law.name, law.text, int(ledger.one("select count(*) from broken")), sentences)
 
 
 def account(row: Row) -> str:

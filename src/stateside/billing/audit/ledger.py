@@ -16,8 +16,8 @@ from typing import Any
 
 import duckdb
 
-from stateside.billing.audit.money import MACROS, STEPS_TYPE
-from stateside.errors import OperatingError
+from stateside.billing.audit.money_macros import MACROS, STEPS_TYPE
+from stateside.core.errors import OperatingError
 
 FORMAT = 3  # of the tables; a ledger of another one is made anew
 MEMORY_MAX = "1GB"  # beyond that DuckDB works on disk

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateside.billing.book.folding import Assignment
+from stateside.billing.book.plan_rules import Assignment
 from stateside.billing.book.texts import ALL, Hashes, Longs, Rows, Texts, text_hashes
 
 NONE = -1  # in arrays of numbers of rows: there is none

@@ -5,30 +5,200 @@ covers more than an event needs gives the same answer for it: what stands behind
 
 A `BookKeeper` has the newest book of a journal. It begins with the newest snapshot in its folder, and reads on in the
 journal from there.
+
+Newcomers: customers' first assignments, taken into the book many at once.
+
+No rule can refuse a well-formed first assignment, so that none has to be looked at by itself; a million customers that
+are loaded into a journal are there in seconds. Whatever is not surely one is left to `folding`, which knows all rules.
+
+Snapshots of a book: Arrow files that are mapped into memory, so that a million accounts are there at once.
+
+    FOLDER/book-00000000000012345678.arrow     named by the offset that it covers
+
+The file's one record batch are the accounts; the schema's metadata, as JSON under `book`, are the journal's id, the
+offset, the plans and what was refused. A snapshot spares reading the journal and is nothing more: all of them may be
+deleted. The newest two are kept, as a reader may be about to open the one before.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.book import book_file
-from stateside.billing.book.accounts import NONE, Accounts, newest
-from stateside.billing.book.book_file import Pages
-from stateside.billing.book.folding import Assignment, Fold, Reference, Refused
-from stateside.billing.book.newcomers import newcomers_accounts, split_newcomers
-from stateside.billing.book.texts import Longs, Texts, text_hashes
+from stateside.billing.book.accounts import NONE, SCHEMA, Accounts, newest
+from stateside.billing.book.plan_rules import Assignment, Fold, Reference, Refused
+from stateside.billing.book.texts import Bools, Hashes, Longs, Texts, text_hashes
 from stateside.billing.model import ASSIGN, PLAN
-from stateside.billing.plans.version import PlanVersion
+from stateside.billing.plans.plan import PlanVersion
+from stateside.core.errors import StateError
+from stateside.core.storage import write_atomically
 from stateside.journal import Journal
+from stateside.journal.payload import payload_columns
 from stateside.journal.segment import DurableEnd
+
+_PAYLOAD = pa.schema([("plan", pa.string()), ("effective_us", pa.int64()), ("holder", pa.string())])
+
+
+def split_newcomers(references: pa.Table, known: tuple[Accounts, ...]) -> tuple[pa.Table, pa.Table]:
+    """First the newcomers among reference events, with their payload as columns; then all others as they are."""
+    references = references.combine_chunks()
+    assigned = references.filter(pc.equal(references["type"], ASSIGN)).combine_chunks()
+    if not assigned.num_rows:
+        return _table(assigned, _PAYLOAD.empty_table()), references
+    fields = payload_columns(assigned["payload"].chunk(0), _PAYLOAD)
+    sure = pc.and_(pc.greater(pc.binary_length(fields["plan"]), 0), pc.greater_equal(fields["effective_us"], 0))
+    sure = pa.array(np.asarray(pc.fill_null(sure, False)) & _new(Texts.of(assigned["entity"]), known))
+    newcomers = _table(assigned, fields).filter(sure)
+    others = pc.invert(pc.is_in(references["offset"], newcomers["offset"].combine_chunks()))
+    return newcomers, references.filter(others)
+
+
+def newcomers_accounts(newcomers: pa.Table, plans: dict[str, int]) -> Accounts:
+    """Their accounts, of one assignment each; `plans` has each plan's number."""
+    names = pa.concat_arrays([pa.array([], pa.large_string()), *newcomers["entity"].cast(pa.large_string()).chunks])
+    holders = newcomers["holder"].cast(pa.large_string())
+    known = pa.array(plans, pa.string())
+    numbers = pc.index_in(newcomers["plan"], known).cast(pa.int64())
+    return Accounts.of_one_each(
+        names,
+        np.asarray(newcomers["effective_us"]),
+        np.asarray(newcomers["offset"]),
+        np.array([*plans.values(), NONE])[np.asarray(numbers)],
+        pa.concat_arrays([pa.array([], pa.large_string()), *holders.chunks]),
+    )
+
+
+def _table(assigned: pa.Table, fields: pa.Table) -> pa.Table:
+    columns = {name: fields[name] for name in _PAYLOAD.names}
+    return pa.table({"offset": assigned["offset"], "entity": assigned["entity"], **columns})
+
+
+def _new(names: Texts, known: tuple[Accounts, ...]) -> Bools:
+    """Whether a customer is unknown and has one assignment here; not if a hash comes twice, whosever it is."""
+    hashes = text_hashes(names)
+    new = _once(hashes)
+    for accounts in known:
+        new &= accounts.find(names, hashes) == NONE
+    return new
+
+
+def _once(hashes: Hashes) -> Bools:
+    order = np.argsort(hashes)
+    twice = np.diff(hashes[order]) == 0
+    once = np.ones(len(hashes), np.bool_)
+    once[order[1:][twice]] = once[order[:-1][twice]] = False
+    return once
+
+
+VERSION = 1
+_KEPT = 2
+_PREFIX, _SUFFIX = "book-", ".arrow"
+_METADATA = b"book"
+
+
+@dataclass(frozen=True, slots=True)
+class BookTables:
+    """What a book has beside its accounts. `plan_names` gives plans their numbers in the accounts, and only grows."""
+
+    covers: int = 0
+    plan_names: tuple[str, ...] = ()
+    versions: tuple[tuple[int, PlanVersion], ...] = ()  # with their offsets, in order
+    refused: tuple[Refused, ...] = ()
+
+    def covering(self, covers: int) -> BookTables:
+        """The same up to a later offset."""
+        return replace(self, covers=covers)
+
+    def extended(self, fold: Fold, covers: int) -> BookTables:
+        """With what a fold accepted and refused."""
+        published = [version.plan for _, version in fold.versions]
+        assigned = [one.plan for several in fold.assignments.values() for one in several]
+        more = (*self.versions, *fold.versions), (*self.refused, *fold.refused)
+        return BookTables(covers, self.plan_names, *more).naming([*published, *assigned])
+
+    def naming(self, plans: Iterable[str]) -> BookTables:
+        """With numbers for these plans too."""
+        return replace(self, plan_names=tuple(dict.fromkeys([*self.plan_names, *plans])))
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Each plan's number."""
+        return {plan: number for number, plan in enumerate(self.plan_names)}
+
+    def as_json(self) -> dict[str, Any]:
+        """The pages for a file."""
+        return {
+            "covers": self.covers,
+            "plan_names": self.plan_names,
+            "versions": [[offset, version.as_payload()] for offset, version in self.versions],
+            "refused": [[one.offset, one.id, one.reason, one.detail] for one in self.refused],
+        }
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> BookTables:
+        """The pages of a file."""
+        return cls(
+            content["covers"],
+            tuple(content["plan_names"]),
+            tuple((offset, PlanVersion.from_payload(payload)) for offset, payload in content["versions"]),
+            tuple(Refused(*fields) for fields in content["refused"]),
+        )
+
+
+def save(folder: Path, journal_id: str | None, pages: BookTables, accounts: Accounts) -> None:
+    """Write a snapshot, in one step and durably, and delete those that nobody needs any more."""
+    content = json.dumps({"version": VERSION, "journal": journal_id, **pages.as_json()})
+    batch = accounts.as_batch()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, SCHEMA.with_metadata({_METADATA: content.encode()})) as writer:
+        writer.write_batch(batch)
+    write_atomically(folder / f"{_PREFIX}{pages.covers:020d}{_SUFFIX}", sink.getvalue().to_pybytes())
+    for path in list(_newest_first(folder))[_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def load_newest(folder: Path, journal_id: str | None) -> tuple[BookTables, Accounts] | None:
+    """The newest snapshot; None where there is none. StateError if it is damaged, or of another journal."""
+    for path in _newest_first(folder):
+        try:
+            return _load(path, journal_id)
+        except FileNotFoundError:
+            continue  # deleted meanwhile: there is a newer one, or this one's place was taken
+        except (pa.ArrowInvalid, OSError, ValueError, LookupError, TypeError) as error:
+            raise _unusable(path, f"it is damaged: {error}") from error
+    return None
+
+
+def _load(path: Path, journal_id: str | None) -> tuple[BookTables, Accounts]:
+    file = pa.ipc.open_file(pa.memory_map(str(path)))
+    content = json.loads(file.schema.metadata[_METADATA])
+    if content["version"] != VERSION:
+        raise _unusable(path, f"it has the format version {content['version']}, not {VERSION}")
+    if content["journal"] != journal_id:
+        raise _unusable(path, f"it is of the journal {content['journal']}, this one is {journal_id}")
+    return BookTables.parse(content), Accounts.from_batch(file.get_batch(0))
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"), reverse=True)
+
+
+def _unusable(path: Path, reason: str) -> StateError:
+    return StateError(
+        f"The snapshot of the book cannot be used: {reason}",
+        where=str(path),
+        next_step="Delete it: the book is then read from the journal",
+    )
+
 
 _TAIL_SHARE = 16  # accounts that changed lie apart until they are more than this part of all: few are copied at a time
 _TAIL_MIN = 4_096
@@ -45,14 +215,14 @@ _SAVE_ACCOUNTS_MIN = 10_000
 class Book:
     """Plans and assignments of the journal's events before the offset `covers`."""
 
-    pages: Pages
+    pages: BookTables
     base: Accounts
     tail: Accounts  # those that changed since the base was made, whole
 
     @classmethod
     def empty(cls) -> Book:
         """The book of an empty journal."""
-        return cls(Pages(), _NO_ACCOUNTS, _NO_ACCOUNTS)
+        return cls(BookTables(), _NO_ACCOUNTS, _NO_ACCOUNTS)
 
     @property
     def covers(self) -> int:
@@ -171,7 +341,7 @@ class _Versions:
     offsets: Longs
 
     @classmethod
-    def of(cls, pages: Pages) -> _Versions:
+    def of(cls, pages: BookTables) -> _Versions:
         by_plan: dict[str, list[tuple[int, PlanVersion]]] = {plan: [] for plan in pages.plan_names}
         for offset, version in pages.versions:
             by_plan[version.plan].append((offset, version))
@@ -226,12 +396,12 @@ class BookKeeper:
             if not now and book.covers - self._saved_covers < _SAVE_EVENTS and self._unsaved_accounts < accounts:
                 return False
             whole = self._book = book.whole()
-            book_file.save(self._folder, self._journal.id(), whole.pages, whole.base)
+            save(self._folder, self._journal.id(), whole.pages, whole.base)
             self._saved_covers, self._unsaved_accounts = book.covers, 0
             return True
 
     def _begin(self) -> Book:
-        found = book_file.load_newest(self._folder, self._journal.id()) if self._folder else None
+        found = load_newest(self._folder, self._journal.id()) if self._folder else None
         if found is None:
             return Book.empty()
         self._saved_covers = found[0].covers

@@ -10,10 +10,10 @@ stores them, `stream` all of them in the order in which they come in, `report` w
 they go.
 """
 
+from stateside.billing.generator.event_stream import Arrival, Generator
+from stateside.billing.generator.expected_totals import ExpectedTotals
+from stateside.billing.generator.output import generate
 from stateside.billing.generator.quantities import EVEN_MICROS
-from stateside.billing.generator.report import Report
-from stateside.billing.generator.shares import Shares
-from stateside.billing.generator.stream import Arrival, Generator
-from stateside.billing.generator.writing import generate
+from stateside.billing.generator.usage import Shares
 
-__all__ = ["EVEN_MICROS", "Arrival", "Generator", "Report", "Shares", "generate"]
+__all__ = ["EVEN_MICROS", "Arrival", "ExpectedTotals", "Generator", "Shares", "generate"]

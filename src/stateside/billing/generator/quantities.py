@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from stateside.billing.calendar import Period
-from stateside.billing.generator.scenario import FEE, PACKAGE, Group, Ints
+from stateside.billing.generator.scenario import FEE, PACKAGE, CustomerGroup, Ints
 from stateside.billing.model import QUANTITY_MAX
 from stateside.billing.money import MICROS_PER_UNIT, round_micros, total_rounding
 from stateside.billing.plans.file import PlanVersion
-from stateside.checkpoint.steps import Steps
+from stateside.views.computed import Steps
 
 EVEN_MICROS: Final = 100 * MICROS_PER_UNIT
 KINDS: Final = ("call", "message", "data", "package", "credit", "fee")
@@ -41,7 +41,7 @@ class Drawn:
     quantities: Ints
 
 
-def draw(random: np.random.Generator, group: Group, period: Period, stop_us: int, events: int) -> Drawn:
+def draw(random: np.random.Generator, group: CustomerGroup, period: Period, stop_us: int, events: int) -> Drawn:
     """So many events of each customer before `stop_us`, and the recurring fee if one is due, for exactly 100.00."""
     shape = (len(group.customers), events)
     times_us = random.integers(period.start_us, stop_us, shape)
@@ -56,7 +56,7 @@ def draw(random: np.random.Generator, group: Group, period: Period, stop_us: int
     return _evened_out(random, group, kinds, times_us)
 
 
-def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
+def lines(group: CustomerGroup, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
     """The bill's lines: for each version and type that occurs, what the customers' quantities amount to."""
     numbers = group.version_numbers(drawn.times_us)
     found = []
@@ -69,14 +69,14 @@ def lines(group: Group, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
     return found
 
 
-def charged_micros(group: Group, drawn: Drawn) -> int:
+def charged_micros(group: CustomerGroup, drawn: Drawn) -> int:
     """What all of them are charged in the end: each one's exact amount, rounded once."""
     rule = total_rounding(version.rounding for version, _ in lines(group, drawn))
     amounts = _amounts_micros(group, drawn).tolist()
     return sum(round_micros(amount, group.first.currency, rule) for amount in amounts)
 
 
-def _evened_out(random: np.random.Generator, group: Group, kinds: Ints, times_us: Ints) -> Drawn:
+def _evened_out(random: np.random.Generator, group: CustomerGroup, kinds: Ints, times_us: Ints) -> Drawn:
     numbers = group.version_numbers(times_us)
     fixed = _fixed(random, kinds)
     spent_micros = _amounts_micros(group, Drawn(kinds, times_us, fixed))
@@ -89,7 +89,7 @@ def _evened_out(random: np.random.Generator, group: Group, kinds: Ints, times_us
     return Drawn(kinds, times_us, quantities)
 
 
-def _amounts_micros(group: Group, drawn: Drawn) -> Ints:
+def _amounts_micros(group: CustomerGroup, drawn: Drawn) -> Ints:
     """What each customer's period amounts to."""
     return sum((amounts for _, amounts in lines(group, drawn)), np.zeros(len(drawn.kinds), np.int64))
 
@@ -107,7 +107,7 @@ def _split(random: np.random.Generator, micros: Ints, shape: tuple[int, ...]) ->
     return parts
 
 
-def _affordable(group: Group, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints:
+def _affordable(group: CustomerGroup, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints:
     """How much of what each event uses its share buys, at the version's dearest price."""
     bought = np.zeros_like(budgets)
     for number, version in enumerate(group.versions):
@@ -118,7 +118,7 @@ def _affordable(group: Group, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints
     return bought
 
 
-def _left_over(group: Group, drawn: Drawn, numbers: Ints) -> Ints:
+def _left_over(group: CustomerGroup, drawn: Drawn, numbers: Ints) -> Ints:
     """The bytes of the first events that bring every customer to the even amount."""
     missing = EVEN_MICROS - _amounts_micros(group, drawn)
     data = (drawn.kinds == DATA) & (numbers == numbers[:, :1])  # on the line of the first event

@@ -44,7 +44,7 @@ _MOVED_EVERY: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CustomerGroup:
     """Customers with the same plans at the same times."""
 
     customers: Ints  # their numbers: customer 7 is called c7
@@ -80,7 +80,7 @@ class Group:
 class Scenario:
     """Everything about the plans, customers and times that does not depend on the seed."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[CustomerGroup, ...]
     versions: tuple[PlanVersion, ...]
     customers: int
     change_us: int  # when basic@2 takes effect
@@ -135,7 +135,7 @@ def _plan(name: str) -> PlanVersion:
 
 def _groups(
     plans: dict[str, PlanVersion], customers: int, periods: int, first_us: int, change_us: int, move_us: int
-) -> Iterator[Group]:
+) -> Iterator[CustomerGroup]:
     basic = ((0, plans["basic-1"]), (change_us, plans["basic-2"]))
     turn, moved = np.arange(customers) % _PLANS_IN_TURN, np.isin(np.arange(customers), _moved(customers))
     for chosen, timeline in (
@@ -147,7 +147,7 @@ def _groups(
     ):
         if chosen.any():
             cycle = timeline[0][1].cycle
-            yield Group(np.flatnonzero(chosen), timeline, _periods(cycle, first_us, periods + 1))
+            yield CustomerGroup(np.flatnonzero(chosen), timeline, _periods(cycle, first_us, periods + 1))
 
 
 def _moved(customers: int) -> Ints:

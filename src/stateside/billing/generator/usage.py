@@ -8,10 +8,17 @@ A duplicate is the same event once more, some hours after the first and while it
 horizon of de-duplication: the ids of a period are forgotten when it closes. So an event that is late has no duplicate
 here: if it comes into the same batch as the tick it is still counted in the open period, and a copy in the next batch
 would be taken for a late event of its own.
+
+Events that no bill may have: each must become a dead letter, with its reason.
+
+How unruly the usage is: which shares of it come delayed, too late, twice, or are no usage at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -20,21 +27,105 @@ import pyarrow as pa
 
 from stateside.billing.calendar import Period
 from stateside.billing.generator.quantities import FEE_KIND, Drawn
-from stateside.billing.generator.scenario import LATE_US_MAX, LATE_US_MIN, Group, Ints
-from stateside.billing.generator.shares import Shares
-from stateside.billing.model import GRACE_US, HOUR_US
+from stateside.billing.generator.scenario import LATE_US_MAX, LATE_US_MIN, CustomerGroup, Ints, Scenario
+from stateside.billing.model import DAY_US, FUTURE_US_MAX, GRACE_US, HOUR_US, QUANTITY_MAX, assignment
+from stateside.billing.plans.file import plan_event
+from stateside.core.errors import RequestInvalid
+from stateside.journal import Event
+
+NOWHERE: Final = "nowhere"  # a plan that is never published,
+LOST: Final = "lost"  # and the customer who is assigned to it
+_FUTURE_US: Final = 400 * DAY_US  # enough to close everybody's periods, if it counted
+
+
+class BadEvents:
+    """Draws bad events of every reason in turn."""
+
+    def __init__(self, scenario: Scenario, random: np.random.Generator) -> None:
+        self._scenario = scenario
+        self._random = random
+        self._makers: dict[str, Callable[[str, str, int], Event]] = {
+            "malformed": lambda id, customer, us: Event(id, customer, "call", us, {"quantity": "a few"}),
+            "unknown-type": lambda id, customer, us: Event(id, customer, "fax", us, {"quantity": 1}),
+            "unknown-customer": lambda id, customer, us: Event(id, "nobody", "call", us, {"quantity": 60}),
+            "unknown-plan": lambda id, customer, us: Event(id, LOST, "call", us, {"quantity": 60}),
+            "not-in-plan": lambda id, customer, us: Event(id, customer, "package", us, {"quantity": 1, "name": "moon"}),
+            "negative-quantity": lambda id, customer, us: Event(id, customer, "data", us, {"quantity": -1}),
+            "absurd-quantity": self._absurd,
+            "future-dated": self._future_dated,
+            "wrong-currency": lambda id, customer, us: Event(
+                id, customer, "message", us, {"quantity": 1, "currency": "JPY"}
+            ),
+            "plan-refused": lambda id, customer, us: plan_event(scenario.versions[0], id, us),
+            "assign-refused": lambda id, customer, us: assignment(id, customer, "plus", us - DAY_US, us),
+        }
+
+    @property
+    def reasons(self) -> list[str]:
+        """Every reason that there is, in the order in which they come."""
+        return list(self._makers)
+
+    def draw(self, count: int) -> Iterator[tuple[int, Event, str]]:
+        """So many bad events, at least one of each reason, with their arrivals and reasons."""
+        count = max(count, len(self._makers))
+        begin_us, end_us = self._scenario.begin_us + DAY_US, self._scenario.end_us
+        arrivals_us = self._random.integers(begin_us, end_us, count).tolist()
+        ages_us = self._random.integers(0, HOUR_US, count).tolist()
+        customers = self._random.integers(0, self._scenario.customers, count).tolist()
+        drawn = zip(arrivals_us, ages_us, customers, cycle(self._makers.items()), strict=False)
+        for number, (arrival_us, age_us, customer, (reason, maker)) in enumerate(drawn):
+            yield arrival_us, maker(f"bad/{number}", f"c{customer}", arrival_us - age_us), reason
+
+    def lost(self) -> Event:
+        """Assigns somebody to a plan that there is not."""
+        return assignment("assign/lost", LOST, NOWHERE, self._scenario.opening_us, self._scenario.opening_us)
+
+    @staticmethod
+    def _absurd(id: str, customer: str, time_us: int) -> Event:
+        return Event(id, customer, "message", time_us, {"quantity": QUANTITY_MAX["message"] + 1})
+
+    def _future_dated(self, id: str, customer: str, time_us: int) -> Event:
+        ahead_us = int(self._random.integers(HOUR_US + FUTURE_US_MAX, _FUTURE_US))
+        return Event(id, customer, "call", time_us + ahead_us, {"quantity": 60})
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the usage events, each from 0 to 1.
+
+    `delayed`: comes in after up to almost the grace time, so out of order, some of it after its period's end.
+    `late`: comes in when its period is closed for good; of the usage in periods that close. `duplicate`: comes in
+    twice. `bad`: must become a dead letter; at least one of each reason, unless it is 0.
+    """
+
+    delayed: float = 0.15
+    late: float = 0.03
+    duplicate: float = 0.01
+    bad: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("delayed", "late", "duplicate", "bad"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RequestInvalid(
+                    f"The share of {name} events is {getattr(self, name)!r}", next_step="Give a number from 0 to 1"
+                )
+
 
 Bools = npt.NDArray[np.bool_]
-
 ON_TIME, LATE, DUPLICATE = range(3)
-
 _DELAY_US_USUAL: Final = 2 * HOUR_US
 _DELAY_US_MAX: Final = GRACE_US - HOUR_US
 _REPEAT_US_MAX: Final = 6 * HOUR_US
 
 
 def usage(
-    random: np.random.Generator, group: Group, number: int, period: Period, drawn: Drawn, shares: Shares, closes: bool
+    random: np.random.Generator,
+    group: CustomerGroup,
+    number: int,
+    period: Period,
+    drawn: Drawn,
+    shares: Shares,
+    closes: bool,
 ) -> pa.Table:
     """The events with their arrivals, in no order; `number` is the period's, to know it by later.
 
@@ -88,7 +179,7 @@ def _arrivals_us(random: np.random.Generator, drawn: Drawn, late: Bools, period:
     return np.where(late, too_late_us, drawn.times_us + delays_us)
 
 
-def _table(group: Group, number: int, drawn: Drawn, fates: Ints, arrivals_us: Ints) -> pa.Table:
+def _table(group: CustomerGroup, number: int, drawn: Drawn, fates: Ints, arrivals_us: Ints) -> pa.Table:
     customers, events = drawn.kinds.shape
     columns = {
         "customer": np.repeat(group.customers, events),

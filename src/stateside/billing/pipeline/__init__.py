@@ -11,14 +11,14 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import APPLICATION, CLOCK, GRACE_US, VIEW
-from stateside.billing.pipeline.periods import with_period_end
+from stateside.billing.pipeline.period_columns import with_period_end
 from stateside.billing.pipeline.source import RatedEvents
-from stateside.billing.sealing.sink import BillingSink
-from stateside.checkpoint.catalogue import Computed
 from stateside.pipeline.app import App, Function
 from stateside.pipeline.sinks.sink import SinkFactory
 from stateside.pipeline.sources import Source
+from stateside.views.catalogue import Computed
 
 KEY = ("customer", "period_end", "type", "plan")
 ROLLUP = ("period_end", "plan", "type")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
+from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.pipeline import application, bill
-from stateside.billing.sealing.sink import BillingSink
 
 DAWDLE_S = 0.3
 _STORED = 5  # the step of the sink at which the documents are stored

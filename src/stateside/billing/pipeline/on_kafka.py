@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 
 from stateside.billing.model import VIEW
 from stateside.billing.pipeline import application, bill
-from stateside.billing.pipeline.rater import ROWS_PER_TABLE, Rater
+from stateside.billing.pipeline.source import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
-from stateside.errors import JournalCorrupt
+from stateside.core.errors import JournalCorrupt
+from stateside.core.layout import Layout
 from stateside.journal import Journal
-from stateside.journal.kafka.placed import NAME, TopicLog, topic_of
-from stateside.journal.opened import open_journal
-from stateside.layout import Layout
-from stateside.pipeline.kafka_access import spark_options
+from stateside.journal.folder import open_journal
+from stateside.journal.kafka.topic_folder import NAME, TopicLog, topic_of
+from stateside.pipeline.kafka_source import spark_options
 from stateside.pipeline.sources import Reading, kafka_journal
 
 if TYPE_CHECKING:

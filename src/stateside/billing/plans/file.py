@@ -39,9 +39,9 @@ from zoneinfo import ZoneInfo
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import NAMED_TYPES, USAGE_TYPES
 from stateside.billing.money import MICROS_DIGITS, MICROS_PER_UNIT
-from stateside.billing.plans.version import CREDIT, PlanVersion, plan_event
-from stateside.checkpoint.steps import Step, Steps
-from stateside.errors import PlanInvalid
+from stateside.billing.plans.plan import CREDIT, PlanVersion, plan_event
+from stateside.core.errors import PlanInvalid
+from stateside.views.computed import Step, Steps
 
 __all__ = ["CREDIT", "PlanVersion", "parse_plan", "plan_event"]
 

@@ -29,8 +29,8 @@ from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Longs
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import is_bad
-from stateside.layout import ViewLayout
-from stateside.storage import write_atomically
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import write_atomically
 
 EVENTS_MIN: Final = 10_000  # of fewer there is no report: they are rated sooner than it is written, read and deleted
 BAD_MAX: Final = 10_000  # with more bad events there is none either: it would be long, and spare little
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RatingReport:
     """Of the events with start <= offset < stop: which are bad, and when the first period of the others ends."""
 
     start: int
@@ -49,7 +49,7 @@ class Report:
     first_end_us: int  # NEVER_US if there is no usage that counts
 
     @classmethod
-    def of(cls, rated: pa.Table, book: Book) -> Report:
+    def of(cls, rated: pa.Table, book: Book) -> RatingReport:
         """What the rated events are reported as; these are all that stand between the first and the last of them."""
         start, stop = rated["offset"][0].as_py(), rated["offset"][-1].as_py() + 1
         bad = rated["offset"].filter(is_bad(rated))
@@ -71,7 +71,7 @@ class Reports:
 
     folder: Path
 
-    def write(self, report: Report, journal_id: str) -> None:
+    def write(self, report: RatingReport, journal_id: str) -> None:
         """Write a report, unless it is not worth it. A folder that cannot be written to is told to the log alone."""
         if report.stop - report.start < EVENTS_MIN or len(report.bad) > BAD_MAX:
             return
@@ -82,7 +82,7 @@ class Reports:
         except OSError as error:
             log.warning("no report of %d to %d, which are rated twice: %s", report.start, report.stop, error)
 
-    def read(self, journal_id: str) -> list[Report]:
+    def read(self, journal_id: str) -> list[RatingReport]:
         """All that are whole, and of this journal, by where they begin."""
         found = (_parsed(content, journal_id) for content in self._contents())
         return sorted((report for report in found if report is not None), key=lambda report: report.start)
@@ -123,11 +123,11 @@ def _first_end_us(rated: pa.Table, book: Book) -> int:
     return int(min(ends, default=NEVER_US))
 
 
-def _parsed(content: bytes, journal_id: str) -> Report | None:
+def _parsed(content: bytes, journal_id: str) -> RatingReport | None:
     checksum, _, line = content.partition(b"\n")
     if checksum != f"{zlib.crc32(line):08x}".encode():
         return None
     fields = json.loads(line)
     if fields.pop("journal") != journal_id:
         return None
-    return Report(**{**fields, "bad": tuple(fields["bad"])})
+    return RatingReport(**{**fields, "bad": tuple(fields["bad"])})

@@ -12,8 +12,8 @@
 states are kept in memory, `snapshots` which on disk.
 """
 
-from stateside.journal.entities.entities import Entities, Outcome
+from stateside.journal.entities.commands import CommandOutcome, Entities
 from stateside.journal.entities.entity import Entity, NewEvent
 from stateside.journal.entities.snapshots import Snapshots
 
-__all__ = ["Entities", "Entity", "NewEvent", "Outcome", "Snapshots"]
+__all__ = ["CommandOutcome", "Entities", "Entity", "NewEvent", "Snapshots"]

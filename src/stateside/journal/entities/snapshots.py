@@ -21,8 +21,8 @@ from typing import Any
 import lmdb
 import orjson
 
-from stateside.errors import SettingInvalid
-from stateside.journal.environment import is_whole, open_environment
+from stateside.core.errors import SettingInvalid
+from stateside.journal.lmdb import is_whole, open_environment
 
 MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # of addresses, not of memory; the most that this process may have
 READERS_MAX = 512
@@ -52,7 +52,7 @@ class Whose:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class EntitySnapshot:
     """A state, dumped, as of the event with this sequence and id."""
 
     sequence: int
@@ -69,7 +69,7 @@ class Snapshots:
         self._environment = _opened(folder)
         self._page_bytes = self._environment.stat()["psize"] if self._environment else 0
 
-    def load(self, whose: Whose) -> Kept | None:
+    def load(self, whose: Whose) -> EntitySnapshot | None:
         """The newest one; None if there is none that can be used."""
         if self._environment is None or not is_whole(self._folder, self._environment, self._page_bytes):
             return None
@@ -81,7 +81,7 @@ class Snapshots:
             return None
         return None if found is None else _parsed(whose, found)
 
-    def save(self, whose: Whose, kept: Kept) -> bool:
+    def save(self, whose: Whose, kept: EntitySnapshot) -> bool:
         """Keep this one instead of the one before; whether that worked. TypeError if the state is not JSON."""
         fields = whose.fields() | {"sequence": kept.sequence, "last_id": kept.last_id, "state": kept.state}
         content = orjson.dumps(fields, option=PLAIN)
@@ -108,7 +108,7 @@ class Snapshots:
         self.close()
 
 
-def _parsed(whose: Whose, found: bytes) -> Kept | None:
+def _parsed(whose: Whose, found: bytes) -> EntitySnapshot | None:
     """What this snapshot says, if it is whole and of what is asked for."""
     content = found[_CRC.size :]
     if len(found) < _CRC.size or _CRC.unpack_from(found)[0] != zlib.crc32(content):
@@ -117,7 +117,7 @@ def _parsed(whose: Whose, found: bytes) -> Kept | None:
     fields = orjson.loads(content)
     if any(fields[name] != value for name, value in whose.fields().items()):
         return None
-    return Kept(fields["sequence"], fields["last_id"], fields["state"])
+    return EntitySnapshot(fields["sequence"], fields["last_id"], fields["state"])
 
 
 def _opened(folder: Path) -> lmdb.Environment | None:

@@ -17,8 +17,8 @@ writer knows, `writer` the appends, `failures` what errors of Kafka's mean.
 """
 
 from stateside.journal.kafka.admin import create_topic
-from stateside.journal.kafka.journal import KafkaJournal
 from stateside.journal.kafka.topic import Topic
-from stateside.journal.kafka.writer import KafkaWriter
+from stateside.journal.kafka.topic_owner import KafkaWriter
+from stateside.journal.kafka.topic_reader import KafkaJournal
 
 __all__ = ["KafkaJournal", "KafkaWriter", "Topic", "create_topic"]

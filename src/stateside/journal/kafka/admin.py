@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from stateside.errors import JournalAway, SettingInvalid
-from stateside.journal.kafka.failures import MISSING, MOVING, is_one, missing, told
+from stateside.core.errors import JournalAway, SettingInvalid
+from stateside.journal.kafka.kafka_errors import MISSING, MOVING, is_one, missing, told
 from stateside.journal.kafka.topic import Topic
 
 if TYPE_CHECKING:

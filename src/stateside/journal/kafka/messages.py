@@ -23,11 +23,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from stateside.errors import EventRefused
+from stateside.core.errors import EventRefused
 from stateside.journal.columns import SCHEMA, encode
 from stateside.journal.event import Event, fault
 from stateside.journal.frames import Offsets
-from stateside.journal.lines import FIELDS, GIVEN_BY_THE_JOURNAL, payload_of
+from stateside.journal.json_lines import FIELDS, GIVEN_BY_THE_JOURNAL, payload_of
 
 HEADERS: list[tuple[str, str | bytes | None]] = [("stateside-event", b"1")]
 

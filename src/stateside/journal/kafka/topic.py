@@ -6,6 +6,11 @@
 
 Options are librdkafka's, for every client that is made; a value `env:NAME` is taken from that environment variable when
 a client is made, and stands in no log and no message.
+
+Addresses: a journal on Kafka in one line, for the command line.
+
+kafka://localhost:9092/orders
+kafka://one:9093,two:9093/orders?security.protocol=SASL_SSL&sasl.username=shop&sasl.password=env:KAFKA_PASSWORD
 """
 
 from __future__ import annotations
@@ -16,10 +21,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
-from stateside.errors import SettingInvalid
-from stateside.positions import Position
-from stateside.secret_options import with_secrets, without_secrets
+from stateside.core.errors import SettingInvalid
+from stateside.core.positions import Position
+from stateside.core.secrets import with_secrets, without_secrets
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
@@ -28,11 +34,8 @@ if TYPE_CHECKING:
 ANSWER_S_MAX = 15.0  # longer than this a broker may be silent, then it counts as away
 FETCH_WAIT_MS = 10  # so long a broker waits for more events before it says that there are none
 PREFETCH_KB = 16_384  # of one reader; the client's own default is four times as much
-
 log = logging.getLogger(__name__)
-
 Client = TypeVar("Client")
-
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _QUIET = {"log_level": "2"}  # what goes wrong is told by errors; at 3 each vain attempt to connect would be a line
 _OURS = {
@@ -124,3 +127,24 @@ def partition_of(entity: str, partitions: int) -> int:
     (librdkafka's partitioner `consistent` says the same.)
     """
     return zlib.crc32(entity.encode()) % partitions
+
+
+SCHEME = "kafka"
+
+
+def topic_at(address: str) -> Topic:
+    """The topic at this address; SettingInvalid if it is none. What follows the `?` are librdkafka's options."""
+    parts = urlsplit(address)
+    name = parts.path.removeprefix("/")
+    if parts.scheme != SCHEME or not parts.netloc or not name or "@" in parts.netloc or parts.fragment:
+        raise SettingInvalid(
+            "That is no address of a journal on Kafka",  # which is not told again: it may have a password in it
+            next_step="Write it like kafka://localhost:9092/orders, with options behind a ? and secrets as env:NAME",
+        )
+    try:
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError as error:
+        raise SettingInvalid(
+            "The options of that address are none", next_step="Write them like ?sasl.username=shop&client.id=me"
+        ) from error
+    return Topic(parts.netloc, name, options)

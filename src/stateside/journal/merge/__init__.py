@@ -19,7 +19,7 @@ merged yet, `gaps` what they wait for, `output` what is on its way, `stream`, `r
 """
 
 from stateside.journal.merge.gaps import Gap
+from stateside.journal.merge.merge_stream import MergedStream
 from stateside.journal.merge.merger import Merger
-from stateside.journal.merge.stream import MergedStream
 
 __all__ = ["Gap", "MergedStream", "Merger"]

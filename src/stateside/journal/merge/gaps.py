@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from stateside.storage import write_atomically
+from stateside.core.storage import write_atomically
 
 SHOWN_MAX: Final = 1_000
 _NAME: Final = "gaps.json"

@@ -1,4 +1,12 @@
-"""The merger: puts the events of all nodes' logs into one stream, each entity's in the order of its sequences."""
+"""The merger: puts the events of all nodes' logs into one stream, each entity's in the order of its sequences.
+
+Output: merged events on their way into the partitions, until there are enough of them for a frame.
+
+Waiting: events that were read before the one that comes before them, and the gaps that they wait for.
+
+Memory is bounded: what finds no room is forgotten, and its log read again from there when something has moved. The gaps
+are remembered longer than the events, but not without end either.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +14,158 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
 
-from stateside.clock import Clock, SystemClock
-from stateside.errors import StatesideError
-from stateside.journal.merge.columns import Piece, Sources, merged_frame
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import StatesideError
+from stateside.core.positions import Position
+from stateside.core.storage import CLOSED
+from stateside.journal.lock import lock_alone
 from stateside.journal.merge.gaps import Gap, Gaps
-from stateside.journal.merge.output import Output
-from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition, opened
-from stateside.journal.merge.waiting import BYTES_MAX, Row, Waiting
-from stateside.journal.nodes.lasts import Lasts
-from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
-from stateside.journal.nodes.reaching import reaching
+from stateside.journal.merge.partition import MERGED, MergedLog, MergedPartition, Piece, Sources, merged_frame, opened
+from stateside.journal.nodes.last_sequences import Lasts
+from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs, reaching
 from stateside.journal.segment import PARTITION, DurableEnd
-from stateside.journal.turns import lock_alone
-from stateside.positions import Position
-from stateside.storage import CLOSED
+
+
+class Output:
+    """The pieces of each partition, in order. A run of rows of one batch becomes one piece."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, list[Piece]] = defaultdict(list)
+        self.events = self.bytes = 0
+        self._runs: dict[str, list[int]] = defaultdict(list)
+        self._log, self._first, self._batch = "", 0, None
+
+    def begin(self, log: str, first: int, batch: pa.RecordBatch) -> None:
+        """What comes next are rows of this batch, whose first event has this offset in its log."""
+        self._log, self._first, self._batch = log, first, batch
+
+    def add(self, partition: str, row: int) -> None:
+        """A row of the batch."""
+        self._runs[partition].append(row)
+        self.events += 1
+
+    def add_piece(self, partition: str, piece: Piece) -> None:
+        """Events that come from somewhere else, behind the rows so far."""
+        self._end_run(partition)
+        self._add(partition, piece)
+        self.events += len(piece.offsets)
+
+    def end(self) -> None:
+        """No more rows of this batch."""
+        for partition in list(self._runs):
+            self._end_run(partition)
+        self._batch = None
+
+    def _end_run(self, partition: str) -> None:
+        rows = self._runs.pop(partition, None)
+        if not rows or self._batch is None:
+            return
+        whole = len(rows) == self._batch.num_rows
+        batch = self._batch if whole else self._batch.take(pa.array(rows))
+        self._add(partition, Piece(self._log, [self._first + row for row in rows], batch))
+
+    def _add(self, partition: str, piece: Piece) -> None:
+        self.pieces[partition].append(piece)
+        self.bytes += piece.batch.nbytes
+
+
+BYTES_MAX = 64 << 20
+GAPS_MAX = 10_000
+_ROW_BYTES = 1_000  # what Python and Arrow take for a batch of one event beside its values
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An event that waits: where it stands, and itself."""
+
+    log: str
+    offset: int
+    batch: pa.RecordBatch
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory, roughly."""
+        return int(self.batch.nbytes) + _ROW_BYTES
+
+    @property
+    def appended_us(self) -> int:
+        """When its node took it in."""
+        return int(self.batch.column("appended")[0].value)
+
+
+class Waiting:
+    """The events that wait, by entity and sequence."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max, self._bytes = bytes_max, 0
+        self._rows: dict[str, dict[int, Row]] = {}
+        self._since_us: dict[str, int] = {}
+        self.forgotten: dict[str, int] = {}  # in each log the offset of the first event that found no room
+
+    def __contains__(self, entity: str) -> bool:
+        return entity in self._since_us
+
+    def put(self, entity: str, sequence: int, row: Row) -> Row | None:
+        """Let an event wait. Returns another one that waits as this entity's event of this sequence, if there is."""
+        found = self._rows.get(entity, {}).get(sequence)
+        if found is not None:
+            return found if (found.log, found.offset) != (row.log, row.offset) else None
+        if len(self._since_us) < GAPS_MAX:
+            self._since_us[entity] = min(row.appended_us, self._since_us.get(entity, row.appended_us))
+        if self._bytes + row.bytes > self._bytes_max or entity not in self._since_us:
+            self.forgotten[row.log] = min(row.offset, self.forgotten.get(row.log, row.offset))
+            return None
+        self._rows.setdefault(entity, {})[sequence] = row
+        self._bytes += row.bytes
+        return None
+
+    def take(self, entity: str, after: int) -> Iterator[Row]:
+        """The entity's events that follow this sequence without a gap, which wait no longer."""
+        rows = self._rows.get(entity, {})
+        while (row := rows.pop(after + 1, None)) is not None:
+            self._bytes -= row.bytes
+            after += 1
+            yield row
+        if not rows:
+            self._rows.pop(entity, None)
+            self._since_us.pop(entity, None)
+
+    def take_forgotten(self) -> dict[str, int]:
+        """From where on each log must be read again; to be asked once."""
+        forgotten, self.forgotten = self.forgotten, {}
+        return forgotten
+
+    def lowest(self) -> dict[str, int]:
+        """In each log the offset of the first event that waits, here or forgotten."""
+        found = dict(self.forgotten)
+        for rows in self._rows.values():
+            for row in rows.values():
+                found[row.log] = min(row.offset, found.get(row.log, row.offset))
+        return found
+
+    def entities(self) -> list[str]:
+        """The entities with a gap, those that wait for the longest first."""
+        return sorted(self._since_us, key=self._since_us.__getitem__)
+
+    def gaps(self, lasts: Mapping[str, int]) -> list[Gap]:
+        """What is missing; `lasts` has the last merged sequence of each entity."""
+        return [Gap(entity, lasts[entity] + 1, self._since_us[entity]) for entity in self.entities()]
+
 
 FRAME_EVENTS_MAX = 20_000
 FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
 PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.01
 TROUBLE_PAUSE_S = 0.5
-
 _ONE_IS_ENOUGH = "One merger is enough. If that process is paused, end it, then start this one again"
-
 Watch = Callable[[int], None]  # told how many events of the logs were read so far
-
 log = logging.getLogger(__name__)
 
 

@@ -1,23 +1,94 @@
-"""The files of a merged stream: how it is born, and the journal of each partition."""
+"""The files of a merged stream: how it is born, and the journal of each partition.
+
+What a merged event has beside the journal's columns.
+
+    source         string  the log that it comes from, NAME.EPOCH
+    source_offset  int64   its offset there
+    sources_done   string  in the last event of a frame: a position in the logs, before which nothing is missing here
+    sources_read   string  in the last event of a frame: a position in the logs, behind which nothing is here yet
+
+The last two are what a merger goes on from, and how a reader finds the place of an event without an index.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 from uuid import UUID, uuid4, uuid5
 
 import pyarrow as pa
 
-from stateside.clock import Clock
-from stateside.errors import JournalCorrupt, SettingInvalid
+from stateside.core.clock import Clock
+from stateside.core.errors import JournalCorrupt, SettingInvalid
+from stateside.core.positions import Position
+from stateside.core.storage import write_atomically
 from stateside.journal import segment
-from stateside.journal.merge.columns import MERGED_SCHEMA, Sources, sources_of
+from stateside.journal.columns import SCHEMA, conformed
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
 from stateside.journal.writer import JournalWriter
-from stateside.storage import write_atomically
+
+_ADDED: Final = [
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("source_offset", pa.int64(), nullable=False),
+    pa.field("sources_done", pa.string()),
+    pa.field("sources_read", pa.string()),
+]
+MERGED_SCHEMA: Final = pa.schema([*SCHEMA, *_ADDED])
+_START: Final = Position.start()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Events of one log, in the order in which they are merged."""
+
+    log: str
+    offsets: Sequence[int]
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Up to where the logs are merged, and up to where they were read."""
+
+    done: Position = _START
+    read: Position = _START
+
+    def joined(self, other: Sources) -> Sources:
+        """The farther of both."""
+        return Sources(self.done.joined(other.done), self.read.joined(other.read))
+
+
+def merged_frame(pieces: Sequence[Piece], sources: Sources) -> pa.RecordBatch:
+    """The pieces as one batch, as it is stored."""
+    table = pa.Table.from_batches([_with_source(piece) for piece in pieces]).combine_chunks()
+    (batch,) = table.to_batches()
+    for text in (sources.done, sources.read):
+        column = pa.array([None] * (batch.num_rows - 1) + [str(text)], pa.string())
+        batch = batch.append_column(MERGED_SCHEMA.field(batch.num_columns), column)
+    return batch.cast(MERGED_SCHEMA)
+
+
+def sources_of(batch: pa.RecordBatch) -> Sources | None:
+    """What the last event of a batch says of the sources; None if it is not the last one of a frame."""
+    done, read = (batch.column(name)[-1].as_py() for name in ("sources_done", "sources_read"))
+    return None if done is None else Sources(Position.parse(done), Position.parse(read))
+
+
+def without_sources(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The events as every journal has them."""
+    return conformed(batch.drop_columns([field.name for field in _ADDED]))
+
+
+def _with_source(piece: Piece) -> pa.RecordBatch:
+    rows = piece.batch.num_rows
+    batch = piece.batch.append_column(_ADDED[0], pa.array([piece.log] * rows, pa.string()))
+    return batch.append_column(_ADDED[1], pa.array(piece.offsets, pa.int64()))
+
 
 MERGED = "merged"
 PARTITIONS_MAX = 1_000
@@ -25,14 +96,14 @@ SEGMENT_BYTES_MAX = 16 * 1024 * 1024  # less than a node's: who looks for an eve
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class StreamIdentity:
     """Which stream this is, for life."""
 
     id: str
     partitions: int
 
     @classmethod
-    def read(cls, merged: Path) -> Born | None:
+    def read(cls, merged: Path) -> StreamIdentity | None:
         """The stream in this folder; None before its first merger."""
         try:
             return cls(**json.loads((merged / "born").read_bytes()))
@@ -46,7 +117,7 @@ class Born:
             ) from error
 
     @classmethod
-    def bear(cls, merged: Path, partitions: int) -> Born:
+    def bear(cls, merged: Path, partitions: int) -> StreamIdentity:
         """Make an empty stream. It is there when the file `born` is; what an earlier attempt left is made anew."""
         _refuse_orphans(merged)
         born = cls(str(uuid4()), partitions)
@@ -100,11 +171,11 @@ class MergedLog(JournalWriter):
             return first
 
 
-def opened(folder: Path, partitions: int) -> Born:
+def opened(folder: Path, partitions: int) -> StreamIdentity:
     """The folder's stream, which is born if there is none; SettingInvalid if it has another number of partitions."""
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise SettingInvalid(f"A stream of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
-    born = Born.read(folder / MERGED) or Born.bear(folder / MERGED, partitions)
+    born = StreamIdentity.read(folder / MERGED) or StreamIdentity.bear(folder / MERGED, partitions)
     if born.partitions != partitions:
         raise SettingInvalid(
             f"This stream was born with {born.partitions} partitions, not {partitions}",

@@ -17,13 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.errors import PositionAhead, PositionInvalid
-from stateside.journal import base, segment
-from stateside.journal.merge.columns import sources_of
-from stateside.journal.merge.partition import MERGED, Born, MergedPartition
+from stateside.core.errors import PositionAhead, PositionInvalid
+from stateside.core.positions import Position
+from stateside.journal import retention_base, segment
+from stateside.journal.merge.partition import MERGED, MergedPartition, StreamIdentity, sources_of
 from stateside.journal.nodes.log import NodeLog, node_logs
 from stateside.journal.segment import Segment
-from stateside.positions import Position
 
 
 class Search:
@@ -80,12 +79,12 @@ class Search:
 class Wanted:
     """The place of a receipt in the stream, which may not be there yet. `end` tells the stream's end."""
 
-    def __init__(self, folder: Path, born: Born, receipt: Position, end: Callable[[], Position]) -> None:
+    def __init__(self, folder: Path, born: StreamIdentity, receipt: Position, end: Callable[[], Position]) -> None:
         self._end, self._trimmed = end, False
         self._searches: dict[tuple[str, str], Search] = {}
         for log, offset in receipt.parts:
             source = _log(folder, log, offset)
-            if offset <= base.offset(source.directory):
+            if offset <= retention_base.offset(source.directory):
                 self._trimmed = True
                 continue
             for partition, offsets in _append(source, born, offset).items():
@@ -115,7 +114,7 @@ def _log(folder: Path, log: str, offset: int) -> NodeLog:
     return source
 
 
-def _append(source: NodeLog, born: Born, offset: int) -> dict[str, set[int]]:
+def _append(source: NodeLog, born: StreamIdentity, offset: int) -> dict[str, set[int]]:
     """The offsets of the events of the append that ended at this offset of a log, by their partition in the stream."""
     found: dict[str, set[int]] = {}
     for first, batch in _frame_before(source, offset):
@@ -129,7 +128,7 @@ def _frame_before(source: NodeLog, offset: int) -> Iterator[tuple[int, pa.Record
     """The frame that has the event just before this offset."""
     before = [first for first in segment.segment_offsets(source.directory) if first < offset]
     if not before:
-        raise base.missing(source.directory, offset - 1)
+        raise retention_base.missing(source.directory, offset - 1)
     opened = Segment(segment.segment_path(source.directory, before[-1]))
     try:
         for frame in opened.frames(offset - 1):
@@ -137,4 +136,4 @@ def _frame_before(source: NodeLog, offset: int) -> Iterator[tuple[int, pa.Record
             return
     finally:
         opened.close()
-    raise base.missing(source.directory, offset - 1)
+    raise retention_base.missing(source.directory, offset - 1)

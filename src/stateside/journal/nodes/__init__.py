@@ -17,6 +17,6 @@ In the folder, beside what `merge` makes of it:
 how entities move from node to node, `lasts` what the sequences come from, `ids` how a repeated append is known.
 """
 
-from stateside.journal.nodes.writer import NodeWriter
+from stateside.journal.nodes.node_writer import NodeWriter
 
 __all__ = ["NodeWriter"]

@@ -8,24 +8,50 @@ An index as `lasts` draws it, but with
 which is the first of them where several events have one id. An event takes about 150 bytes there. So whether an append
 is a repetition can be told even when its events were trimmed from the log. If they were before this index had them,
 they are found in the merged stream.
+
+Trimmed events: what a node's log has no more the merged stream has, and says of each where it came from.
+
+Known ids: which events the nodes' logs have already, as the owner of one node asks for them in its turn.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateside.journal import base
-from stateside.journal.environment import open_environment
+from stateside.core.errors import EventsGone, JournalCorrupt
+from stateside.journal import append_batch, retention_base
 from stateside.journal.index import hash_of, keeping
-from stateside.journal.nodes.lasts import IDS, Lasts, Logs, key_of
-from stateside.journal.nodes.trimmed import trimmed
+from stateside.journal.lmdb import open_environment
+from stateside.journal.merge.partition import MERGED, MergedPartition, StreamIdentity
+from stateside.journal.nodes.last_sequences import IDS, Lasts, Logs, key_of
 from stateside.journal.reader import Journal
+from stateside.journal.receipt import StoredEvent
+from stateside.journal.segment import PARTITION
+
+
+def trimmed(folder: Path, log: str, start: int, stop: int) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+    """The events of a log with offsets start <= offset < stop, some at a time, with these offsets.
+
+    Reads all of the stream. What retention has dropped there as well does not come.
+    """
+    born = StreamIdentity.read(folder / MERGED)
+    for name in () if born is None else born.names():
+        partition = MergedPartition(folder / MERGED / name)
+        for _, batch in partition.batches(partition.begin()[PARTITION], partition.durable_end().offset):
+            offsets = batch.column("source_offset")
+            within = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop))
+            found = batch.filter(pc.and_(within, pc.equal(batch.column("source"), log)))
+            if found.num_rows:
+                yield found.column("source_offset").to_pylist(), found
+
 
 LATER_EVENTS_MAX = 20_000
 _PLACE = struct.Struct(">QQ16s")
@@ -33,7 +59,7 @@ _COLUMNS = ["id", "entity", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeEventPlace:
     """Where an event stands: its sequence, its entity's hash, its log, and the offset just behind it there."""
 
     sequence: int
@@ -67,7 +93,7 @@ class NodeIds(Lasts):
                 self.note(name, first, batch)
                 self.write_if_due()
 
-    def places(self, ids: Sequence[str]) -> list[Place | None]:
+    def places(self, ids: Sequence[str]) -> list[NodeEventPlace | None]:
         """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""
         with keeping("ids", self._directory), self._environment.begin() as transaction:
             found = [self._value(transaction, key_of(IDS, id_)) for id_ in ids]
@@ -77,7 +103,7 @@ class NodeIds(Lasts):
         return _entries_at(name, range(first, first + batch.num_rows), batch)
 
     def _take_base(self, name: str, log: Journal) -> None:
-        start, stop = self.covers(name), base.offset(log.directory)
+        start, stop = self.covers(name), retention_base.offset(log.directory)
         if start < stop:
             for offsets, batch in trimmed(self._folder, name, start, stop):
                 self._add(_entries_at(name, offsets, batch))
@@ -107,6 +133,80 @@ def copy_index(old: Path, new: Path) -> None:
         (new / "data.mdb").unlink(missing_ok=True)  # it is made anew
 
 
-def _place(value: bytes) -> Place:
+def _place(value: bytes) -> NodeEventPlace:
     sequence, behind, entity = _PLACE.unpack(value[: _PLACE.size])
-    return Place(sequence, entity, value[_PLACE.size :].decode(), behind)
+    return NodeEventPlace(sequence, entity, value[_PLACE.size :].decode(), behind)
+
+
+class KnownIds:
+    """The index of ids of a node, made when it is asked for the first time: whoever compares no ids pays for none."""
+
+    def __init__(self, directory: Path, log: str, logs: Logs, folder: Path) -> None:
+        """`log` is the owner's own one, `logs` names all that there are, `folder` has them and the merged stream."""
+        self._directory, self._log, self._logs, self._folder = directory, log, logs, folder
+        self._ids: NodeIds | None = None
+        self._followed = False
+
+    def others_wrote(self) -> None:
+        """The node has entities now that other nodes may have written."""
+        self._followed = False
+
+    def note(self, first: int, batch: pa.RecordBatch) -> None:
+        """The owner stored this in its log, from this offset on."""
+        if self._ids is not None:
+            self._ids.note_later(self._log, first, batch)
+
+    def places(self, ids: Sequence[str], end: int) -> list[NodeEventPlace | None]:
+        """Where the events with these ids stand; None where there is none. The owner's log ends at `end`."""
+        if self._ids is None:
+            self._ids = NodeIds(self._directory, self._logs, self._folder)
+        self._ids.catch_up()
+        if not self._followed or self._ids.covers(self._log) != end:
+            self._ids.follow()
+            self._followed = True
+        return self._ids.places(ids)
+
+    def stored(self, entity: str, ids: Sequence[str], end: int) -> list[StoredEvent]:
+        """Those of the events that are stored. That one is of another entity is told by its name, where it is known."""
+        found = zip(ids, self.places(ids, end), strict=True)
+        return [self._stored(entity, id_, place) for id_, place in found if place is not None]
+
+    def contents(self, log: str, offsets: Sequence[int]) -> dict[append_batch.EventPlace, append_batch.Found]:
+        """What the events at these offsets of a log say. Those that were trimmed are left out."""
+        journal = self._logs()[log]
+
+        def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+            for first, batch in journal.batches(start, stop):
+                yield range(first, first + batch.num_rows), batch
+
+        return append_batch.read_contents(read, log, offsets)
+
+    def close(self) -> None:
+        """Let the files go."""
+        if self._ids is not None:
+            self._ids.close()
+
+    def _stored(self, entity: str, id_: str, place: NodeEventPlace) -> StoredEvent:
+        try:
+            whose = entity if place.entity == hash_of(entity) else self._entity_at(place)
+        except JournalCorrupt as error:
+            return StoredEvent.without_content(place.behind - 1, id_, error, place.log)
+        return StoredEvent(place.behind - 1, id_, whose, place.sequence, place.log)
+
+    def _entity_at(self, place: NodeEventPlace) -> str | None:
+        """Whose event stands there; None if it was trimmed."""
+        with suppress(EventsGone):
+            for _, batch in self._logs()[place.log].batches(place.behind - 1, place.behind):
+                return str(batch.column("entity")[0].as_py())
+        return None
+
+
+def node_of(log: str) -> str:
+    """The node whose log has this name."""
+    return log.rpartition(".")[0]
+
+
+def epoch_of(log: str) -> int:
+    """The epoch whose log has this name; 0 for what is no log of a node."""
+    epoch = log.rpartition(".")[2]
+    return int(epoch) if epoch.isdecimal() else 0

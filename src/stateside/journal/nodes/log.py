@@ -1,21 +1,94 @@
-"""Logs: what a node's owners wrote, a journal for each epoch, and how a successor closes one for good."""
+"""Logs: what a node's owners wrote, a journal for each epoch, and how a successor closes one for good.
+
+Epochs: who owns a node's log. The file `epoch` says it, and an owner that is not in it any more is fenced.
+
+    epoch := "EPOCH TOKEN"      the epoch, from 1 on, and the token that its owner drew at random
+
+The epoch grows with every takeover. An owner that goes on with the log of one that is surely gone (`NodeWriter`) keeps
+the epoch and writes its own token. The file is replaced in one step and durably, so it is always one or the other.
+
+The log of an epoch as its owner writes it: a journal whose end mark moves for the owner only.
+
+Reaching the disk: its refusals as errors that say what to do.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from stateside.errors import JournalAway
+import pyarrow as pa
+
+from stateside.core.clock import Clock
+from stateside.core.errors import JournalAway, JournalCorrupt, JournalFenced
+from stateside.core.storage import write_atomically
 from stateside.journal import segment
-from stateside.journal.nodes.epoch import Owner
 from stateside.journal.reader import Journal
-from stateside.journal.recovery import NODES as NODES
-from stateside.journal.recovery import recover
-from stateside.journal.segment import DurableEnd
-from stateside.journal.writing import write_again
-from stateside.storage import write_atomically
+from stateside.journal.segment import DurableEnd, write_again
+from stateside.journal.writer import NODES, SEGMENT_BYTES_MAX, JournalWriter, recover
+
+FILE_NAME = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One owner of a node: equal to no other one, not even of the same epoch."""
+
+    epoch: int
+    token: str
+
+    @classmethod
+    def of(cls, epoch: int) -> Owner:
+        """A new owner for this epoch."""
+        return cls(epoch, secrets.token_hex(8))
+
+    @classmethod
+    def read(cls, node: Path) -> Owner | None:
+        """Who owns the node in this folder; None before the first owner."""
+        path = node / FILE_NAME
+        try:
+            epoch, token = path.read_text().split()
+            return cls(int(epoch), token)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise JournalCorrupt(
+                "A node's epoch cannot be read",
+                where=str(path),
+                next_step="Restore the file; or write into it, with any second word, the number of the newest folder "
+                "beside it, and then take the node over",
+            ) from error
+
+    def write(self, node: Path) -> None:
+        """Be the owner, durably. Whoever was it before is fenced from now on."""
+        write_atomically(node / FILE_NAME, f"{self.epoch} {self.token}\n".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Stands between a write that is durable and its acknowledgement: only the owner passes."""
+
+    node: Path
+    owner: Owner
+
+    def check(self) -> None:
+        """JournalFenced if somebody else owns the node by now."""
+        found = Owner.read(self.node)
+        if found == self.owner:
+            return
+        now = "nobody" if found is None else f"the owner of epoch {found.epoch}"
+        raise JournalFenced(
+            f"This owner of epoch {self.owner.epoch} was paused, and {now} has the node now",
+            where=str(self.node),
+            next_step="Nothing was acknowledged, but the last append may have been stored. Repeat it with the same "
+            "event ids where the node is written now; end this process",
+        )
+
 
 _SEALED = "sealed"
 
@@ -107,3 +180,55 @@ def _write_again(directory: Path, marked: DurableEnd, end: DurableEnd) -> None:
         os.fdatasync(handle)
     finally:
         os.close(handle)
+
+
+class FencedLog(JournalWriter):
+    """A journal's writer that looks into `epoch` between the sync of a frame and its end mark: JournalFenced.
+
+    Whatever moves the mark goes by there: an append, a new segment, and what recovery finds behind the mark.
+    """
+
+    def __init__(
+        self, directory: Path, fence: Fence, *, clock: Clock, segment_bytes_max: int = SEGMENT_BYTES_MAX
+    ) -> None:
+        self._fence = fence
+        super().__init__(directory, clock=clock, segment_bytes_max=segment_bytes_max)
+
+    @contextmanager
+    def turn(self) -> Iterator[DurableEnd]:
+        """A turn in which the caller looks, decides and then perhaps stores; tells where the log ends."""
+        with self._turn():
+            yield self._end
+
+    def store(self, batch: pa.RecordBatch) -> None:
+        """Store a batch that has its sequences already, in a turn."""
+        self._store(batch)
+
+    def sync_mark(self) -> None:
+        """Have the end mark durable: it does not go back any more, not even by a loss of power."""
+        with self._breaking("The end mark failed to sync"):
+            os.fdatasync(self._mark)
+
+    def _publish(self) -> None:
+        """The frame is stored by now: who cannot look does not know whether it counts, and takes nothing more."""
+        with self._breaking("The node's epoch cannot be read"):
+            self._fence.check()
+        super()._publish()
+
+    def _open_mark(self) -> None:
+        """Which makes the mark if there is none yet."""
+        self._fence.check()
+        super()._open_mark()
+
+
+@contextmanager
+def reaching(folder: Path) -> Iterator[None]:
+    """JournalAway for what the operating system refuses in this folder."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalAway(
+            f"The journal cannot be reached: {error.strerror}",
+            where=str(error.filename or folder),
+            next_step="Nothing was acknowledged. Make room or mend the disk, then try again",
+        ) from error

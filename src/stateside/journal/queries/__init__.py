@@ -13,10 +13,9 @@ goes along; `views` how the views follow the stream, `indexing` what they take i
 `snapshot` how it is read, `generation` where it lies.
 """
 
-from stateside.journal.queries.entities import Born, EntityIds
-from stateside.journal.queries.progress import Progress
+from stateside.journal.queries.entities import EntityIds, FirstEvent
 from stateside.journal.queries.queries import Queries, Query
-from stateside.journal.queries.views import Views
-from stateside.journal.queries.walk import Found
+from stateside.journal.queries.query_reader import FoundEvent
+from stateside.journal.queries.query_views import QueryViews, ViewsProgress
 
-__all__ = ["Born", "EntityIds", "Found", "Progress", "Queries", "Query", "Views"]
+__all__ = ["EntityIds", "FirstEvent", "FoundEvent", "Queries", "Query", "QueryViews", "ViewsProgress"]

@@ -14,12 +14,12 @@ from heapq import merge, nsmallest
 
 import pyarrow.compute as pc
 
-from stateside.errors import NotFreshEnough
-from stateside.journal.queries.format import ENTITY, Damaged, term_key
-from stateside.journal.queries.views import Views
-from stateside.journal.queries.walker import Walker
+from stateside.core.errors import NotFreshEnough
+from stateside.core.positions import Position
+from stateside.journal.queries.format import ENTITY, ViewsDamaged, term_key
+from stateside.journal.queries.query_reader import Walker
+from stateside.journal.queries.query_views import QueryViews
 from stateside.journal.stream import Stream, located
-from stateside.positions import Position
 
 PAGE_IDS = 1_000
 TAIL_IDS_MAX = 50_000  # kept at a time of those that the views do not have: some 10 MB
@@ -35,7 +35,7 @@ class EntityIds:
     that had an event when it was asked for; one that comes meanwhile may be.
     """
 
-    def __init__(self, stream: Stream, views: Views, prefix: str, after: str | None) -> None:
+    def __init__(self, stream: Stream, views: QueryViews, prefix: str, after: str | None) -> None:
         self._stream, self._views, self._prefix, self._after = stream, views, prefix, after
 
     def current(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class EntityIds:
         try:
             with self._views.snapshot() as snapshot:
                 names = snapshot.names(ENTITY, self._prefix, after, ids_max) if snapshot else []
-        except Damaged:
+        except ViewsDamaged:
             return self._page(after, tail, ids_max)
         found = dict.fromkeys(merge((_key(name) for name, _ in names), behind))
         known = [id_ for key, id_ in found if is_all or key <= behind[-1][0]]
@@ -73,7 +73,7 @@ class EntityIds:
 class _Tail:
     """The ids in that part of the stream which the views did not have when the query began."""
 
-    def __init__(self, stream: Stream, views: Views, prefix: str) -> None:
+    def __init__(self, stream: Stream, views: QueryViews, prefix: str) -> None:
         self._stream, self._views, self._prefix = stream, views, prefix
         self._end, self._covered = stream.end(), views.position()
         self._ids: list[Key] | None = None
@@ -105,7 +105,7 @@ class _Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class FirstEvent:
     """An entity, and the position from which the query goes on behind its first event."""
 
     position: Position
@@ -121,31 +121,31 @@ class _Seen:
     ids: set[str] = field(default_factory=set)
 
 
-class BirthWalk(Walker[Born]):
+class BirthWalk(Walker[FirstEvent]):
     """A way through the first events of all entities with a prefix.
 
     Who is new behind the end of the views is told by who came since: so many are remembered, until the views follow.
     """
 
-    def __init__(self, stream: Stream, views: Views, prefix: str, start: Position | None) -> None:
+    def __init__(self, stream: Stream, views: QueryViews, prefix: str, start: Position | None) -> None:
         super().__init__(stream, views, start)
         self._prefix = prefix
         self._seen: dict[str, _Seen] = {}  # by partition
 
-    def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[list[Born], int]]:
+    def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[list[FirstEvent], int]]:
         try:
             with self._views.snapshot() as snapshot:
                 covered = snapshot.state.covers(partition) if snapshot else 0
                 high = min(stop, covered)
                 found = snapshot.born(partition, at, high, PAGE_IDS) if snapshot and at < high else None
-        except Damaged:
+        except ViewsDamaged:
             covered, found = 0, None
         if found is None:
             yield from self._by_range(partition, covered, at, stop)
         else:
             yield self._page(partition, found), found[-1][0] + 1 if len(found) == PAGE_IDS else high
 
-    def _by_range(self, partition: str, covered: int, at: int, stop: int) -> Iterator[tuple[list[Born], int]]:
+    def _by_range(self, partition: str, covered: int, at: int, stop: int) -> Iterator[tuple[list[FirstEvent], int]]:
         """From the end of the views on, so that it is known who came before. Ends when the views have moved."""
         seen = self._seen.get(partition)
         if seen is None or seen.read != at or covered < seen.since:
@@ -170,7 +170,7 @@ class BirthWalk(Walker[Born]):
                 if not seen.since <= (snapshot.state.covers(partition) if snapshot else 0) <= offsets[0]:
                     return None
                 new = [(at, name) for name, at in births.items() if not (snapshot and snapshot.entity(name))]
-        except Damaged:
+        except ViewsDamaged:
             return None
         self._remember(seen, new)
         return new
@@ -181,12 +181,12 @@ class BirthWalk(Walker[Born]):
             raise NotFreshEnough(
                 f"More than {NEW_IDS_MAX:,} entities are new since the end of the views",
                 where=str(self._views.folder),
-                next_step="Let a process follow the stream with the views (`Views.keep_following`), then go on",
+                next_step="Let a process follow the stream with the views (`QueryViews.keep_following`), then go on",
             )
 
-    def _page(self, partition: str, born: list[tuple[int, str]]) -> list[Born]:
+    def _page(self, partition: str, born: list[tuple[int, str]]) -> list[FirstEvent]:
         named = [(offset, name) for offset, name in born if name.startswith(self._prefix)]
-        return [Born(self._position(partition, offset + 1), name) for offset, name in named]
+        return [FirstEvent(self._position(partition, offset + 1), name) for offset, name in named]
 
 
 def _key(name: str) -> Key:

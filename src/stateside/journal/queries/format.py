@@ -10,7 +10,7 @@
     zones   partition u16, offset u64     -> Zone     what times the events from this offset on have
 
 Numbers in keys are big-endian, so that LMDB has them in order; in values they are little-endian. A term's number is
-given once, 1, 2, 3, …; a partition's is its place in `State.partitions`.
+given once, 1, 2, 3, …; a partition's is its place in `ViewsState.partitions`.
 
     Term    ┌────────┬────────────┬───────────┬──────────────────┬──────────────────────────────────────────┐
             │ u32    │ u64        │ u64       │ u64              │ the whole name, where the key has        │
@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from stateside.positions import Position
+from stateside.core.positions import Position
 
 VERSION: Final = 1
 DATABASES: Final = ("meta", "terms", "blocks", "born", "zones")
@@ -68,7 +68,7 @@ _BY_PARTITION = struct.Struct(">HQ")
 Offsets = npt.NDArray[np.int64]
 
 
-class Damaged(Exception):
+class ViewsDamaged(Exception):
     """What stands in the views cannot be. Never seen by who asks: they are made anew, and the stream is read meanwhile.
 
     No error of the tree: nothing is lost, and nobody has to do anything.
@@ -76,7 +76,7 @@ class Damaged(Exception):
 
 
 @dataclass(slots=True)
-class State:
+class ViewsState:
     """How far the views have come, and of which stream they are. Changes in the same transaction as they do."""
 
     stream: str | None = None
@@ -92,14 +92,14 @@ class State:
         return _sealed(b"state", orjson.dumps(asdict(self)))
 
     @classmethod
-    def unpack(cls, value: bytes) -> State:
+    def unpack(cls, value: bytes) -> ViewsState:
         """The state that was packed; Damaged if that is not readable, or of another version."""
         try:
             found = cls(**orjson.loads(_opened(b"state", value)))
         except (orjson.JSONDecodeError, TypeError) as error:
-            raise Damaged(f"the views' state: {error}") from error
+            raise ViewsDamaged(f"the views' state: {error}") from error
         if found.version != VERSION:
-            raise Damaged(f"the views have the format {found.version}, this program has {VERSION}")
+            raise ViewsDamaged(f"the views have the format {found.version}, this program has {VERSION}")
         return found
 
     def number(self, partition: str) -> int:
@@ -137,12 +137,12 @@ class Term:
         """The term and its whole name; Damaged."""
         content = _opened(key, value)
         if len(content) < _TERM.size:
-            raise Damaged("a term is cut short")
+            raise ViewsDamaged("a term is cut short")
         return cls(*_TERM.unpack_from(content)), content[_TERM.size :] or _name(key)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PostingBlock:
     """Where some of a term's events stand: in this partition, at these offsets; `before` them it has so many."""
 
     before: int
@@ -167,7 +167,7 @@ class Zone:
         """The zone that was packed; Damaged."""
         content = _opened(key, value)
         if len(content) % 16 != _ZONE.size:
-            raise Damaged("a zone is cut short")
+            raise ViewsDamaged("a zone is cut short")
         spans = np.frombuffer(content, "<i8", offset=_ZONE.size).reshape(-1, 2).tolist()
         return cls(_ZONE.unpack_from(content)[0], tuple((low, high) for low, high in spans))
 
@@ -185,13 +185,13 @@ def pack_block(key: bytes, before: int, partition: int, offsets: Sequence[int]) 
     return _sealed(key, _BLOCK.pack(before, partition, first) + behind.astype("<u4").tobytes())
 
 
-def unpack_block(key: bytes, value: bytes) -> Block:
+def unpack_block(key: bytes, value: bytes) -> PostingBlock:
     """The block that was packed; Damaged."""
     content = _opened(key, value)
     if len(content) % 4 != _BLOCK.size % 4 or len(content) < _BLOCK.size + 4:
-        raise Damaged("a block is cut short")
+        raise ViewsDamaged("a block is cut short")
     before, partition, first = _BLOCK.unpack_from(content)
-    return Block(before, partition, np.frombuffer(content, "<u4", offset=_BLOCK.size).astype(np.int64) + first)
+    return PostingBlock(before, partition, np.frombuffer(content, "<u4", offset=_BLOCK.size).astype(np.int64) + first)
 
 
 def scope(kind: bytes, partition: int) -> bytes:
@@ -247,5 +247,5 @@ def _sealed(key: bytes, content: bytes) -> bytes:
 
 def _opened(key: bytes, value: bytes) -> bytes:
     if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
-        raise Damaged("a checksum does not match")
+        raise ViewsDamaged("a checksum does not match")
     return value[_CRC.size :]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import lmdb
 
-from stateside.errors import SetupError, ViewsBusy
-from stateside.journal.environment import is_whole, open_environment
-from stateside.journal.queries.format import DATABASES, Damaged
-from stateside.storage import write_atomically
+from stateside.core.errors import SetupError, ViewsBusy
+from stateside.core.storage import write_atomically
+from stateside.journal.lmdb import is_whole, open_environment
+from stateside.journal.queries.format import DATABASES, ViewsDamaged
 
 MAP_BYTES = (1 << 40, 1 << 36, 1 << 32)  # of addresses, not of memory; the most that this process may have
 READERS_MAX = 512
@@ -50,7 +50,7 @@ class Generation:
         except lmdb.Error as error:
             self.environment.close()
             raise _unusable(path, error, create=create) from error
-        except Damaged:
+        except ViewsDamaged:
             self.environment.close()
             raise
 
@@ -59,13 +59,13 @@ class Generation:
         try:
             found = (self.path / "data.mdb").stat()
         except FileNotFoundError:
-            raise Damaged("the views were deleted") from None
+            raise ViewsDamaged("the views were deleted") from None
         if (found.st_dev, found.st_ino) != self._file:
-            raise Damaged("the views were replaced")
+            raise ViewsDamaged("the views were replaced")
         if not is_whole(self.path, self.environment, self._page_bytes):
-            raise Damaged("the views' file is cut short")
+            raise ViewsDamaged("the views' file is cut short")
         if self._condemned or (self.path / _CONDEMNED).exists():
-            raise Damaged("the views were condemned")
+            raise ViewsDamaged("the views were condemned")
 
     def condemn(self, reason: str) -> None:
         """Let nobody trust it any more."""
@@ -84,7 +84,7 @@ class Generation:
             with self.environment.begin() as transaction:
                 yield transaction
         except _DAMAGE as error:
-            raise Damaged(str(error)) from error
+            raise ViewsDamaged(str(error)) from error
         except lmdb.Error as error:
             raise SetupError(
                 f"The journal's views cannot be read: {error}",
@@ -99,7 +99,7 @@ class Generation:
             with self.environment.begin(write=True) as transaction:
                 yield transaction
         except _DAMAGE as error:
-            raise Damaged(str(error)) from error
+            raise ViewsDamaged(str(error)) from error
         except lmdb.Error as error:
             raise _unwritable(self.path, error) from error
 
@@ -156,7 +156,7 @@ def _unusable(path: Path, error: Exception, *, create: bool) -> Exception:
             where=str(path),
             next_step="Share the one `Views` among all who ask: LMDB opens a file once in a process",
         )
-    return _unwritable(path, error) if create else Damaged(str(error))
+    return _unwritable(path, error) if create else ViewsDamaged(str(error))
 
 
 def _unwritable(path: Path, error: Exception) -> SetupError:

@@ -7,23 +7,22 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
 
-from stateside.errors import RequestInvalid
+from stateside.core.errors import RequestInvalid
+from stateside.core.positions import OFFSET_MAX, Position
 from stateside.journal.event import Event
-from stateside.journal.queries.entities import BirthWalk, Born, EntityIds
-from stateside.journal.queries.questions import (
+from stateside.journal.queries.entities import BirthWalk, EntityIds, FirstEvent
+from stateside.journal.queries.predicate import (
     AllEvents,
     EntityEvents,
+    EventQuery,
     EventsBetween,
-    Question,
     TaggedEvents,
     TypedEvents,
 )
-from stateside.journal.queries.views import Views
-from stateside.journal.queries.walk import EntityWalk, Found, Walk
-from stateside.journal.queries.walker import Walker
+from stateside.journal.queries.query_reader import EntityWalk, FoundEvent, Walk, Walker
+from stateside.journal.queries.query_views import QueryViews
 from stateside.journal.stream import Stream
-from stateside.journal.upcasting import Upcasters
-from stateside.positions import OFFSET_MAX, Position
+from stateside.journal.upcasters import Upcasters
 
 LOOK_S = 0.25  # so often a live query looks whether it is to stop, and whether its stream is still the same one
 PAUSE_S_MIN = 0.001
@@ -102,7 +101,7 @@ class Queries:
     read. No order is promised between the events of two partitions; `current` reads one partition after the other.
     """
 
-    def __init__(self, stream: Stream, views: Views, upcasters: Upcasters | None = None) -> None:
+    def __init__(self, stream: Stream, views: QueryViews, upcasters: Upcasters | None = None) -> None:
         self._stream, self._views, self._upcasters = stream, views, upcasters
 
     @property
@@ -114,7 +113,7 @@ class Queries:
         """An event as an answer would have it."""
         return event if self._upcasters is None else self._upcasters.upcast(event)
 
-    def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[Found]:
+    def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[FoundEvent]:
         """An entity's events from a sequence to another, both included; every one of them has its sequence."""
         if from_sequence < 1 or (to_sequence is not None and to_sequence < from_sequence - 1):
             raise RequestInvalid(
@@ -125,19 +124,19 @@ class Queries:
             self._stream, lambda start: EntityWalk(self._stream, self._views, question, start, self._upcasters)
         )
 
-    def tagged(self, tag: str) -> Query[Found]:
+    def tagged(self, tag: str) -> Query[FoundEvent]:
         """Events with a tag."""
         return self._events(TaggedEvents(tag))
 
-    def typed(self, type_: str) -> Query[Found]:
+    def typed(self, type_: str) -> Query[FoundEvent]:
         """Events of a type."""
         return self._events(TypedEvents(type_))
 
-    def all(self) -> Query[Found]:
+    def all(self) -> Query[FoundEvent]:
         """Every event."""
         return self._events(AllEvents())
 
-    def between(self, from_us: int, to_us: int) -> Query[Found]:
+    def between(self, from_us: int, to_us: int) -> Query[FoundEvent]:
         """Events that happened at a time from the one up to, and without, the other; in the stream's order."""
         return self._events(EventsBetween(from_us, to_us))
 
@@ -145,7 +144,7 @@ class Queries:
         """The ids of all entities with a prefix, in the order of their bytes, from behind one of them on."""
         return EntityIds(self._stream, self._views, prefix, after)
 
-    def born(self, prefix: str = "") -> Query[Born]:
+    def born(self, prefix: str = "") -> Query[FirstEvent]:
         """The ids of all entities with a prefix in the order in which their first events came; live, too."""
         return Query(self._stream, lambda start: BirthWalk(self._stream, self._views, prefix, start))
 
@@ -154,7 +153,7 @@ class Queries:
         walk = EntityWalk(self._stream, self._views, EntityEvents(entity), None)
         return walk.last_sequence(self._stream.end())
 
-    def _events(self, question: Question) -> Query[Found]:
+    def _events(self, question: EventQuery) -> Query[FoundEvent]:
         return Query(self._stream, lambda start: Walk(self._stream, self._views, question, start, self._upcasters))
 
 

@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from stateside.errors import RequestInvalid
+from stateside.core.errors import RequestInvalid
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pt
 
-from stateside.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 

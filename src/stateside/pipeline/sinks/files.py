@@ -29,12 +29,12 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from stateside.errors import ArchiveInvalid, SinkAway, ViewInvalid
-from stateside.layout import ViewLayout
+from stateside.core.errors import ArchiveInvalid, SinkAway, ViewInvalid
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import sync_directory, write_atomically
 from stateside.leadership import ungated
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
-from stateside.storage import sync_directory, write_atomically
 
 Format = Literal["parquet", "jsonl", "csv"]
 
@@ -55,7 +55,7 @@ def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_ste
 
 def _open(context: SinkContext, path: str, format: Format, on_step: OnStep) -> FilesSink:
     _check_format(context.schema, format)
-    folder = Folder.open(context.layout.files(path), context.layout.view(context.view))
+    folder = SinkFolder.open(context.layout.files(path), context.layout.view(context.view))
     return FilesSink(folder, format, on_step)
 
 
@@ -63,7 +63,7 @@ def _open(context: SinkContext, path: str, format: Format, on_step: OnStep) -> F
 class FilesSink:
     """Writes batches into a folder, by the steps above."""
 
-    folder: Folder
+    folder: SinkFolder
     format: Format
     on_step: OnStep = ignore_step
 
@@ -98,14 +98,14 @@ class FilesSink:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class SinkFolder:
     """A folder with an id in it, and the mark, kept elsewhere, of which folder it is: it is created only once."""
 
     path: Path
     mark: Path
 
     @classmethod
-    def open(cls, path: Path, view: ViewLayout) -> Folder:
+    def open(cls, path: Path, view: ViewLayout) -> SinkFolder:
         """The folder at this path, created if this view has never had it.
 
         ArchiveInvalid if it has files, but the mark or the checkpoint of the query that wrote them is gone: a new query

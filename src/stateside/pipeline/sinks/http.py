@@ -16,6 +16,12 @@ until the query's next batch comes. An endpoint that remembers no keys gets rows
 A request's body: {"view": …, "query": …, "batch": …, "part": …, "parts": …, "rows": [{…}, …]}. Answers: 2xx means
 stored; no connection, a timeout, 408, 429 and 5xx mean away (held, sent again, not before `Retry-After` up to a limit);
 anything else means refused.
+
+The cut: how many rows a request has at most, the same in every attempt at a batch.
+
+The parts of a repeated batch are recognised by their number, so a batch that was begun with one limit must be repeated
+with it, even if the setting was changed in between. So the limit that is in force is noted beside the checkpoint. A
+changed one takes effect with the second batch of a run: only the first can be a repeat.
 """
 
 from __future__ import annotations
@@ -26,25 +32,55 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from stateside.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
-from stateside.pipeline.sinks.cut import Cut
+from stateside.core.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.secrets import with_secrets
+from stateside.core.storage import write_atomically
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
-from stateside.secret_options import with_secrets
 
 if TYPE_CHECKING:
     import httpx
+
+
+class Cut:
+    """The limit in force, and its note."""
+
+    def __init__(self, note: Path, rows_max: int, wanted_rows_max: int) -> None:
+        self._note = note
+        self._rows_max = rows_max
+        self._wanted_rows_max = wanted_rows_max
+        self._first: BatchId | None = None
+
+    @classmethod
+    def open(cls, note: Path, rows_max: int) -> Cut:
+        """The cut of a view's sink, with the limit that it is to have from now on."""
+        if not note.exists():
+            _write(note, rows_max)
+        return cls(note, int(json.loads(note.read_bytes())["rows_per_request_max"]), rows_max)
+
+    def rows_max(self, batch: BatchId) -> int:
+        """The limit for this batch."""
+        self._first = self._first or batch
+        if batch != self._first and self._rows_max != self._wanted_rows_max:
+            _write(self._note, self._wanted_rows_max)
+            self._rows_max = self._wanted_rows_max
+        return self._rows_max
+
+
+def _write(note: Path, rows_max: int) -> None:
+    write_atomically(note, json.dumps({"rows_per_request_max": rows_max}).encode())
+
 
 ROWS_PER_REQUEST_MAX = 500
 TIMEOUT_S = 10.0
 RETRY_AFTER_S_MAX = 300.0  # an endpoint that asks for a longer pause is asked again after this one
 BODY_CHARS_SHOWN_MAX = 200
-
 _AWAY = {408, 429}
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 

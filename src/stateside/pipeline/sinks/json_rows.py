@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from stateside.errors import ViewInvalid
+from stateside.core.errors import ViewInvalid
 
 Encode = Callable[[Any], Any]
 

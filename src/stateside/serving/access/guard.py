@@ -10,30 +10,130 @@
 Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address. A
 browser has its token in a cookie (`session`). Where nobody needs one, a stranger's page is kept out by the host that it
 asks at (`hosts`).
+
+The log of refusals: who was turned away, from what, and why. `refusals.jsonl` in the served folder, a line each.
+
+    {"time": "2026-01-31T…Z", "status": 403, "code": "access-denied", "who": "emma's page", "address": "10.0.0.7",
+     "method": "GET", "path": "/v1/customers/ben/bill", "why": "This is not data…", "trace": "4bf92f35…"}
+
+`who` is a name whose token was verified, or null: what somebody only claims is not written. Neither are the token, the
+other headers, or what follows the question mark. Only its owner can read the file. When it is as large as `BYTES_MAX`
+it becomes `refusals.1.jsonl`, that one `refusals.2.jsonl`, up to `OLDER_KEPT`. A worker writes at most `LINES_PER_S`
+lines a second; the next line says how many it left out (`left_out`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
 
-from stateside.errors import AccessDenied, SetupError, StatesideError, TokenInvalid
-from stateside.layout import Layout
-from stateside.serving.access.holder import OPERATOR, Holder
+import orjson
+
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import AccessDenied, SetupError, StatesideError, TokenInvalid
+from stateside.core.layout import Layout
+from stateside.core.storage import try_lock
+from stateside.serving.access.browser_session import check_origin, presented
 from stateside.serving.access.hosts import Hosts
-from stateside.serving.access.limits import NO_RATE, Limits, Room, network
+from stateside.serving.access.limits import NO_RATE, Buckets, RateLimits, Room, network
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
-from stateside.serving.access.refusals import Asked, RefusalLog
-from stateside.serving.access.session import check_origin, presented
+from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.access.verifier import TokenRefused, Verifier
+from stateside.serving.stamp import iso_time
+
+BYTES_MAX: Final = 4 << 20
+OLDER_KEPT: Final = 4
+LINES_PER_S: Final = 200.0
+PATH_CHARS_MAX: Final = 200
+STATUSES: Final = frozenset({401, 403, 408, 413, 429})
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """What was asked, as far as it is written down."""
+
+    method: str
+    path: str
+    address: str
+    traceparent: str | None = None
+
+    def trace(self) -> str | None:
+        """The trace's id, if the header is what W3C says."""
+        matched = _TRACEPARENT.fullmatch(self.traceparent or "")
+        return None if matched is None else matched[1]
+
+
+class RefusalLog:
+    """Writes the log. Several processes may write to one file: a line is written at once, at its end."""
+
+    def __init__(self, path: Path, clock: Clock | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock or SystemClock()
+        self._buckets, self._left_out = Buckets(LINES_PER_S, now_s), 0
+
+    def note(self, error: StatesideError, who: str | None, asked: RefusedRequest) -> None:
+        """Write a line, if the error is a refusal. OSError if it cannot be written."""
+        if error.status not in STATUSES:
+            return
+        if self._buckets.take("lines") > 0:
+            self._left_out += 1
+            return
+        self._append(self._line(error, who, asked))
+        self._left_out = 0
+
+    def _line(self, error: StatesideError, who: str | None, asked: RefusedRequest) -> bytes:
+        line = {
+            "time": iso_time(self._clock.now_us()),
+            "status": error.status,
+            "code": error.code,
+            "who": who,
+            "address": asked.address,
+            "method": asked.method,
+            "path": asked.path[:PATH_CHARS_MAX],
+            "why": error.what,
+            "trace": asked.trace(),
+        }
+        return orjson.dumps(line | ({"left_out": self._left_out} if self._left_out else {})) + b"\n"
+
+    def _append(self, line: bytes) -> None:
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line)
+            found = os.fstat(handle)
+        finally:
+            os.close(handle)
+        if found.st_size + len(line) > BYTES_MAX:
+            self._turn_over(found.st_ino)
+
+    def _turn_over(self, inode: int) -> None:
+        """Set the full file aside; if another process does so, or has done so, that is enough."""
+        lock = try_lock(self._path.with_name(f".{self._path.name}.lock"), mode=0o600)
+        if lock is None:
+            return
+        try:
+            if self._path.stat().st_ino != inode:
+                return
+            for number in range(OLDER_KEPT - 1, 0, -1):
+                if self._older(number).exists():
+                    self._older(number).replace(self._older(number + 1))
+            self._path.replace(self._older(1))
+        finally:
+            os.close(lock)
+
+    def _older(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}")
+
 
 RECHECK_S: Final = 1.0
 LOOK_S: Final = 0.002  # after it at the latest a folder's first key counts, and nobody is let in without a token
-NOBODY: Final = Holder("nobody", frozenset())
-
+NOBODY: Final = Principal("nobody", frozenset())
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +157,7 @@ class Guard:
     def of(
         cls,
         layout: Layout,
-        limits: Limits = NO_RATE,
+        limits: RateLimits = NO_RATE,
         *,
         guarded: bool = False,
         names: Collection[str] | None = (),
@@ -73,7 +173,7 @@ class Guard:
         """A request arrives."""
         return Visit(self, call)
 
-    def holder(self, authorization: str | None, host: str | None) -> Holder:
+    def holder(self, authorization: str | None, host: str | None) -> Principal:
         """Who sends these headers; TokenInvalid if nobody who is let in, SetupError if that cannot be told.
 
         AccessDenied where no token is needed, and the host is one that a stranger's page may ask at.
@@ -83,7 +183,7 @@ class Guard:
             self._hosts.check(host)
         return holder
 
-    def _verified(self, authorization: str | None) -> Holder:
+    def _verified(self, authorization: str | None) -> Principal:
         try:
             return self._verifier.holder(authorization)
         except SetupError as error:
@@ -92,17 +192,17 @@ class Guard:
                 "This server cannot tell who asks: its log has the cause", next_step="Tell who runs it"
             ) from None  # whose paths are none of the asker's business
 
-    def positions(self, holder: Holder) -> PositionCodec:
+    def positions(self, holder: Principal) -> PositionCodec:
         """How this holder is shown positions."""
         return PLAIN if holder is OPERATOR or holder is NOBODY else self._verifier.positions(holder)
 
-    def pass_by(self, holder: Holder, address: str) -> None:
+    def pass_by(self, holder: Principal, address: str) -> None:
         """A request of this holder is let in, and will be answered at once; TooManyRequests."""
         who = address if holder is OPERATOR else f"holder {holder.name}"
         self.room.enter(who)
         self.room.leave(who)
 
-    def note(self, error: StatesideError, who: str | None, asked: Asked) -> None:
+    def note(self, error: StatesideError, who: str | None, asked: RefusedRequest) -> None:
         """Write a refusal down. A disk that is full lets nobody in who was refused, and stops nobody who was not."""
         try:
             self._refusals.note(error, who, asked)
@@ -124,13 +224,13 @@ class Visit:
     def __init__(self, guard: Guard, call: Arriving) -> None:
         self._guard, self._call = guard, call
         self._address = network(call.client)
-        self._holder: Holder | None = None
+        self._holder: Principal | None = None
         self._counted: str | None = None
         self.route = "none"  # the pattern of the one that fits, once it is known
         self.positions = PLAIN  # how the holder is shown them, once it is known
         self._checked_s = time.monotonic()
 
-    def enter(self, *, needs_token: bool = True) -> Holder:
+    def enter(self, *, needs_token: bool = True) -> Principal:
         """Who asks, from now on counted as under way; once. Without a token everybody is nobody, who has no role."""
         try:
             holder = self._found() if needs_token else NOBODY
@@ -142,7 +242,7 @@ class Visit:
         check_origin(self._call.method, self._call.headers)
         return holder
 
-    def _found(self) -> Holder:
+    def _found(self) -> Principal:
         headers = self._call.headers
         return self._guard.holder(presented(headers), headers.get("host"))
 
@@ -166,7 +266,7 @@ class Visit:
         """Write it down, if this error is a refusal."""
         who = error.name if isinstance(error, TokenRefused) else self._name()
         call = self._call
-        asked = Asked(call.method, call.path, self._address, call.headers.get("traceparent"))
+        asked = RefusedRequest(call.method, call.path, self._address, call.headers.get("traceparent"))
         self._guard.note(error, who, asked)
 
     def _name(self) -> str | None:

@@ -10,6 +10,17 @@ by which name it asks, and no script can change that. So only hosts count that n
 
 Ports do not matter: a tunnel's may be another one. What is no browser may send no `Host`, as HTTP/1.0 does. Over TLS
 the certificate says which names are this server's, and with tokens a stranger's page has none: nothing is checked then.
+
+Exposure: whether an address may be listened on, and the certificate that a server shows there.
+
+What reaches other machines needs tokens, so that not everybody is an operator, and TLS, so that nobody reads the tokens
+on their way. On the loopback interface both may be left out.
+
+The headers that every answer carries, whatever it is: what a browser must not do with it.
+
+Nothing is guessed (`nosniff`), stored, framed or told to other sites, and a document may load nothing and run nothing.
+An answer that is a page brings a policy of its own, and what never changes says for how long it may be kept. A PDF has
+no policy: a browser's own viewer would be bound by it.
 """
 
 from __future__ import annotations
@@ -17,11 +28,76 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection
+import ssl
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from stateside.errors import AccessDenied
-from stateside.serving.access.exposure import is_loopback
+from stateside.core.errors import AccessDenied, RequestInvalid, SetupError
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate, with those between it and its authority, and its private key: two files in PEM."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, certificate: Path | None, key: Path | None) -> Certificate | None:
+        """Both or none; RequestInvalid for one without the other."""
+        if certificate is None and key is None:
+            return None
+        if certificate is None or key is None:
+            raise RequestInvalid(
+                "TLS needs a certificate and its key", next_step="Name both: --certificate FILE --key FILE"
+            )
+        return cls(certificate, key)
+
+    def check(self) -> None:
+        """SetupError if a server could not use them: told here, and not by workers that end at once."""
+        for path in (self.certificate, self.key):
+            if not path.is_file():
+                raise SetupError("There is no such file", where=str(path), next_step="Name a file in PEM")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, _no_password)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise SetupError(
+                f"The certificate and its key cannot be used: {reason}",
+                where=f"{self.certificate}, {self.key}",
+                next_step="Give a certificate with its own key, both in PEM, the key without a password",
+            ) from None
+
+
+def check_exposure(address: str, *, tokens: bool, tls: bool, insecure: bool = False) -> None:
+    """SetupError for an address that others can reach without tokens or without TLS, unless that is wanted."""
+    if insecure or (tokens and tls) or is_loopback(address):
+        return
+    if not tokens:
+        raise SetupError(
+            f"Without tokens everybody who reaches {address} could read everything",
+            next_step="Make one with `stateside token create NAME --dir FOLDER`, or listen on 127.0.0.1",
+        )
+    raise SetupError(
+        f"Without TLS everybody on the way to {address} could read the tokens",
+        next_step="Give --certificate FILE --key FILE, or listen on 127.0.0.1 behind a proxy with TLS",
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _no_password() -> str:
+    """Asked for if the key has one: nobody is at a server's terminal."""
+    raise ValueError("the key has a password")
+
 
 _LOCAL: Final = "localhost"
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/\s]+))(?::[0-9]{0,5})?", re.ASCII)
@@ -74,3 +150,23 @@ def _is_address(text: str) -> bool:
 def _plain(name: str) -> str:
     """As names are compared: in small letters, without the dot that may end them."""
     return name.lower().removesuffix(".")
+
+
+Headers = Sequence[tuple[str, str]]
+_POLICY: Final = "content-security-policy"
+_CACHE: Final = "cache-control"
+_KEPT: Final[Headers] = (
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+)
+_ALWAYS: Final[Headers] = (*_KEPT, (_CACHE, "no-store"))
+_STRICT: Final[Headers] = (*_ALWAYS, (_POLICY, "default-src 'none'; frame-ancestors 'none'"))
+
+
+def security_headers(kind: str, own: Headers = ()) -> Headers:
+    """Those of an answer of this type, which has these of its own."""
+    brought = {name for name, _ in own}
+    if _CACHE in brought:
+        return _KEPT
+    return _ALWAYS if _POLICY in brought or kind == "application/pdf" else _STRICT

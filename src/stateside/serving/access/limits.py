@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from stateside.errors import TooManyRequests
+from stateside.core.errors import TooManyRequests
 
 RATE_PER_S: Final = 5_000.0
 RUNNING_MAX: Final = 2_000
@@ -29,18 +29,18 @@ _NETWORK_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RateLimits:
     """For each holder or address: requests a second (None: any number), and at a time, streams included."""
 
     rate_per_s: float | None = None
     running_max: int = RUNNING_MAX
 
-    def or_default(self) -> Limits:
+    def or_default(self) -> RateLimits:
         """With a rate, if these have none: what somebody who can be reached by others has."""
-        return self if self.rate_per_s is not None else Limits(RATE_PER_S, self.running_max)
+        return self if self.rate_per_s is not None else RateLimits(RATE_PER_S, self.running_max)
 
 
-NO_RATE: Final = Limits()
+NO_RATE: Final = RateLimits()
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Buckets:
 class Room:
     """Whether there is room for one more request."""
 
-    def __init__(self, limits: Limits, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RateLimits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._buckets = None if limits.rate_per_s is None else Buckets(limits.rate_per_s, now_s)
         self._running: dict[str, int] = {}

@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from stateside.errors import CursorInvalid, PositionInvalid
-from stateside.positions import Position
+from stateside.core.errors import CursorInvalid, PositionInvalid
+from stateside.core.positions import Position
 from stateside.serving.stamp import Stamp
 
 KEY_BYTES: Final = 64  # AES-256-SIV takes two keys of 32

@@ -14,15 +14,13 @@ from typing import Any, Final
 import jwt
 from jwt.utils import base64url_encode
 
-from stateside.clock import Clock, SystemClock
-from stateside.errors import SetupError, TokenInvalid
-from stateside.layout import Layout
-from stateside.serving.access.claims import NAMES, Claims
-from stateside.serving.access.holder import OPERATOR, Holder
-from stateside.serving.access.issuer import ALGORITHM
-from stateside.serving.access.keys import Key, KeyFile
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import SetupError, TokenInvalid
+from stateside.core.layout import Layout
 from stateside.serving.access.position_codec import PositionCodec
-from stateside.serving.access.register import Register, Revoked
+from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.access.token_files import Key, KeyFile
+from stateside.serving.access.tokens import ALGORITHM, NAMES, Claims, Register, Revoked
 
 TOKEN_CHARS_MAX: Final = 8_192
 CACHED_MAX: Final = 4_096  # tokens that were verified: about 1 KB each
@@ -72,7 +70,7 @@ class Verifier:
             self._check_register()
             self._register.read()
 
-    def holder(self, authorization: str | None) -> Holder:
+    def holder(self, authorization: str | None) -> Principal:
         """Who sends this header; TokenInvalid if a token is needed and this is none that is valid now."""
         keys_sign, keys = self._keys.current()
         if keys_sign is None and not self._guarded:
@@ -86,14 +84,14 @@ class Verifier:
             self._signs = keys_sign, register_sign
         return self._holder(text, keys, revoked)
 
-    def positions(self, holder: Holder) -> PositionCodec:
+    def positions(self, holder: Principal) -> PositionCodec:
         """How this holder is shown positions."""
         _, keys = self._keys.current()
         if not keys and holder.is_scoped:  # they are gone since the token was verified
             raise _unknown()
         return PositionCodec.of((key.secret for key in keys), opaque=holder.is_scoped)
 
-    def _holder(self, text: str, keys: Sequence[Key], revoked: Revoked) -> Holder:
+    def _holder(self, text: str, keys: Sequence[Key], revoked: Revoked) -> Principal:
         digest = sha256(text.encode()).digest()
         claims = self._cached.get(digest)
         if claims is None:

@@ -8,6 +8,11 @@ put before the watchers, who send them on by themselves.
 A batch with more changes than FEED_ROWS_MAX is not held in memory: each watcher is told that it is *behind*, and reads
 its own part out of the history, as do those who come back after a while. The same if the history does not lead from the
 batch that was told last to the present one: then they find that out, and begin anew.
+
+A watcher as its feed sees it: how far it has been told, and what waits for it, which is bounded.
+
+Who takes what waits more slowly than it comes is cut off: what waits is dropped, and the reason told. Nothing is lost:
+the ids of what it took are its own, and with the last one it goes on.
 """
 
 from __future__ import annotations
@@ -16,38 +21,139 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
-from stateside.errors import StatesideError
-from stateside.replica.applied import AppliedBatch
+from stateside.core.errors import StatesideError
+from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.changes import Extent
-from stateside.replica.ordered import behind
+from stateside.replica.key_table import behind
 from stateside.replica.store import Snapshot
-from stateside.serving.changes.event import EventId, changes_event, comment, pulse_event, told
 from stateside.serving.changes.pages import GONE, paged, stamped
-from stateside.serving.changes.question import Looks, Question, ShownChange
-from stateside.serving.changes.watcher import BEHIND, Batch, Item, Watcher
-from stateside.serving.reading.reader import ViewReader
-from stateside.serving.reading.views import Views, without_cause
+from stateside.serving.changes.sse import EventId, changes_event, comment, event, pulse_event, told
+from stateside.serving.changes.subscription import Looks, ShownChange, Subscription
+from stateside.serving.rows.view_reader import ViewReader
+from stateside.serving.rows.view_readers import ViewReaders, without_cause
 from stateside.serving.stamp import Stamp
+
+QUEUE_BYTES_MAX = 4 << 20  # of events that wait for one watcher; one alone may be larger
+QUEUE_EVENTS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch's changes, for each question that has any its events; an error if they could not be made."""
+
+    since: AppliedBatch
+    batch: AppliedBatch
+    events: dict[Subscription, bytes | StatesideError]
+    questions: frozenset[Subscription]  # that it was made for
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What waits for a watcher: bytes to send. Nothing comes after the `last`; with `behind` it has to read itself."""
+
+    content: bytes
+    last: bool = False
+    behind: bool = False
+
+
+BEHIND = Item(b"", behind=True)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """One of a feed's watchers. `stand` is the batch that all that waits for it leads to."""
+
+    question: Subscription
+    stand: AppliedBatch
+    pulsed: bool = False  # is told every second how old what it has is
+    named: AppliedBatch = field(init=False)  # the batch of the last id that it has
+    told_s: float = field(default_factory=time.monotonic)
+    _queue: deque[Item] = field(default_factory=deque)
+    _queue_bytes: int = 0
+    _wake: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.named = self.stand
+
+    async def next(self) -> Item:
+        """What waits longest; waits for something if nothing does."""
+        while not self._queue:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        item = self._queue.popleft()
+        self._queue_bytes -= len(item.content)
+        return item
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for it."""
+        return not self._queue
+
+    def tell(self, batch: Batch) -> bool:
+        """Let a batch's changes wait for it; False if that was the last that it is told by its feed."""
+        if batch.batch.batch <= self.stand.batch:
+            return True
+        if batch.since != self.stand or self.question not in batch.questions:
+            self.put(BEHIND)
+            return False
+        self.stand = batch.batch
+        content = batch.events.get(self.question)
+        if content is None:
+            return True
+        self.named = batch.batch
+        return self.cut_by(content) if isinstance(content, StatesideError) else self.put(Item(content))
+
+    def put(self, item: Item) -> bool:
+        """Let this wait for it; False if that was too much, and it is cut off."""
+        waiting = self._queue_bytes + len(item.content)
+        if self._queue and (waiting > QUEUE_BYTES_MAX or len(self._queue) == QUEUE_EVENTS_MAX) and not item.last:
+            return self._cut_off()
+        self._queue.append(item)
+        self._queue_bytes += len(item.content)
+        self.told_s = time.monotonic()
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+        return True
+
+    def cut_by(self, error: StatesideError) -> bool:
+        """Tell it nothing more, because of an error; always False."""
+        self.put(Item(cut(error), last=True))
+        return False
+
+    def _cut_off(self) -> bool:
+        detail = (
+            f"{len(self._queue)} events of {self._queue_bytes:,} bytes waited for you: you take them more slowly than "
+            "they come. Go on with the last id that you have, or watch fewer keys"
+        )
+        self._queue.clear()
+        self._queue_bytes = 0
+        self.put(Item(told("cut", "slow", detail), last=True))
+        return False
+
+
+def cut(error: StatesideError) -> bytes:
+    """The event for somebody who cannot be told more, because of an error."""
+    return event("cut", {"reason": error.code, "detail": error.what, "problem": error.problem()})
+
 
 POLL_S = 0.01
 FEED_ROWS_MAX = 10_000  # changes that are held for all watchers together, in rows and in each rollup
 FEED_BATCHES_MAX = 16  # that are told one by one, if they come between two looks
 KEEP_ALIVE_S = 15.0
 _ALIVE_LOOK_S = 1.0
-
 Table = tuple[str, ...] | None  # a rollup by its columns; None: the rows
-
 log = logging.getLogger(__name__)
 
 
 class Feed:
     """Tells the watchers of one view, in one process. To be used on the event loop only."""
 
-    def __init__(self, reader: ViewReader, views: Views) -> None:
+    def __init__(self, reader: ViewReader, views: ViewReaders) -> None:
         self.reader = reader
         self._views, self._name = views, reader.shape.catalogue.view
         self._watchers: set[Watcher] = set()
@@ -128,7 +234,7 @@ class Feed:
             self._stand = batch.batch
             self._watchers -= {watcher for watcher in self._watchers if not watcher.tell(batch)}
 
-    def _batches(self, stand: AppliedBatch, questions: frozenset[Question]) -> list[Batch] | None:
+    def _batches(self, stand: AppliedBatch, questions: frozenset[Subscription]) -> list[Batch] | None:
         """The batches since this one; None if the history does not lead here, or there is too much. In a thread."""
         with self.reader.replica.snapshot() as snapshot:
             try:
@@ -165,7 +271,7 @@ class Feed:
         stand: AppliedBatch,
         now: AppliedBatch,
         tables: Mapping[Table, _Changes],
-        questions: frozenset[Question],
+        questions: frozenset[Subscription],
     ) -> Iterator[Batch]:
         for number in range(stand.batch + 1, now.batch + 1):
             stamp, batch = stamped(self.reader, snapshot.as_of(number))
@@ -214,7 +320,7 @@ class Feed:
 class Feeds:
     """The feeds of all views in this process."""
 
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: ViewReaders) -> None:
         self._views = views
         self._feeds: dict[str, Feed] = {}
         self._stopped = False
@@ -253,7 +359,7 @@ class _Changes:
         return self._by_batch[batch][bisect_left(keys, prefix) : stop] if keys else ()
 
 
-def _tables(questions: Collection[Question]) -> set[Table]:
+def _tables(questions: Collection[Subscription]) -> set[Table]:
     return {question.rollup for question in questions}
 
 
@@ -262,7 +368,9 @@ def _is_at(stand: AppliedBatch, told_: AppliedBatch) -> bool:
     return stand.batch > told_.batch or stand == told_
 
 
-def _events(stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Question) -> bytes | StatesideError | None:
+def _events(
+    stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Subscription
+) -> bytes | StatesideError | None:
     """What a question's watchers are told of a batch; None if nothing of it changed."""
     try:
         shown = (each.to(question.scope) for each in changes.of(batch.batch, question.prefix))

@@ -13,14 +13,14 @@ from itertools import islice
 
 import orjson
 
-from stateside.errors import HistoryGone, NotFreshEnough
-from stateside.replica.applied import AppliedBatch
+from stateside.core.errors import HistoryGone, NotFreshEnough
+from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.changes import Changed
 from stateside.replica.store import Snapshot
 from stateside.serving.access.position_codec import PositionCodec
-from stateside.serving.changes.event import EventId, Json, changes_event, snapshot_event
-from stateside.serving.changes.question import Looks, Question, ShownChange
-from stateside.serving.reading.reader import ViewReader
+from stateside.serving.changes.sse import EventId, Json, changes_event, snapshot_event
+from stateside.serving.changes.subscription import Looks, ShownChange, Subscription
+from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp
 
 PAGE_ROWS_MAX = 1_000
@@ -61,17 +61,17 @@ class ChangesPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class BatchChanges:
     """The changes of some batches, one by one, without those that have none; and the batch that they lead to."""
 
     pages: list[ChangesPage]
     now: AppliedBatch
 
 
-class Pages:
+class ChangePages:
     """Reads for one question."""
 
-    def __init__(self, reader: ViewReader, question: Question) -> None:
+    def __init__(self, reader: ViewReader, question: Subscription) -> None:
         self._reader, self._question = reader, question
         self._looks = Looks(reader.shape, question.rollup)
 
@@ -116,7 +116,7 @@ class Pages:
                     page.add(*told)
             return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed)
 
-    def steps(self, stand: AppliedBatch) -> Steps | None:
+    def steps(self, stand: AppliedBatch) -> BatchChanges | None:
         """What changed since a batch, batch by batch; None if that would be too much. Errors as for `changes`."""
         with self._reader.replica.snapshot() as snapshot:
             snapshot.as_of(stand.batch, stand.fingerprint)
@@ -127,7 +127,7 @@ class Pages:
             found = list(islice(extent.steps(snapshot, stand.batch), STEP_ROWS_MAX + 1))
             if len(found) > STEP_ROWS_MAX:
                 return None
-            return Steps(list(self._stepwise(snapshot, found)), now)
+            return BatchChanges(list(self._stepwise(snapshot, found)), now)
 
     def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
         """As `stamped`; Misdirected too if the replica does not hold what is asked for."""

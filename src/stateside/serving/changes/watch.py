@@ -15,19 +15,18 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from stateside.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
-from stateside.replica.applied import AppliedBatch
-from stateside.serving.changes.event import OPENING, EventId, Json, told
-from stateside.serving.changes.feed import POLL_S, Feed
-from stateside.serving.changes.pages import GONE, ChangesPage, Pages, RowsPage
-from stateside.serving.changes.question import Question
-from stateside.serving.changes.watcher import Watcher, cut
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.reader import ROWS_MAX
+from stateside.core.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
+from stateside.replica.batch_marker import AppliedBatch
+from stateside.serving.changes.feed import POLL_S, Feed, Watcher, cut
+from stateside.serving.changes.pages import GONE, ChangePages, ChangesPage, RowsPage
+from stateside.serving.changes.sse import OPENING, EventId, Json, told
+from stateside.serving.changes.subscription import Subscription
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_reader import ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class WatchStart:
     """How a watcher begins: at a batch that it has, or with a first page of rows; and why it could not go on."""
 
     stand: AppliedBatch | None = None
@@ -38,11 +37,11 @@ class Begun:
 class Watch:
     """What one question's watcher is told by a feed."""
 
-    def __init__(self, feed: Feed, question: Question, *, pulsed: bool = False) -> None:
+    def __init__(self, feed: Feed, question: Subscription, *, pulsed: bool = False) -> None:
         self._feed, self.question, self._pulsed = feed, question, pulsed
-        self._pages = Pages(feed.reader, question)
+        self._pages = ChangePages(feed.reader, question)
 
-    async def begin(self, last: EventId | None, floor: Floor) -> Begun:
+    async def begin(self, last: EventId | None, floor: Floor) -> WatchStart:
         """Find where to begin: behind the event that the watcher had last, else at the newest rows.
 
         The rows are waited for as the floor says, then NotFreshEnough; so is the batch of the event.
@@ -50,12 +49,12 @@ class Watch:
         gone: StatesideError | None = None
         if last is not None:
             try:
-                return Begun(await self._found(last, floor))
+                return WatchStart(await self._found(last, floor))
             except HistoryGone as error:
                 gone = error
-        return Begun(page=await self._first_rows(floor), gone=gone)
+        return WatchStart(page=await self._first_rows(floor), gone=gone)
 
-    async def parts(self, begun: Begun) -> AsyncGenerator[bytes]:
+    async def parts(self, begun: WatchStart) -> AsyncGenerator[bytes]:
         """All events, from there on, until it is cut off or the feed ends."""
         yield OPENING
         try:
@@ -78,7 +77,7 @@ class Watch:
             if page.changed or page.removed or not await self._moved(page.batch, deadline_s):
                 return page
 
-    async def _told(self, begun: Begun) -> AsyncGenerator[bytes]:
+    async def _told(self, begun: WatchStart) -> AsyncGenerator[bytes]:
         stand = begun.stand
         if begun.page is not None:
             if begun.gone is not None:

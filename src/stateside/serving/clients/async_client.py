@@ -12,17 +12,28 @@ from typing import Any, TypeVar
 
 import httpx
 
-from stateside.errors import StatesideError
+from stateside.core.errors import StatesideError
+from stateside.core.positions import Position
 from stateside.journal.event import Event
-from stateside.positions import Position
-from stateside.serving.clients import http
+from stateside.serving.clients import transport
 from stateside.serving.clients.answers import Answer, Change, Location, Lookup, SqlAnswer
-from stateside.serving.clients.asking import Asking
+from stateside.serving.clients.calls import Asking
+from stateside.serving.clients.change_stream import ClientWatch, WatchQuestion
 from stateside.serving.clients.core import DEADLINE_S, Core
-from stateside.serving.clients.questions import Floor, Part, other_parameters, span, texts
-from stateside.serving.clients.scanning import PAGE_ROWS, Scan, ScanQuestion
-from stateside.serving.clients.steps import Deliver, NextLine, Open, Pause, Reply, Send, Silence, Step, Steps, Together
-from stateside.serving.clients.watching import Watch, WatchQuestion
+from stateside.serving.clients.requests import ClientFloor, Part, other_parameters, span, texts
+from stateside.serving.clients.scans import PAGE_ROWS, ClientScan, ScanQuestion
+from stateside.serving.clients.steps import (
+    Deliver,
+    NextLine,
+    NoReply,
+    OpenStream,
+    Pause,
+    Reply,
+    Send,
+    Step,
+    Steps,
+    Together,
+)
 from stateside.serving.stamp import Source
 
 T = TypeVar("T")
@@ -47,9 +58,9 @@ class AsyncClient:
         direct: bool = False,
         unreached_s: float | None = None,
     ) -> None:
-        core = Core(http.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
+        core = Core(transport.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
         self._asking = Asking(core)
-        self._http = httpx.AsyncClient(**http.settings(token, certificate))
+        self._http = httpx.AsyncClient(**transport.settings(token, certificate))
 
     async def rows(
         self,
@@ -62,7 +73,7 @@ class AsyncClient:
         as_of: int | None = None,
     ) -> Answer:
         """The rows of one key, or of all that begin with these parts: live ones, sealed ones, or by default both."""
-        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.rows(view, key, floor, source))
 
     async def lookup(
@@ -76,7 +87,7 @@ class AsyncClient:
         as_of: int | None = None,
     ) -> Lookup:
         """The rows of many whole keys, of one batch: `found` has them in the order of the keys."""
-        return await self._run(self._asking.lookup(view, keys, Floor(min_position, max_age_ms, wait_ms, as_of)))
+        return await self._run(self._asking.lookup(view, keys, ClientFloor(min_position, max_age_ms, wait_ms, as_of)))
 
     def scan(
         self,
@@ -93,9 +104,9 @@ class AsyncClient:
         as_of: int | None = None,
     ) -> AsyncIterator[Answer]:
         """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
-        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
-        return self._iterate(Scan(self._asking.places, question).pages())
+        return self._iterate(ClientScan(self._asking.places, question).pages())
 
     def watch(
         self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
@@ -104,7 +115,7 @@ class AsyncClient:
 
         `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
         """
-        return self._iterate(Watch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
+        return self._iterate(ClientWatch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
 
     async def sum(
         self,
@@ -119,7 +130,7 @@ class AsyncClient:
         as_of: int | None = None,
     ) -> Answer:
         """The buckets of one key in a range of times, or over the last so long ("24h"), combined into one row."""
-        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.sum(view, key, span(from_time, to_time, last), floor))
 
     async def rollup(
@@ -133,7 +144,7 @@ class AsyncClient:
         as_of: int | None = None,
     ) -> Answer:
         """The view's rows added up by these columns: for one coarser key, or for all that begin with these parts."""
-        floor = Floor(min_position, max_age_ms, wait_ms, as_of)
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.rollup(view, columns, key, floor))
 
     async def sql(
@@ -175,14 +186,14 @@ class AsyncClient:
         self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
     ) -> dict[str, Any]:
         """The JSON document at a path, such as that of a bill."""
-        floor = Floor(min_position, None, wait_ms)
+        floor = ClientFloor(min_position, None, wait_ms)
         return await self._run(self._asking.document(path, other_parameters(parameters), floor))
 
     async def content(
         self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
     ) -> bytes:
         """What is not JSON at a path, such as a PDF."""
-        floor = Floor(min_position, None, wait_ms)
+        floor = ClientFloor(min_position, None, wait_ms)
         return await self._run(self._asking.content(path, other_parameters(parameters), floor))
 
     async def close(self) -> None:
@@ -226,7 +237,7 @@ class AsyncClient:
                     go_on = partial(steps.send, None)
                     continue
                 try:
-                    told = await (stream.do(step) if isinstance(step, Open | NextLine) else self._do(step))
+                    told = await (stream.do(step) if isinstance(step, OpenStream | NextLine) else self._do(step))
                     go_on = partial(steps.send, told)
                 except StatesideError as error:
                     go_on = partial(steps.throw, error)
@@ -252,16 +263,16 @@ class AsyncClient:
                 raise result
         return list(results)
 
-    async def _send(self, step: Send) -> Reply | Silence:
+    async def _send(self, step: Send) -> Reply | NoReply:
         """One attempt. Its time is over even if the server goes on sending, little by little."""
         try:
             async with asyncio.timeout(step.timeout_s):
-                response = await self._http.request(**http.request(step.url, step.ask, step.timeout_s))
-                return http.reply(response, response.content)
+                response = await self._http.request(**transport.request(step.url, step.ask, step.timeout_s))
+                return transport.reply(response, response.content)
         except httpx.HTTPError as error:
-            return http.silence(error)
+            return transport.silence(error)
         except TimeoutError:
-            return Silence(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
+            return NoReply(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
 
 
 class _Stream:
@@ -270,23 +281,23 @@ class _Stream:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._http, self._opened, self._lines = client, AsyncExitStack(), _no_lines()
 
-    async def do(self, step: Open | NextLine) -> Reply | Silence | str | None:
+    async def do(self, step: OpenStream | NextLine) -> Reply | NoReply | str | None:
         """Open it, in the place of the one before, or have its next line; None at its end."""
         try:
-            return await (self._open(step) if isinstance(step, Open) else anext(self._lines, None))
+            return await (self._open(step) if isinstance(step, OpenStream) else anext(self._lines, None))
         except httpx.HTTPError as error:
-            return http.silence(error)
+            return transport.silence(error)
 
     async def close(self) -> None:
         """Let it go."""
         await self._opened.aclose()
 
-    async def _open(self, step: Open) -> Reply:
+    async def _open(self, step: OpenStream) -> Reply:
         await self._opened.aclose()
-        asked = self._http.stream(**http.request(step.url, step.ask, step.timeout_s))
+        asked = self._http.stream(**transport.request(step.url, step.ask, step.timeout_s))
         response = await self._opened.enter_async_context(asked)
         self._lines = response.aiter_lines()
-        return http.reply(response, b"" if response.is_success else await response.aread())
+        return transport.reply(response, b"" if response.is_success else await response.aread())
 
 
 async def _no_lines() -> AsyncIterator[str]:

@@ -43,7 +43,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenStream:
     """Ask a server for a stream; `timeout_s` is for how long it may be silent."""
 
     url: str
@@ -87,12 +87,12 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoReply:
     """No reply, and why. `sent`: the server may have got the question, and may have done what it says."""
 
     reason: str
     sent: bool
 
 
-Step = Send | Open | NextLine | Pause | Together | Deliver
+Step = Send | OpenStream | NextLine | Pause | Together | Deliver
 Steps = Generator[Step, Any, T]

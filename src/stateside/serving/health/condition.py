@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stateside.checkpoint.log import Checkpoint
-from stateside.errors import StatesideError
-from stateside.layout import ViewLayout
+from stateside.core.errors import StatesideError
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import Storage
 from stateside.replica.store import Snapshot
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.views import Views
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.stamp import Stamp
-from stateside.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class ViewCondition:
     """`batch` is None, and so is what depends on it, while the view cannot be answered."""
 
     view: str
@@ -32,23 +32,23 @@ class Condition:
     dead_letters: int = 0
 
 
-async def conditions(views: Views) -> list[Condition]:
+async def conditions(views: ViewReaders) -> list[ViewCondition]:
     """Those of all views that there are now."""
     jobs = {state["view"]: state["state"] for state in views.states()}
     return [await _condition(views, layout, jobs.get(layout.name, "unknown")) for layout in views.layouts()]
 
 
-async def _condition(views: Views, layout: ViewLayout, job: str) -> Condition:
+async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCondition:
     def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int, str | None]:
         return stamp, snapshot.count(), snapshot.trouble()
 
     try:
         stamp, rows, trouble = await views.get(layout.name).read(Floor(wait_ms=0), look)
     except StatesideError:
-        return Condition(layout.name, job, dead_letters=_dead_letters(layout))
+        return ViewCondition(layout.name, job, dead_letters=_dead_letters(layout))
     lag, size = await asyncio.to_thread(_disk, layout, stamp.batch)
     letters = _dead_letters(layout)
-    return Condition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters)
+    return ViewCondition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters)
 
 
 def _dead_letters(layout: ViewLayout) -> int:

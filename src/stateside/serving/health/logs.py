@@ -1,13 +1,64 @@
-"""Logs as lines of JSON, for machines: time, level, logger, message, trace, and the stack of an error."""
+"""Logs as lines of JSON, for machines: time, level, logger, message, trace, and the stack of an error.
+
+Traces: by which a request is known across the systems that it goes through (W3C Trace Context).
+
+A request that brings a `traceparent` belongs to that trace; one without begins a trace. The answer's `traceparent` has
+the trace and this server's own part of it, and so has every line that is logged meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
+import re
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
 
-from stateside.serving.health import traces
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace, this server's part of it, and whether it is recorded somewhere."""
+
+    trace: str
+    span: str
+    flags: str = "00"
+
+    @classmethod
+    def of(cls, traceparent: str | None) -> Trace:
+        """The trace that a request belongs to, or a new one."""
+        found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
+        if found is not None:
+            version, trace, span, flags, rest = found.groups()
+            if version != "ff" and not (version == "00" and rest) and trace != _NO_TRACE and span != _NO_SPAN:
+                return cls(trace, _fresh()[1], flags)
+        return cls(*_fresh())
+
+    def header(self) -> tuple[str, str]:
+        """As it stands in the answer."""
+        return "traceparent", f"00-{self.trace}-{self.span}-{self.flags}"
+
+
+def answered_with(traceparent: str | None) -> tuple[str, str]:
+    """The header of an answer to a request with this header, where nobody needs to know the trace meanwhile."""
+    if traceparent is None:
+        trace, span = _fresh()
+        return "traceparent", f"00-{trace}-{span}-00"
+    return Trace.of(traceparent).header()
+
+
+def _fresh() -> tuple[str, str]:
+    """A trace and a part of it: drawn by chance, and no secret."""
+    drawn = f"{random.getrandbits(192):048x}"
+    return drawn[:32], drawn[32:]
+
+
+current: ContextVar[Trace | None] = ContextVar("trace", default=None)  # of the request that is being answered
 
 
 class JsonLines(logging.Formatter):
@@ -17,7 +68,7 @@ class JsonLines(logging.Formatter):
         """The record as JSON."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
-        trace = traces.current.get()
+        trace = current.get()
         if trace is not None:
             line |= {"trace": trace.trace, "span": trace.span}
         if record.exc_info:

@@ -1,13 +1,30 @@
 """The status: everything that an operator wants to see of a folder at one look, from the journal to the servers.
 
 It is gathered from files that others write anyway, in a thread, and costs the job nothing.
+
+The newest batches of a view as Spark reported them, for people who look on: when, how long, and what took the time.
+
+The runner keeps them in `progress.jsonl`, a line each; here only the file's end is read.
+
+The journal as the status tells it: where it ends, whether it lies in the folder or on Kafka.
+
+    {"end": 1234, "segments": 2, "bytes": 56789}                on files
+    {"end": 1240, "bytes": null, "trouble": null}               on Kafka: an offset, marks of transactions count too
+    {"end": null, "bytes": null, "trouble": "The brokers …"}    on Kafka, and nobody knows
+    null                                                        there is none here: another job's source, or none yet
+
+Brokers that are away let a question wait for seconds. So they are asked in a thread of its own, by one at a time and at
+most once in `ASK_S`, and who wants to know waits for `WAIT_S` at most. What was told lately counts, and nothing older.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +32,158 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateside.archive.followed import DataFile, FollowedTable
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.heartbeat import Heartbeat
-from stateside.errors import StatesideError
-from stateside.layout import Layout, ViewLayout
-from stateside.serving.health.batches import newest_batches
-from stateside.serving.health.condition import Condition, conditions
-from stateside.serving.health.journal_end import JournalEnd
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.views import Views
+from stateside.archive.table_reader import DataFile, FollowedTable
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout, ViewLayout
+from stateside.journal.folder import open_journal
+from stateside.journal.kafka.topic_folder import address_in
+from stateside.journal.reader import Journal
+from stateside.journal.segment import DurableEnd
+from stateside.serving.health.condition import ViewCondition, conditions
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.stamp import Stamp, iso_time
+from stateside.spark_state.provider import counted_rows
+from stateside.views.catalogue import Catalogue
+from stateside.views.heartbeat import Heartbeat
+
+BATCHES_SHOWN: Final = 60
+_TAIL_BYTES: Final = 512 << 10  # a line has about 3 KB, and 6 KB with several operators
+_PARTS: Final = {
+    "ask": ("latestOffset", "getBatch"),
+    "plan": ("queryPlanning",),
+    "log": ("walCommit",),
+    "work": ("addBatch",),
+    "commit": ("commitOffsets",),
+}
+
+
+def newest_batches(path: Path, most: int = BATCHES_SHOWN) -> list[dict[str, Any]]:
+    """The newest batches in this file, oldest first; none where there is no such file."""
+    found = []
+    for line in _last_lines(path):
+        try:
+            found.append(shown(json.loads(line)))
+        except (ValueError, LookupError, TypeError):  # a line that is cut short, at either end of what was read
+            continue
+    return found[-most:]
+
+
+def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """What Spark reported of one batch, as far as pages show it."""
+    took = progress["durationMs"]
+    return {
+        "batch": progress["batchId"],
+        "time": progress["timestamp"],
+        "duration_ms": took["triggerExecution"],
+        "parts_ms": {part: sum(took.get(name, 0) for name in names) for part, names in _PARTS.items()},
+        "rows": progress["numInputRows"],
+        "rows_per_s": progress.get("processedRowsPerSecond"),
+        "watermark": progress.get("eventTime", {}).get("watermark"),
+        "dead_letters": progress.get("deadLetters", 0),
+        "operators": [_operator(each) for each in progress.get("stateOperators", ())],
+    }
+
+
+def _operator(reported: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": reported["operatorName"],
+        "rows": counted_rows(reported),
+        "updated": reported["numRowsUpdated"],
+        "removed": reported.get("numRowsRemoved", 0),
+        "late": reported.get("numRowsDroppedByWatermark", 0),
+        "bytes": reported["memoryUsedBytes"],
+        "commit_ms": reported.get("commitTimeMs", 0),
+    }
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+ASK_S: Final = 1.0
+WAIT_S: Final = 0.5
+OLD_S: Final = 5.0
+Document = dict[str, Any]
+
+
+class JournalEnd:
+    """Of one folder. Any thread may ask."""
+
+    def __init__(self, folder: Path, open_: Callable[[Path], Journal] = open_journal) -> None:
+        self._folder, self._open = folder, open_
+        self._lock = threading.Lock()
+        self._topic: tuple[str, TopicEnd] | None = None
+
+    def now(self) -> Document | None:
+        """As it stands in an answer; None if there is no journal here."""
+        try:
+            address = address_in(self._folder)
+        except (OSError, StatesideError) as error:
+            return _on_kafka(None, str(error))
+        return _on_files(self._folder) if address is None else self._at(address).now()
+
+    def _at(self, address: str) -> TopicEnd:
+        with self._lock:
+            if self._topic is None or self._topic[0] != address:
+                self._topic = address, TopicEnd(lambda: self._open(self._folder))
+            return self._topic[1]
+
+
+class TopicEnd:
+    """Where a topic ends. Its journal is opened by the first question."""
+
+    def __init__(self, open_: Callable[[], Journal]) -> None:
+        self._open = open_
+        self._journal: Journal | None = None
+        self._told = threading.Condition()
+        self._asking, self._asked_s, self._told_s = False, float("-inf"), float("-inf")
+        self._document = _on_kafka(None, None)
+
+    def now(self) -> Document:
+        """What the brokers said lately; if that is nothing, that they do not answer."""
+        with self._told:
+            now_s = time.monotonic()
+            if not self._asking and now_s - self._asked_s >= ASK_S:
+                self._asking, self._asked_s = True, now_s
+                threading.Thread(target=self._ask, name="journal's end", daemon=True).start()
+            if self._told.wait_for(self._is_known, WAIT_S):
+                return self._document
+        return _on_kafka(None, "The brokers do not answer")
+
+    def _is_known(self) -> bool:
+        return time.monotonic() - self._told_s < OLD_S
+
+    def _ask(self) -> None:
+        try:
+            if self._journal is None:
+                self._journal = self._open()
+            document = _on_kafka(self._journal.end().one(), None)
+        except Exception as error:  # whatever it is, it is told: nobody else waits for this thread
+            document = _on_kafka(None, str(error) or type(error).__name__)
+        with self._told:
+            self._asking, self._told_s, self._document = False, time.monotonic(), document
+            self._told.notify_all()
+
+
+def _on_kafka(end: int | None, trouble: str | None) -> Document:
+    return {"end": end, "bytes": None, "trouble": trouble}
+
+
+def _on_files(folder: Path) -> Document | None:
+    try:
+        end = DurableEnd.read(folder)
+        sizes = [path.stat().st_size for path in folder.glob("*.segment")]
+    except (OSError, StatesideError):
+        return None
+    return None if end is None else {"end": end.offset, "segments": len(sizes), "bytes": sum(sizes)}
+
 
 SIZES_S: Final = 5.0  # for how long the sizes of partitions are remembered: to add them up is to look at every file
 
@@ -43,13 +201,15 @@ class Status:
     def __post_init__(self) -> None:
         self._journal = JournalEnd(self.layout.journal)
 
-    async def now(self, views: Views) -> dict[str, Any]:
+    async def now(self, views: ViewReaders) -> dict[str, Any]:
         """As it stands in an answer."""
         found = await conditions(views)
         stamps = {each.view: await _stamp(views, each) for each in found}
         return await asyncio.to_thread(self._gathered, views, found, stamps)
 
-    def _gathered(self, views: Views, found: Sequence[Condition], stamps: dict[str, Stamp | None]) -> dict[str, Any]:
+    def _gathered(
+        self, views: ViewReaders, found: Sequence[ViewCondition], stamps: dict[str, Stamp | None]
+    ) -> dict[str, Any]:
         further = {"note": views.note(), "leadership": views.leadership()}
         return {
             "time": iso_time(time.time_ns() // 1_000),
@@ -58,7 +218,7 @@ class Status:
             **{name: told for name, told in further.items() if told},
         }
 
-    def _view(self, views: Views, condition: Condition, stamp: Stamp | None) -> dict[str, Any]:
+    def _view(self, views: ViewReaders, condition: ViewCondition, stamp: Stamp | None) -> dict[str, Any]:
         layout = self.layout.view(condition.view)
         heartbeat = Heartbeat.load(layout.heartbeat)
         end = None if heartbeat is None or heartbeat.source_end is None else str(heartbeat.source_end)
@@ -70,7 +230,7 @@ class Status:
                 "stamp": None if stamp is None else stamp.as_dict(),
                 "lag_batches": condition.lag_batches,
                 "rows": condition.rows,
-                "operator": _operator(layout),
+                "operator": _served_operator(layout),
                 "bytes": condition.bytes,
                 "trouble": condition.trouble,
             },
@@ -126,7 +286,7 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _operator(layout: ViewLayout) -> int | None:
+def _served_operator(layout: ViewLayout) -> int | None:
     """Which of the query's stateful operators has the rows that the replica shows."""
     try:
         return Catalogue.load(layout.catalogue).operator
@@ -140,7 +300,7 @@ def _file_rows(files: Sequence[DataFile], known: Mapping[Path, int]) -> dict[Pat
     return {path: known[path] if path in known else pq.read_metadata(path).num_rows for path in paths}
 
 
-async def _stamp(views: Views, condition: Condition) -> Stamp | None:
+async def _stamp(views: ViewReaders, condition: ViewCondition) -> Stamp | None:
     if condition.batch is None:
         return None
     try:

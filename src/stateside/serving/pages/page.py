@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stateside.serving.access.holder import CUSTOMER, Holder, Role
+from stateside.serving.access.principal import CUSTOMER, Principal, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class Page:
     """One page at `/name`, and at `/name/…`, whose content the module `name.js` makes.
 
     `role` is what its questions need. `application` is the one whose folder it is for, None for every folder's. With
-    `customers` it shows what an application tells of a customer (`Holder.require_customer`): to who reaches all of one
-    customer's data, for whom there is no other page, and to who reaches all of everybody's.
+    `customers` it shows what an application tells of a customer (`Principal.require_customer`): to who reaches all of
+    one customer's data, for whom there is no other page, and to who reaches all of everybody's.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Page:
     customers: bool = False
     listed: bool = True
 
-    def is_for(self, holder: Holder, application: str | None) -> bool:
+    def is_for(self, holder: Principal, application: str | None) -> bool:
         """Whether it has anything to show to this holder, in a folder of this application."""
         if not self.listed or self.role not in holder.roles or self.application not in (None, application):
             return False

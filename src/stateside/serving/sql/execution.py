@@ -7,58 +7,114 @@
     close     always: the DuckDB and the snapshots go
 
 Snapshots are let go as soon as all rows are in memory, or with `close` where rows are scanned (`live`).
+
+What there is to ask: the relations that a holder reaches, with their columns as SQL has them.
+
+The DuckDB that a statement runs in: one for it alone, in memory, shut off from everything outside of it.
+
+No files, no network, no extensions, none of Python's variables as tables, no configuration that a statement could
+change, no files to spill to. It has only what is registered with it, and it is gone when the statement ends: nothing of
+one holder's statement is there for the next one's.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.checkpoint.computed import KnownSteps
-from stateside.errors import NotFreshEnough, StatesideError
-from stateside.layout import Layout
+from stateside.core.errors import AccessDenied, NotFreshEnough, SqlInvalid, SqlTooLarge, StatesideError
+from stateside.core.layout import Layout
+from stateside.core.storage import Storage
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
-from stateside.serving.access.holder import Holder
-from stateside.serving.reading.floor import Floor
-from stateside.serving.reading.holding import check_held, not_whole
-from stateside.serving.reading.reader import ViewReader
-from stateside.serving.sql.columns import RollupColumns, ViewColumns
-from stateside.serving.sql.ending import Ending
-from stateside.serving.sql.engine import open_engine, told
-from stateside.serving.sql.kept import Kept, State
-from stateside.serving.sql.live import Rows, Scan, Whole, read
-from stateside.serving.sql.question import Parameters
+from stateside.serving.access.principal import Principal
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.scope import check_held, not_whole
+from stateside.serving.rows.view_reader import ViewReader
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql.archive_tables import ArchiveTables
+from stateside.serving.sql.arrow_columns import RollupColumns, ViewColumns
+from stateside.serving.sql.cache import RelationCache, RelationState
+from stateside.serving.sql.live import Rows, SnapshotScan, Whole, read
 from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
-from stateside.serving.sql.scope import scope_of_rollup, scope_of_view
-from stateside.serving.sql.sealed import Archive
+from stateside.serving.sql.row_filter import scope_of_rollup, scope_of_view
+from stateside.serving.sql.sql_query import Ending, Parameters
 from stateside.serving.sql.statement import Statement, checked
 from stateside.serving.stamp import Source, Stamp
-from stateside.storage import Storage
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import KnownSteps
+
+MEMORY_BYTES_MAX = 512 << 20  # of one statement, beside the rows that it reads
+THREADS = 2
+_SETTINGS: Final[dict[str, str | int | float | list[str]]] = {
+    "allow_community_extensions": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "memory_limit": f"{MEMORY_BYTES_MAX >> 20}MiB",
+    "python_enable_replacements": False,
+    "temp_directory": "",
+    "threads": THREADS,
+}
+_NO_ACCESS: Final = ("Permission Error", "IO Error", "HTTP Error", "Missing Extension Error", "Dependency Error")
+_INSIDE: Final = ("INTERNAL Error", "FATAL Error")
+_PATH: Final = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+[\w.+-]*")
+
+
+def open_engine() -> duckdb.DuckDBPyConnection:
+    """A DuckDB for one statement; whoever opens it closes it."""
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")
+    connection.execute("CREATE SCHEMA archive")
+    for setting in ("allowed_paths = []", "allowed_directories = []", "enable_external_access = false"):
+        connection.execute(f"SET {setting}")  # in this order: at `connect` DuckDB would allow a file called :memory:
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def told(error: Exception, statement: str) -> StatesideError:
+    """What the reader is told of an error of DuckDB's: nothing of this machine."""
+    text = str(error).strip()
+    if "Out of Memory Error" in text:
+        return SqlTooLarge(
+            f"The statement needs more than {MEMORY_BYTES_MAX >> 20} MiB of memory",
+            next_step="Let it group, sort or join less at a time: add a WHERE, or fewer columns",
+        )
+    if text.startswith(_NO_ACCESS):
+        return SqlInvalid("A statement reaches no files, no network and no extensions", next_step="Leave that out")
+    if any(inside in text for inside in _INSIDE):
+        return SqlInvalid("DuckDB failed inside of this statement", next_step="Write it in another way")
+    return SqlInvalid(_PATH.sub(lambda found: _own(found[0], statement), text), next_step="Mend the statement")
+
+
+def _own(path: str, statement: str) -> str:
+    """A path that the statement itself has may be told."""
+    return path if path in statement else "…"
+
 
 RESULT_BATCH_ROWS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class SqlFolder:
     """What statements read: the places of a folder, its relations and tables, and what is kept of them."""
 
     layout: Layout
     relations: Relations
-    archive: Archive
-    kept: Kept
+    archive: ArchiveTables
+    kept: RelationCache
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldView:
     """A view in one snapshot."""
 
     catalogue: Catalogue
@@ -69,7 +125,7 @@ class Held:
 class Execution:
     """See the module's text, which is the contract. Not for two threads at the same time, but for `ending`."""
 
-    def __init__(self, folder: Folder, holder: Holder, text: str, parameters: Parameters = ()) -> None:
+    def __init__(self, folder: SqlFolder, holder: Principal, text: str, parameters: Parameters = ()) -> None:
         self.ending = Ending()
         self.stamps: list[Stamp] = []
         self.types: list[str] = []
@@ -98,7 +154,7 @@ class Execution:
         self.stamps = list(map(floor.positions.stamp, stamps))  # as who asks is shown them
         live = [relation for relation in self._relations if relation.table is None]
         sources = [(relation, self._live(relation, views[relation.view])) for relation in live]
-        if not any(isinstance(source, Scan) for _, source in sources):
+        if not any(isinstance(source, SnapshotScan) for _, source in sources):
             self._snapshots.close()
         for relation, source in sources:
             self._registered(relation, source)
@@ -128,24 +184,24 @@ class Execution:
             self._engine.close()
         self._snapshots.close()
 
-    def _hold(self, reader: ViewReader, floor: Floor) -> Held:
+    def _hold(self, reader: ViewReader, floor: Floor) -> HeldView:
         snapshot, stamp = self._snapshots.enter_context(reader.held(floor, self.ending.check))
-        return Held(reader.shape.catalogue, snapshot, stamp)
+        return HeldView(reader.shape.catalogue, snapshot, stamp)
 
     def _source(self, view: str) -> Source:
         """Where the statement looks for rows of a view."""
         sealed = {relation.table is not None for relation in self._relations if relation.view == view}
         return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
 
-    def _live(self, relation: Relation, view: Held) -> Whole | Scan:
+    def _live(self, relation: Relation, view: HeldView) -> Whole | SnapshotScan:
         rows = _rows(relation, view, self._folder.layout)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
         check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
         table = read(rows, scope, self._folder.kept, self.ending)
-        return Scan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
+        return SnapshotScan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
-    def _sealed(self, table: str, view: Held) -> Any:
+    def _sealed(self, table: str, view: HeldView) -> Any:
         if view.stamp.share is not None:  # the table has all keys' rows, the replica has not
             raise not_whole(view.stamp)
         columns = self._folder.archive.schema(table, view.stamp.view).names
@@ -189,10 +245,10 @@ class Execution:
         return told(error, self._text)
 
 
-def _rows(relation: Relation, view: Held, layout: Layout) -> Rows:
+def _rows(relation: Relation, view: HeldView, layout: Layout) -> Rows:
     applied, catalogue = view.snapshot.batch(), view.catalogue
     assert applied is not None, "a snapshot with a stamp has a batch"
-    state = State((view.stamp.replica, applied.query, catalogue), applied.batch, applied.fingerprint)
+    state = RelationState((view.stamp.replica, applied.query, catalogue), applied.batch, applied.fingerprint)
     if relation.by is None:
         return Rows(str(relation), state, view_columns(layout, catalogue), view.snapshot)
     number = _kept_rollup(relation.by, view)
@@ -210,7 +266,7 @@ def view_columns(layout: Layout, catalogue: Catalogue) -> ViewColumns:
     return ViewColumns(catalogue, Storage.at(places.checkpoint_location), steps)
 
 
-def _kept_rollup(by: tuple[str, ...], view: Held) -> int:
+def _kept_rollup(by: tuple[str, ...], view: HeldView) -> int:
     """The rollup's number in the replica; NotFreshEnough while it has others than were declared last."""
     kept = view.snapshot.rollups()
     if by not in kept or view.snapshot.computed() != view.catalogue.computed:
@@ -223,3 +279,53 @@ def _kept_rollup(by: tuple[str, ...], view: Held) -> int:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def listed(folder: SqlFolder, views: ViewReaders, holder: Principal) -> list[dict[str, Any]]:
+    """The relations, by name; one whose view has no batch yet has no columns."""
+    engine = open_engine()
+    try:
+        found = []
+        for relation in sorted(folder.relations.all().values(), key=str):
+            schema = _schema(folder, views, relation)
+            if _reached(holder, relation, schema):
+                shown = [] if schema is None else _columns(engine, schema, _hidden(folder, relation, holder))
+                found.append({"name": str(relation), "view": relation.view, "kind": _kind(relation), "columns": shown})
+        return found
+    finally:
+        engine.close()
+
+
+def _schema(folder: SqlFolder, views: ViewReaders, relation: Relation) -> pa.Schema | None:
+    try:
+        if relation.table is not None:
+            return folder.archive.schema(relation.table, relation.view)
+        catalogue = views.get(relation.view).shape.catalogue
+        if relation.by is not None:
+            return RollupColumns(catalogue, relation.by).schema
+        return view_columns(folder.layout, catalogue).schema
+    except StatesideError:  # not ready, or not servable: GET /v1/views tells why
+        return None
+
+
+def _reached(holder: Principal, relation: Relation, schema: pa.Schema | None) -> bool:
+    names = relation.by if relation.by is not None else holder.where if schema is None else schema.names
+    try:
+        holder.rows_of(relation.view, names)
+    except AccessDenied:
+        return False
+    return True
+
+
+def _kind(relation: Relation) -> str:
+    return "archive" if relation.table is not None else "view" if relation.by is None else "rollup"
+
+
+def _hidden(folder: SqlFolder, relation: Relation, holder: Principal) -> frozenset[str]:
+    return frozenset() if relation.table is None else folder.archive.hidden(relation.table, relation.view, holder)
+
+
+def _columns(engine: Any, schema: pa.Schema, hidden: frozenset[str]) -> list[dict[str, str]]:
+    types = engine.from_arrow(schema.empty_table()).types
+    named = zip(schema.names, types, strict=True)
+    return [{"name": name, "type": str(type_)} for name, type_ in named if name not in hidden]

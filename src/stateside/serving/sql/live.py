@@ -14,15 +14,14 @@ from itertools import islice
 
 import pyarrow as pa
 
-from stateside.errors import HistoryGone
+from stateside.core.errors import HistoryGone
 from stateside.replica.changes import Extent
-from stateside.replica.ordered import SHORT_KEY_BYTES_MAX
+from stateside.replica.key_table import SHORT_KEY_BYTES_MAX
 from stateside.replica.snapshot import Snapshot
-from stateside.serving.sql.chunk import ROWS_MAX, Change, Chunk
-from stateside.serving.sql.columns import Columns
-from stateside.serving.sql.ending import Ending
-from stateside.serving.sql.kept import Kept, KeptRows, State
-from stateside.serving.sql.scope import Scope
+from stateside.serving.sql.arrow_columns import ArrowColumns
+from stateside.serving.sql.cache import ROWS_MAX, CachedRelation, Change, Chunk, RelationCache, RelationState
+from stateside.serving.sql.row_filter import RowFilter
+from stateside.serving.sql.sql_query import Ending
 
 CHANGED_SHARE_MAX = 5  # where more than one in so many rows changed, all are read anew: that is as fast
 _CHANGED_MIN = 1_000
@@ -35,8 +34,8 @@ class Rows:
     """The rows of a relation in a snapshot: those of a view, or of its rollup of this number."""
 
     name: str
-    state: State
-    columns: Columns
+    state: RelationState
+    columns: ArrowColumns
     snapshot: Snapshot
     rollup: int | None = None
 
@@ -50,7 +49,7 @@ class Rows:
         """How many there are; 0 if that is not known."""
         return self.snapshot.count() if self.rollup is None else 0
 
-    def changes(self, since: State) -> Iterator[Change]:
+    def changes(self, since: RelationState) -> Iterator[Change]:
         """What changed since an earlier state, in order of keys; HistoryGone if that is not known."""
         self.snapshot.as_of(since.batch, since.fingerprint)  # it is the same batch still, not one of another run
         changed = Extent(rollup=self.rollup).changed(self.snapshot, since.batch, self.state.batch)
@@ -73,13 +72,13 @@ class Whole:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-class Scan:
+class SnapshotScan:
     """Rows that DuckDB draws out of a snapshot, anew each time that it asks. Valid as long as the snapshot is.
 
     A snapshot is read by one thread at a time, whatever DuckDB does: `turn` is the lock for it.
     """
 
-    def __init__(self, rows: Rows, scope: Scope, ending: Ending, turn: threading.Lock) -> None:
+    def __init__(self, rows: Rows, scope: RowFilter, ending: Ending, turn: threading.Lock) -> None:
         self._rows, self._scope, self._ending, self._turn = rows, scope, ending, turn
 
     @property
@@ -112,7 +111,7 @@ class Scan:
             yield self._scope.of(self._rows.columns.batch(*chunk))
 
 
-def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | None:
+def read(rows: Rows, scope: RowFilter, kept: RelationCache, ending: Ending) -> pa.Table | None:
     """The rows that the scope has, in memory; None if they would take up too much, and are to be scanned."""
     if scope.prefix:  # a part of them: not worth to be kept
         return _part(rows, scope, kept.relation_bytes_max, ending)
@@ -129,7 +128,7 @@ def read(rows: Rows, scope: Scope, kept: Kept, ending: Ending) -> pa.Table | Non
     return scope.of(found.table())
 
 
-def _part(rows: Rows, scope: Scope, bytes_max: int, ending: Ending) -> pa.Table | None:
+def _part(rows: Rows, scope: RowFilter, bytes_max: int, ending: Ending) -> pa.Table | None:
     batches, size = [], 0
     for chunk in rows.chunks(scope.prefix):
         ending.check()
@@ -140,7 +139,7 @@ def _part(rows: Rows, scope: Scope, bytes_max: int, ending: Ending) -> pa.Table 
     return pa.Table.from_batches(batches, rows.columns.schema)
 
 
-def _all(rows: Rows, bytes_max: int, ending: Ending) -> KeptRows | None:
+def _all(rows: Rows, bytes_max: int, ending: Ending) -> CachedRelation | None:
     chunks: list[Chunk] = []
     size, seen, in_order = 0, 0, True
     for keys, values in rows.chunks():
@@ -150,10 +149,10 @@ def _all(rows: Rows, bytes_max: int, ending: Ending) -> KeptRows | None:
         in_order = in_order and max(map(len, keys)) < SHORT_KEY_BYTES_MAX // 2
         if size * max(rows.count(), seen) // seen > bytes_max:
             return None
-    return KeptRows(rows.state, rows.columns.schema, tuple(chunks), in_order)
+    return CachedRelation(rows.state, rows.columns.schema, tuple(chunks), in_order)
 
 
-def _moved(rows: Rows, found: KeptRows, bytes_max: int) -> KeptRows | None:
+def _moved(rows: Rows, found: CachedRelation, bytes_max: int) -> CachedRelation | None:
     """What was kept, brought to the snapshot's batch; None if that is not possible, or no faster than to read all."""
     if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
         return None

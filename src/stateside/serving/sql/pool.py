@@ -12,23 +12,238 @@ A statement that finds no slot waits in a queue, for WAIT_S_MAX at most. While a
 tokens that have one begin no further statements in it: it is free as soon as those that it runs have ended.
 
 Each worker has processes of its own, and counts for itself.
+
+The worker's side of a SQL process: starts it with its first statement, asks it, and kills it if it must.
+
+A statement ends by itself when its time is up or its client has gone. One that does not within GRACE_S is in the middle
+of something that cannot be interrupted: then its process is killed, with all statements that it runs, which are of the
+same token (`pool`). Those are told to be asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from stateside.errors import TooManyRequests
-from stateside.layout import Layout
-from stateside.serving.access.holder import Holder
-from stateside.serving.reading.floor import Floor
-from stateside.serving.sql.frames import Asked
-from stateside.serving.sql.question import Question
-from stateside.serving.sql.remote import Left, Remote, Size, SqlProcess
+from stateside.core import processes
+from stateside.core.errors import ClientLeft, SetupError, SqlEnded, SqlTimeout, StatesideError, TooManyRequests
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.rows.floor import Floor
+from stateside.serving.sql import wire
+from stateside.serving.sql.result import cut
+from stateside.serving.sql.sql_query import SqlQuery
+from stateside.serving.sql.wire import Kind, StatementMessage
+from stateside.serving.stamp import Stamp
+
+START_S_MAX = 60.0
+GRACE_S = 2.0
+_POLL_S = 0.02
+Left = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many statements a SQL process runs at a time, how much memory it has, and how much of that for kept rows."""
+
+    statements_max: int
+    bytes_max: int
+    kept_bytes_max: int
+
+
+class SqlProcess:
+    """One SQL process. `tables` names what gives the gates of an application's tables."""
+
+    def __init__(self, layout: Layout, tables: Sequence[str], size: Size) -> None:
+        self._layout, self._tables, self._size = layout, tuple(tables), size
+        self._starting = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    async def asked(self, question: SqlQuery, ended: Callable[[], None]) -> Remote:
+        """A statement that is about to be asked. The caller closes it; then it calls `ended`."""
+        reader, writer = await self._connected()
+        return Remote(question, reader, writer, partial(self._kill, self._process), ended)
+
+    async def listed(self, holder: Principal) -> list[dict[str, Any]]:
+        """The relations that a holder reaches."""
+        reader, writer = await self._connected()
+        try:
+            await wire.send(writer, Kind.ASKED, StatementMessage(holder))
+            kind, found = await asyncio.wait_for(wire.read(reader), START_S_MAX)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            raise _ended() from None
+        finally:
+            writer.close()
+        if kind == Kind.ERROR:
+            raise found
+        listed: list[dict[str, Any]] = found
+        return listed
+
+    def kill(self) -> None:
+        """End the process at once, if there is one; the next statement starts a new one."""
+        self._kill(self._process)
+
+    def _kill(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None or process.poll() is not None:
+            return
+        if process is self._process:
+            self._process = None
+        process.kill()
+        asyncio.get_running_loop().run_in_executor(None, process.wait)  # the kernel takes a while to free its memory
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            return await self._connect()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="stateside-sql-", ignore_cleanup_errors=True)
+        module = [sys.executable, "-m", "stateside.serving.sql.process", self._folder.name, str(self._layout.root)]
+        size = [self._size.statements_max, self._size.bytes_max, self._size.kept_bytes_max]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", processes.__file__, str(os.getpid()), *module, *map(str, size), *self._tables],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,  # it may write no files, nor the log
+            start_new_session=True,
+        )
+        threading.Thread(target=_pass_on, args=(self._process,), name="sql-log", daemon=True).start()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        assert self._folder is not None
+        socket, deadline = wire.socket_in(self._folder.name), time.monotonic() + START_S_MAX
+        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                return await asyncio.open_unix_connection(socket)
+            await asyncio.sleep(_POLL_S)
+        raise SetupError("The process that runs statements does not start", next_step="See the server's log")
+
+
+def _pass_on(process: subprocess.Popen[bytes]) -> None:
+    """Write into this process's log what the SQL process says, until it ends."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        sys.stderr.write(line.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+class Remote:
+    """A statement that the SQL process runs: its stamps, and an iterator over the parts of its written result."""
+
+    def __init__(
+        self,
+        question: SqlQuery,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        kill: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._question, self._reader, self._writer = question, reader, writer
+        self._kill, self._ended = kill, ended
+        self._closing: asyncio.Task[None] | None = None
+        self._deadline_s = time.monotonic() + question.timeout_ms / 1_000
+        self._over = False
+        self.stamps: list[Stamp] = []
+        self.kind = ""
+
+    async def begin(self, asked: StatementMessage, left: Left) -> None:
+        """Ask, and wait until there are rows, or the client has gone."""
+        waiting = asyncio.ensure_future(self._asked(asked))
+        leaving = asyncio.ensure_future(left())
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise ClientLeft("Who asked went away, and the statement was ended")
+            self.stamps, self.kind = waiting.result()
+        finally:
+            leaving.cancel()
+            waiting.cancel()
+            await asyncio.wait((waiting,))  # until it has let go of the reader, which `aclose` reads to its end
+
+    async def _asked(self, asked: StatementMessage) -> Any:
+        try:
+            await wire.send(self._writer, Kind.ASKED, asked)
+        except ConnectionError:
+            raise _ended() from None
+        _, begun = await self._frame()
+        return begun
+
+    def cut(self, why: str) -> bytes:
+        """What is sent in place of the rest, if the result is broken off."""
+        return cut(self._question.format, why)
+
+    def __aiter__(self) -> Remote:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next part; if the process ends, the one that says that the result is cut."""
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            kind, part = await self._frame()
+        except StatesideError as error:
+            self._over = True
+            return self.cut(f"{error.code}: {error}")
+        if kind == Kind.END:
+            self._over = True
+            raise StopAsyncIteration
+        assert isinstance(part, bytes)
+        return part
+
+    async def aclose(self) -> None:
+        """End it, if it runs still: whoever does not hear is killed after a while."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)  # whoever closes may be cancelled meanwhile
+
+    async def _close(self) -> None:
+        with suppress(OSError):
+            self._writer.write_eof()
+        try:
+            await asyncio.wait_for(self._reader.read(-1), GRACE_S)  # until the other side has closed too
+        except TimeoutError:
+            self._kill()
+        except ConnectionError:
+            pass
+        finally:
+            self._writer.close()
+            self._ended()
+
+    async def _frame(self) -> tuple[Kind, Any]:
+        wait_s = max(0.0, self._deadline_s - time.monotonic()) + GRACE_S
+        try:
+            kind, value = await asyncio.wait_for(wire.read(self._reader), wait_s)
+        except TimeoutError:
+            self._kill()
+            raise SqlTimeout(
+                f"The statement took longer than {self._question.timeout_ms:,} ms, and had to be killed",
+                next_step="Let it make smaller texts or lists at a time",
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise _ended() from None
+        if kind == Kind.ERROR:
+            raise value
+        return kind, value
+
+
+def _ended() -> SqlEnded:
+    return SqlEnded(
+        "The process that runs statements has ended: one of them took too much memory or time, perhaps this one",
+        next_step="Ask again; if it happens again, let the statement do less",
+    )
+
 
 RESERVED: Final = Size(statements_max=4, bytes_max=4 << 30, kept_bytes_max=1 << 30)
 SHARED: Final = Size(statements_max=2, bytes_max=2 << 30, kept_bytes_max=512 << 20)
@@ -39,7 +254,7 @@ IDLE_S_MAX: Final = 300.0  # a shared process that was not used for so long is e
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ProcessSlots:
     """A process's slots: the token that has them now, or had them last, and how many of its statements run."""
 
     slots: int
@@ -55,14 +270,14 @@ class Waiter:
 
     token: Hashable
     operator: bool
-    place: Place | None = None
+    place: ProcessSlots | None = None
     given: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Slots:
+class SqlSlots:
     """The places and the queue: decides who runs where, and nothing else."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[ProcessSlots]) -> None:
         self.places = tuple(places)
         self._queue: list[Waiter] = []
 
@@ -79,7 +294,7 @@ class Slots:
         self._queue.remove(waiter)
         self._give()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ProcessSlots) -> None:
         """A statement in this place has ended."""
         place.running -= 1
         self._give()
@@ -96,17 +311,17 @@ class Slots:
             if place is not None:
                 self._grant(waiter, place)
 
-    def _grant(self, waiter: Waiter, place: Place) -> None:
+    def _grant(self, waiter: Waiter, place: ProcessSlots) -> None:
         self._queue.remove(waiter)
         place.token, place.running, place.uses = waiter.token, place.running + 1, place.uses + 1
         waiter.place = place
         waiter.given.set()
 
-    def _own(self, waiter: Waiter) -> list[Place]:
+    def _own(self, waiter: Waiter) -> list[ProcessSlots]:
         """The places that run statements of this token."""
         return [each for each in self.places if each.running and each.token == waiter.token]
 
-    def _free(self, waiter: Waiter) -> Place | None:
+    def _free(self, waiter: Waiter) -> ProcessSlots | None:
         """A place that runs nothing: the operators' first of all, then the one that has kept what the token read.
 
         Whoever has a place already gets no second one, but for an operator the reserved one.
@@ -117,7 +332,7 @@ class Slots:
         return None if found is None or (owns and not found.reserved) else found
 
 
-def _may_use(waiter: Waiter, place: Place) -> bool:
+def _may_use(waiter: Waiter, place: ProcessSlots) -> bool:
     return waiter.operator or not place.reserved
 
 
@@ -127,11 +342,11 @@ class SqlPool:
     def __init__(self, layout: Layout, tables: Sequence[str] = (), *, idle_s: float = IDLE_S_MAX) -> None:
         self._idle_s = idle_s
         sizes = [RESERVED, *[SHARED] * SHARED_PROCESSES]
-        places = [Place(size.statements_max, reserved=size is RESERVED) for size in sizes]
-        self._slots = Slots(places)
+        places = [ProcessSlots(size.statements_max, reserved=size is RESERVED) for size in sizes]
+        self._slots = SqlSlots(places)
         self._processes = {place: SqlProcess(layout, tables, size) for place, size in zip(places, sizes, strict=True)}
 
-    async def run(self, question: Question, holder: Holder, floor: Floor, left: Left) -> Remote:
+    async def run(self, question: SqlQuery, holder: Principal, floor: Floor, left: Left) -> Remote:
         """The statement, which has begun to run. The caller closes it.
 
         TooManyRequests if it got no slot; errors as for `SqlRunner.run`, and SqlEnded.
@@ -143,13 +358,13 @@ class SqlPool:
             self._leave(place)
             raise
         try:
-            await remote.begin(Asked(holder, question, floor), left)
+            await remote.begin(StatementMessage(holder, question, floor), left)
         except BaseException:
             await remote.aclose()
             raise
         return remote
 
-    async def listed(self, holder: Holder) -> list[dict[str, Any]]:
+    async def listed(self, holder: Principal) -> list[dict[str, Any]]:
         """The relations that a holder reaches; TooManyRequests as above."""
         place = await self._entered(holder, WAIT_S_MAX)
         try:
@@ -157,7 +372,7 @@ class SqlPool:
         finally:
             self._leave(place)
 
-    async def _entered(self, holder: Holder, wait_s: float) -> Place:
+    async def _entered(self, holder: Principal, wait_s: float) -> ProcessSlots:
         token = holder.name, holder.views, frozenset(holder.where.items())
         waiter = Waiter(token, "operator" in holder.roles)
         if not self._slots.enter(waiter):
@@ -176,12 +391,12 @@ class SqlPool:
         assert waiter.place is not None
         return waiter.place
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: ProcessSlots) -> None:
         self._slots.leave(place)
         if not place.reserved and not place.running:
             asyncio.get_running_loop().call_later(self._idle_s, self._rest, place, place.uses)
 
-    def _rest(self, place: Place, uses: int) -> None:
+    def _rest(self, place: ProcessSlots, uses: int) -> None:
         """End a process that was not used since."""
         if place.uses == uses:
             self._processes[place].kill()

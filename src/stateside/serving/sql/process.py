@@ -26,15 +26,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stateside import processes
-from stateside.errors import StatesideError
-from stateside.layout import Layout
-from stateside.serving.reading.views import Views
-from stateside.serving.sql import frames
-from stateside.serving.sql.frames import Asked, Kind
-from stateside.serving.sql.kept import Kept
-from stateside.serving.sql.listing import listed
-from stateside.serving.sql.runner import SqlRunner
+from stateside.core import processes
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql import wire
+from stateside.serving.sql.cache import RelationCache
+from stateside.serving.sql.execution import listed
+from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.serving.sql.wire import Kind, StatementMessage
 
 FILE_BYTES_MAX = 1 << 20  # of any file that it writes: LMDB's table of readers is much smaller
 _EXIT_NO_MEMORY = 12
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 class Answering:
     """Answers the questions of a worker."""
 
-    def __init__(self, layout: Layout, tables: Sequence[str], statements_max: int, kept: Kept) -> None:
+    def __init__(self, layout: Layout, tables: Sequence[str], statements_max: int, kept: RelationCache) -> None:
         gated = [table for name in tables for table in _named(name)()]
-        self._views, self._runner = Views(layout), SqlRunner(layout, gated, kept=kept, at_once=statements_max)
+        self._views, self._runner = ViewReaders(layout), SqlRunner(layout, gated, kept=kept, at_once=statements_max)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, which has one question."""
@@ -66,18 +66,18 @@ class Answering:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _, asked = await frames.read(reader)
-        assert isinstance(asked, Asked)
+        _, asked = await wire.read(reader)
+        assert isinstance(asked, StatementMessage)
         if asked.question is None:
             work = self._runner.in_thread(listed, self._runner.folder, self._views, asked.holder)
-            await frames.send(writer, Kind.LISTED, await work)
+            await wire.send(writer, Kind.LISTED, await work)
             return
         running = await self._runner.run(asked.question, self._views, asked.holder, asked.floor, partial(_left, reader))
         try:
-            await frames.send(writer, Kind.BEGUN, (running.stamps, running.kind))
+            await wire.send(writer, Kind.BEGUN, (running.stamps, running.kind))
             async for part in running:
-                await frames.send(writer, Kind.PART, part)
-            await frames.send(writer, Kind.END)
+                await wire.send(writer, Kind.PART, part)
+            await wire.send(writer, Kind.END)
         finally:
             await running.aclose()
 
@@ -89,7 +89,7 @@ async def _left(reader: asyncio.StreamReader) -> None:
 
 async def _tell(writer: asyncio.StreamWriter, error: StatesideError) -> None:
     with suppress(ConnectionError):
-        await frames.send(writer, Kind.ERROR, error)
+        await wire.send(writer, Kind.ERROR, error)
 
 
 def _named(name: str) -> Callable[[], Sequence[Any]]:
@@ -121,9 +121,9 @@ def _confine(private: Path, bytes_max: int) -> None:
 def main(private: str, folder: str, statements_max: str, bytes_max: str, kept_bytes_max: str, *tables: str) -> None:
     """Serve until the worker dies, which ends this process too (see `processes`)."""
     logging.basicConfig(level=logging.WARNING)
-    answering = Answering(Layout(Path(folder)), tables, int(statements_max), Kept(int(kept_bytes_max)))
+    answering = Answering(Layout(Path(folder)), tables, int(statements_max), RelationCache(int(kept_bytes_max)))
     _confine(Path(private), int(bytes_max))
-    asyncio.run(_serve(frames.socket_in(private), answering))
+    asyncio.run(_serve(wire.socket_in(private), answering))
 
 
 if __name__ == "__main__":

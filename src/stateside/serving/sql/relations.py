@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stateside.checkpoint.catalogue import Catalogue
-from stateside.errors import AccessDenied, SqlInvalid
-from stateside.layout import Layout
-from stateside.serving.access.holder import Holder
-from stateside.serving.sql.sealed import Archive
+from stateside.core.errors import AccessDenied, SqlInvalid
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.sql.archive_tables import ArchiveTables
 from stateside.serving.sql.statement import Path, Statement
+from stateside.views.catalogue import Catalogue
 
 ARCHIVE = "archive"
 _NAMES_TOLD_MAX = 50
@@ -51,7 +51,7 @@ def rollup_name(view: str, by: Sequence[str]) -> str:
 class Relations:
     """The relations of a folder, as they are now."""
 
-    def __init__(self, layout: Layout, archive: Archive) -> None:
+    def __init__(self, layout: Layout, archive: ArchiveTables) -> None:
         self._layout, self._archive = layout, archive
 
     def all(self) -> dict[Path, Relation]:
@@ -60,7 +60,7 @@ class Relations:
         found |= {_folded(relation.path): relation for relation in self._rollups()}
         return found | {(view.name.lower(),): Relation(view.name, view.name) for view in self._layout.views()}
 
-    def named(self, statement: Statement, holder: Holder) -> list[Relation]:
+    def named(self, statement: Statement, holder: Principal) -> list[Relation]:
         """Those that a statement names, in order; SqlInvalid if there is no such one.
 
         AccessDenied if its view is not in the holder's scope.
@@ -88,7 +88,7 @@ def _folded(path: Path) -> Path:
     return tuple(part.lower() for part in path)
 
 
-def _reached(holder: Holder, relation: Relation) -> bool:
+def _reached(holder: Principal, relation: Relation) -> bool:
     try:
         holder.rows_of(relation.view, holder.where)
     except AccessDenied:

@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.types as pt
 
-from stateside.checkpoint.types import Primitive
-from stateside.errors import SqlInvalid
-from stateside.serving.reading.values import renderer
+from stateside.core.errors import SqlInvalid
+from stateside.serving.rows.values import renderer
 from stateside.serving.stamp import Stamp
+from stateside.spark_state.types import Primitive
 
 Format = Literal["json", "csv", "arrow"]
 FORMATS: Final[tuple[Format, ...]] = ("json", "csv", "arrow")

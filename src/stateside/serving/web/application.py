@@ -1,7 +1,7 @@
 """The application: routes requests to handlers, and turns their answers and errors into responses. Bare ASGI.
 
 What there is, the routes say (`view_routes` and those that an application adds); the document of this interface is made
-of them. Errors are RFC 9457 problem documents with the codes of `stateside.errors`. Who asks, and whether there is room
+of them. Errors are RFC 9457 problem documents with the codes of `core.errors`. Who asks, and whether there is room
 for them, the guard says (`access`): where the folder has keys, every request needs a token, but for the few routes that
 anyone may ask.
 """
@@ -16,40 +16,27 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
-from stateside.errors import (
-    MethodInvalid,
-    Misdirected,
-    RequestInvalid,
-    RouteUnknown,
-    StatesideError,
-    TokenInvalid,
-)
+from stateside.core.errors import MethodInvalid, Misdirected, RequestInvalid, RouteUnknown, StatesideError, TokenInvalid
 from stateside.serving.access.guard import Guard, Visit
-from stateside.serving.access.headers import security_headers
-from stateside.serving.access.holder import Holder
+from stateside.serving.access.hosts import security_headers
 from stateside.serving.access.position_codec import PositionCodec
+from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
-from stateside.serving.health import traces
+from stateside.serving.fast_path.answer import FastPath
+from stateside.serving.health import logs
+from stateside.serving.health.logs import Trace
 from stateside.serving.health.metrics import Metrics
-from stateside.serving.health.traces import Trace
-from stateside.serving.place.announcer import Announcer, Identity
-from stateside.serving.place.location import location
-from stateside.serving.place.servers import Servers
-from stateside.serving.reading.views import Views
-from stateside.serving.web.call import Call, Receive, Send
+from stateside.serving.registry.announcer import Announcer, Identity, Servers
+from stateside.serving.registry.location import location
+from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.changes_routes import changes_routes
 from stateside.serving.web.connections import Connections
-from stateside.serving.web.description_routes import DESCRIPTION_ROUTES
-from stateside.serving.web.etag import NOT_MODIFIED, validated
-from stateside.serving.web.health_routes import health_routes
 from stateside.serving.web.openapi import openapi_route
-from stateside.serving.web.outlet import send
-from stateside.serving.web.place_routes import place_routes
-from stateside.serving.web.request import PATH_CHARS_MAX, Request
-from stateside.serving.web.response import Response, as_json
+from stateside.serving.web.operator_routes import health_routes, place_routes
+from stateside.serving.web.request import PATH_CHARS_MAX, Call, Receive, Request, Send
+from stateside.serving.web.response import NOT_MODIFIED, Response, as_json, send, validated
 from stateside.serving.web.route import Route
-from stateside.serving.web.short_way import ShortWay
-from stateside.serving.web.view_routes import VIEW_ROUTES
+from stateside.serving.web.view_routes import DESCRIPTION_ROUTES, VIEW_ROUTES
 
 _REPEATED = ("key", "where")  # parameters that may come several times
 
@@ -61,7 +48,7 @@ class Application:
 
     def __init__(
         self,
-        views: Views,
+        views: ViewReaders,
         routes: Sequence[Route] = (),
         *,
         guard: Guard,
@@ -70,7 +57,7 @@ class Application:
     ) -> None:
         self._views, self._guard = views, guard
         self._metrics, self._feeds, self.connections = Metrics(), Feeds(views), connections or Connections()
-        self.short_way = ShortWay(views, guard, self._metrics)
+        self.short_way = FastPath(views, guard, self._metrics)
         self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *DESCRIPTION_ROUTES]
         self.routes += [*changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
@@ -106,7 +93,7 @@ class Application:
         began_s = time.perf_counter()
         with self._guard.visit(call) as visit:
             trace = Trace.of(call.headers.get("traceparent"))
-            traces.current.set(trace)  # each request is a task of its own
+            logs.current.set(trace)  # each request is a task of its own
             response, problem = await self._respond(visit, call)
             response = replace(response, headers=(*response.headers, trace.header()))
             if response.stream is None:
@@ -164,7 +151,7 @@ class Application:
             self._by_parts[parts] = [route for route in self.routes if route.takes(parts)]
         return self._by_parts[parts]
 
-    def _found(self, visit: Visit, call: Call) -> tuple[Route, tuple[str, ...], Holder]:
+    def _found(self, visit: Visit, call: Call) -> tuple[Route, tuple[str, ...], Principal]:
         """The route that fits, what its names stand for, and who asks, if they may."""
         parts = call.path.removeprefix("/").split("/")
         fitting = [(route, taken) for route in self._of(len(parts)) if (taken := route.match(parts)) is not None]

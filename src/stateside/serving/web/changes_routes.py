@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateside.serving.changes.event import KIND, EventId, listed, told
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.pages import ChangesPage, RowsPage
-from stateside.serving.changes.question import Question
+from stateside.serving.changes.sse import KIND, EventId, listed, told
+from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
-from stateside.serving.web.asked import Asked
-from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream, stamped
+from stateside.serving.web.request import Request, ViewRequest
+from stateside.serving.web.response import Response, StreamResponse, stamped
 from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route, whole
 
 _NO_BUFFERS = ("x-accel-buffering", "no")  # proxies are to hand events on as they come
@@ -46,14 +45,14 @@ def changes_routes(feeds: Feeds) -> list[Route]:
     """The routes of what these feeds tell."""
 
     async def changes(request: Request) -> Response:
-        asked = await Asked.of(request)
-        question = Question.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope, request.positions)
+        asked = await ViewRequest.of(request)
+        question = Subscription.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope, request.positions)
         watch = Watch(feeds.of(asked.reader), question, pulsed=request.number("pulse", 1) == 1)
         after = request.parameters.get("after")
         if "application/json" in request.headers.get("accept", ""):
             return _once(await watch.once(_last(after), asked.floor))
         begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
-        return Response({}, stream=Stream(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
+        return Response({}, stream=StreamResponse(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
 
     pattern = "/v1/views/{view}/changes"
     return [

@@ -30,11 +30,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from stateside.errors import HeadTooLarge, RequestInvalid, StatesideError, TooManyRequests
-from stateside.serving.access.headers import security_headers
+from stateside.core.errors import HeadTooLarge, RequestInvalid, StatesideError, TooManyRequests
+from stateside.serving.access.hosts import security_headers
 from stateside.serving.access.limits import network
+from stateside.serving.fast_path.answer import Peer
 from stateside.serving.web import connections, head
-from stateside.serving.web.short_way import Asker
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 UNSENT_BYTES_MAX: Final = 128 * 1024  # in the kernel, beside what this process keeps of an answer: as much at most
@@ -54,8 +54,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._application: Any = config.loaded_app
-        self._answer: Callable[[Asker, bytes], bytes | None] = self._application.short_way.answer
-        self._asker = Asker("")
+        self._answer: Callable[[Peer, bytes], bytes | None] = self._application.short_way.answer
+        self._asker = Peer("")
         self._waiting_s: float | None = time.monotonic()  # since when a request's head is to come
         self._head_bytes = 0
         self._is_whole = True  # the last request has come to its end
@@ -71,7 +71,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         _leave_unsent(transport.get_extra_info("socket"))
-        self._asker = Asker(network("{}:{}".format(*(self.client or ("", 0)))))
+        self._asker = Peer(network("{}:{}".format(*(self.client or ("", 0)))))
         if not self._application.connections.open(self):
             self._tell(TooManyRequests("There are too many connections here", next_step="Ask again later"))
             self.transport.close()

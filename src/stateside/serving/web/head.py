@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stateside.errors import RequestInvalid
+from stateside.core.errors import RequestInvalid
 
 Headers = Sequence[tuple[bytes, bytes]]  # their names in small letters
 

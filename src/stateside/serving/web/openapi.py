@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from stateside.errors import InputError, OperatingError, StatesideError
+from stateside.core.errors import InputError, OperatingError, StatesideError
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import JSON, Parameter, Route

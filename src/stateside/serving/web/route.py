@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal
 
-from stateside.errors import RequestInvalid
-from stateside.serving.access.holder import ROLES, Holder, Role
+from stateside.core.errors import RequestInvalid
+from stateside.serving.access.principal import ROLES, Principal, Role
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 
@@ -65,7 +65,7 @@ class Route:
     `reach` says whom it lets in, and has no default: those with a role; `customer`: the one whom its first name names,
     and who may read all customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also
     without a token. What of it a scoped token has: of `read` and `sql` the handler gives only rows that the holder may
-    have (`Holder.rows_of`), of `append` it takes only events that the holder may append (`check_appends`), and
+    have (`Principal.rows_of`), of `append` it takes only events that the holder may append (`check_appends`), and
     `operator` is no role of a scoped token. What is for browsers alone is not `documented`.
     """
 
@@ -85,7 +85,7 @@ class Route:
         named = [name for name in _fixed(self.pattern) if name.startswith("{")]
         assert self.reach != "customer" or named[:1] == ["{customer}"], f"{self.pattern}: its first name is no customer"
 
-    def check(self, holder: Holder, taken: Sequence[str]) -> None:
+    def check(self, holder: Principal, taken: Sequence[str]) -> None:
         """AccessDenied if this holder may not ask for this."""
         match self.reach:
             case "customer":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from stateside.layout import Layout
+from stateside.core.layout import Layout
 from stateside.serving.sql.pool import SqlPool
-from stateside.serving.sql.question import SCHEMA, Question
 from stateside.serving.sql.result import KINDS
+from stateside.serving.sql.sql_query import SCHEMA, SqlQuery
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response, Stream
+from stateside.serving.web.response import Response, StreamResponse
 from stateside.serving.web.route import FLOOR, Body, Route
 
 _RELATIONS = "what a statement can name: views, their rollups and tables of the archive, with their columns"
@@ -46,13 +46,13 @@ class SqlRoutes:
 
     async def run(self, request: Request) -> Response:
         """The result of a statement."""
-        question = Question.parse(request.document())
+        question = SqlQuery.parse(request.document())
         running = await self._pool.run(question, request.holder, request.floor(), request.left)
         stamps = json.dumps([request.positions.stamp(stamp).as_dict() for stamp in running.stamps])
         return Response(
             {},
             running.stamps,
-            stream=Stream(running.kind, running, running.cut),
+            stream=StreamResponse(running.kind, running, running.cut),
             headers=[("stateside-stamps", stamps)],
         )
 

@@ -1,20 +1,27 @@
-"""The routes of views: which there are, and their rows, by key and by scan, lookups, sums and rollups."""
+"""The routes of views: which there are, and their rows, by key and by scan, lookups, sums and rollups.
+
+The route that describes a view: its key, its columns, its rollups, and where it stands.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
-from stateside.checkpoint.tallies import not_in_rollups
-from stateside.errors import StatesideError
-from stateside.serving.reading.lookup import KEYS_MAX, lookup, parse_keys
-from stateside.serving.reading.question import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
-from stateside.serving.reading.scan import page
-from stateside.serving.reading.sums import Span
-from stateside.serving.reading.views import Views, without_cause
-from stateside.serving.web.asked import Asked, reaches, reaches_all
-from stateside.serving.web.request import Request
+from stateside.core.errors import StatesideError
+from stateside.replica.store import Snapshot
+from stateside.serving.rows.lookup import KEYS_MAX, lookup, parse_keys
+from stateside.serving.rows.row_query import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
+from stateside.serving.rows.scan import page
+from stateside.serving.rows.sums import BucketRange
+from stateside.serving.rows.view_readers import ViewReaders, without_cause
+from stateside.serving.stamp import Stamp
+from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
 from stateside.serving.web.response import Response, stamped
 from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import TYPE
+from stateside.views.tallies import not_in_rollups
 
 
 async def _views(request: Request) -> Response:
@@ -26,7 +33,7 @@ async def _views(request: Request) -> Response:
     return Response({"views": [without_cause(each) for each in states if reaches(holder, views, each["view"])]})
 
 
-def _lacking(views: Views, name: str) -> dict[str, list[str]]:
+def _lacking(views: ViewReaders, name: str) -> dict[str, list[str]]:
     """Which columns the view's rollups lack, if there are any, and if the view can be read."""
     with suppress(StatesideError):
         if lacking := not_in_rollups(views.get(name).shape.catalogue):
@@ -35,7 +42,7 @@ def _lacking(views: Views, name: str) -> dict[str, list[str]]:
 
 
 async def _rows(request: Request) -> Response:
-    asked = await Asked.of(request)
+    asked = await ViewRequest.of(request)
     question = asked.question(request)
     cursor = request.parameters.get("cursor")
     if cursor is None and question.point:
@@ -54,7 +61,7 @@ async def _rows(request: Request) -> Response:
 
 
 async def _lookup(request: Request) -> Response:
-    asked = await Asked.of(request)
+    asked = await ViewRequest.of(request)
     shape = asked.reader.shape
     answer = await lookup(
         asked.reader,
@@ -69,14 +76,14 @@ async def _lookup(request: Request) -> Response:
 
 
 async def _sum(request: Request) -> Response:
-    asked, span = await Asked.of(request), Span.parse(request.parameters)
+    asked, span = await ViewRequest.of(request), BucketRange.parse(request.parameters)
     key = asked.reader.shape.parse_key([*request.parts[1:], *request.keys])
     answer = await asked.reader.sum(key, span, asked.floor, asked.as_of, asked.scope)
     return stamped(answer.stamp, {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets})
 
 
 async def _rollup(request: Request) -> Response:
-    asked = await Asked.of(request)
+    asked = await ViewRequest.of(request)
     columns, *parts = request.parts[1:] or [""]
     by, tallies = columns.split(",") if columns else [], request.number("tallies", 1) == 1
     reader = asked.reader
@@ -156,3 +163,53 @@ VIEW_ROUTES = [
     Route("/v1/views/{view}/rollup", _rollup, _ROLLUP, "read", _ROLLUP_PARAMETERS),
     Route("/v1/views/{view}/rollup/{by_and_key...}", _rollup, _ROLLUP, "read", _ROLLUP_PARAMETERS),
 ]
+_TEXT = "what a view is: its key and columns with their types, its rollups, its job's state, and how many rows it has"
+_COLUMN_LIST = {"type": "array", "items": {"type": "object", "required": ["name", "type"]}}
+_ANSWER = {
+    "type": "object",
+    "required": ["stamp", "view", "key", "columns", "rollups"],
+    "properties": {
+        "stamp": {"type": "object"},
+        "view": {"type": "string"},
+        "application": {"type": "string"},
+        "key": _COLUMN_LIST,
+        "columns": _COLUMN_LIST,
+        "rollups": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
+        "not_in_rollups": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "columns that rollups lack, as a minimum cannot be taken away again",
+        },
+        "rows": {"type": ["integer", "null"], "description": "null for who does not reach all of them"},
+        "job": {"type": "object"},
+    },
+}
+
+
+async def _describe(request: Request) -> Response:
+    asked = await ViewRequest.of(request)
+
+    def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int]:
+        return stamp, snapshot.count()
+
+    stamp, rows = await asked.reader.read(asked.floor, look)
+    job, is_all = request.views.state(request.parts[0]), reaches_all(request.holder)
+    shown = {"rows": rows, "job": job} if is_all else {"rows": None, "job": without_cause(job)}
+    return stamped(stamp, {**described(asked.reader.shape.catalogue), **shown})
+
+
+def described(catalogue: Catalogue) -> dict[str, Any]:
+    """What the catalogue says of a view, as it stands in an answer."""
+    columns = [{"name": column.name, "type": column.type, "made_of": column.expression} for column in catalogue.columns]
+    columns += [{"name": one.name, "type": TYPE, "made_of": f"computed of {one.of}"} for one in catalogue.computed]
+    return {
+        "view": catalogue.view,
+        "application": catalogue.application,
+        "key": [{"name": column.name, "type": column.type} for column in catalogue.key],
+        "columns": columns,
+        "rollups": [list(by) for by in catalogue.rollups],
+        "not_in_rollups": not_in_rollups(catalogue),
+    }
+
+
+DESCRIPTION_ROUTES = [Route("/v1/views/{view}", _describe, _TEXT, "read", FLOOR, answer=_ANSWER)]

@@ -1,0 +1,325 @@
+"""A table as readers follow it: opened once, moved on as it grows, and only those files read that may have the rows.
+
+A table of the archive grows by files and never changes one. What a reader made of a file holds for as long as the file
+belongs to the table; so sums over all of it are kept file by file (see `billing.answers.totals`), and a new version
+costs only what is new in it.
+
+To open a file costs more than a millisecond, and every batch leaves a small one, until they are put together. So small
+files are kept in memory once they were read, all together, and searched in one go.
+
+While the table's storage is away nothing is answered: rows may have been sealed meanwhile, and would be missing. Who
+can tell what would be missing, and says so, may ask for what is *known*: the version that was read last, as far as it
+is in memory. Delta takes a folder that is gone for one in which nothing is new; so it is looked at whether the
+newest version's own file is still there. Once the storage is back, the next question finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from stateside.core.errors import ArchiveAway, ArchiveInvalid
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
+
+SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
+KEPT_BYTES_MAX = 64 << 20  # up to so much of them there
+_TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut, and tell nothing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a table: where it is, its size, its folder's columns, the least and greatest of the others."""
+
+    path: Path
+    bytes: int
+    partition: Mapping[str, str]
+    least: Mapping[str, Any]
+    greatest: Mapping[str, Any]
+
+    def may_have(self, column: str, value: Any) -> bool:
+        """Whether a row with this value can be in it."""
+        if column in self.partition:
+            return self.partition[column] == str(value)
+        return not (self._above(column, value) or self._below(column, value))
+
+    def _above(self, column: str, value: Any) -> bool:
+        least = self.least.get(column)
+        return _sure(least) and bool(least > value)
+
+    def _below(self, column: str, value: Any) -> bool:
+        greatest = self.greatest.get(column)
+        return _sure(greatest) and bool(greatest < value)
+
+    def may_have_below(self, column: str, value: Any) -> bool:
+        """Whether a row with a smaller value than this can be in it."""
+        least = self.least.get(column)
+        return not (_sure(least) and bool(least >= value))
+
+    def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
+        """These columns of its rows that meet a condition, which names columns of the file only.
+
+        A column that the table was given after this file is null. ArchiveAway if it cannot be read.
+        """
+        stored = [name for name in columns if name not in self.partition]
+        with _reading("A file of the archive", self.path):
+            try:
+                found = self._read(stored, where)
+            except pa.ArrowInvalid:  # the file is older than a column
+                found = self._read([name for name in pq.read_schema(self.path).names if name in stored], where)
+        for name in columns:
+            if name in self.partition:
+                found = found.append_column(name, pa.array([self.partition[name]] * found.num_rows, pa.string()))
+        return _selected(found, columns)
+
+    def _read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        return pq.read_table(self.path, columns=list(columns), filters=where, partitioning=None, use_threads=False)
+
+    def read_all(self) -> pa.Table:
+        """All of it, with the columns that its folder names; errors as for `read`."""
+        with _reading("A file of the archive", self.path):
+            names = pq.read_schema(self.path).names
+        return self.read([*names, *self.partition])
+
+
+class _Kept:
+    """The small files of a version, in memory, as one table; the files that are not in it are to be read from disk."""
+
+    def __init__(self) -> None:
+        self.files: tuple[DataFile, ...] | None = None  # all of the version, also those that are not kept
+        self._tables: dict[Path, pa.Table] = {}
+        self.table: pa.Table | None = None
+
+    def has(self, file: DataFile) -> bool:
+        """Whether the table has this file's rows."""
+        return file.path in self._tables
+
+    def move_on(self, files: tuple[DataFile, ...]) -> None:
+        """Keep the small ones of these, as many as there is room for."""
+        if files is self.files:
+            return
+        tables: dict[Path, pa.Table] = {}
+        left = KEPT_BYTES_MAX
+        for file in files:
+            if file.bytes < SMALL_FILE_BYTES and left > 0:
+                known = self._tables.get(file.path)
+                tables[file.path] = file.read_all() if known is None else known
+                left -= tables[file.path].nbytes
+        self.files, self._tables = files, tables
+        self.table = _together(list(tables.values()))
+
+
+class FollowedTable:
+    """A table of an application's folder, read only. Before it was created it has no files.
+
+    Any thread may ask; one at a time moves it on. ArchiveAway while it cannot be read, ArchiveInvalid if another table
+    is in its place.
+    """
+
+    def __init__(self, path: Path, mark: Path) -> None:
+        self._path, self._mark = path, mark
+        self._lock = threading.Lock()
+        self._table: DeltaTable | None = None
+        self._id = ""
+        self._version = -1
+        self._files: tuple[DataFile, ...] = ()
+        self._kept = _Kept()
+        self._trouble: str | None = None  # what the log was last told of
+
+    def files(self) -> tuple[DataFile, ...]:
+        """The files of the newest version, which are the same objects for as long as it is the newest."""
+        with self._lock:
+            self._follow()
+            return self._files
+
+    def read(
+        self,
+        columns: Sequence[str],
+        *,
+        equal: Mapping[str, Any] | None = None,
+        below: Mapping[str, Any] | None = None,
+        among: Mapping[str, Sequence[Any]] | None = None,
+        known: bool = False,
+    ) -> pa.Table | None:
+        """These columns of the rows that have these values, or one of those, and others below those.
+
+        None if there is no such file. `below` and `among` name columns of the files, not of their folders. With `known`
+        they are of the version that was read last, without a look at whether there is a newer one; ArchiveAway if none
+        was, or if a file of it is not in memory and cannot be read.
+        """
+        wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
+        with self._lock:
+            if not known:
+                self._follow()
+                self._kept.move_on(self._files)
+            if self._kept.files is None:
+                raise away(f"The table {self._path.name!r} has not been read yet, and cannot be now", str(self._path))
+            files, kept = [file for file in self._kept.files if not self._kept.has(file)], self._kept.table
+        files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
+        files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
+        files = [file for file in files if all(_may_have_one(file, *pair) for pair in sets.items())]
+        parts = [file.read(columns, _condition(file.partition, wanted, limits, sets)) for file in files]
+        if kept is not None:
+            condition = _condition({}, wanted, limits, sets)
+            parts.append(_selected(kept if condition is None else kept.filter(condition), columns))
+        return _together(parts)
+
+    def dataset(self) -> pads.Dataset | None:
+        """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
+        with self._lock:
+            self._follow()
+            if self._table is None:
+                return None
+            # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+            folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
+            return self._table.to_pyarrow_dataset(filesystem=folder)
+
+    def check_there(self) -> None:
+        """ArchiveAway if a file of the newest version is not there: for who was told so in other words."""
+        for file in self.files():
+            with _reading("A file of the archive", file.path):
+                file.path.stat()
+
+    def _follow(self) -> None:
+        """Be at the newest version; tells the log, once, why that cannot be, and that it can again."""
+        try:
+            with _reading(f"The table {self._path.name!r}", self._path):
+                self._move_on()
+        except (ArchiveAway, ArchiveInvalid) as error:
+            self._tell(str(error))
+            raise
+        self._tell(None)
+
+    def _move_on(self) -> None:
+        expected = marked_table(self._mark)
+        if expected is None:
+            self._check_unmarked()
+            return
+        if self._table is None or self._id != expected:
+            self._open(expected)
+        assert self._table is not None
+        self._table.update_incremental()
+        version = self._table.version()
+        (self._path / "_delta_log" / f"{version:020}.json").stat()  # it is not there if the storage is away
+        if version != self._version:
+            self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
+            self._version = version
+
+    def _check_unmarked(self) -> None:
+        """ArchiveInvalid for a table with rows that nothing marks: it is marked before its first row is stored."""
+        if (self._path / "_delta_log" / f"{1:020}.json").exists():
+            raise ArchiveInvalid(
+                f"The table {self._path.name!r} has rows, but the mark of its sink is gone",
+                where=str(self._mark),
+                next_step="Bring this file back from a copy of the folder: without it the table may be another one",
+            )
+
+    def _open(self, expected: str) -> None:
+        table = DeltaTable(self._path)
+        found = str(table.metadata().id)
+        if found != expected:
+            raise ArchiveInvalid(
+                "The table is another one than its mark says",
+                where=f"{self._path}: {found}, not {expected}",
+                next_step="Bring the table back that belongs to this folder",
+            )
+        self._table, self._id, self._version = table, expected, -1
+
+    def _tell(self, trouble: str | None) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("archive: %s", trouble or f"the table {self._path.name!r} can be read again")
+
+
+def marked_table(mark: Path) -> str | None:
+    """The id of the table that a sink's mark names; None if it names something else, or is not there."""
+    try:
+        named = json.loads(mark.read_bytes())
+    except FileNotFoundError:
+        return None
+    return str(named["table"]) if isinstance(named, dict) and "table" in named else None
+
+
+@contextmanager
+def _reading(what: str, path: Path) -> Iterator[None]:
+    """Turns what Delta, Arrow and the file system say of storage that is away into the one error for it."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise away(f"{what} cannot be read", f"{path}: {error}") from error
+
+
+def away(what: str, where: str) -> ArchiveAway:
+    """The error for what cannot be read just now."""
+    return ArchiveAway(what, where=where, next_step="Ask again later: it goes on once the storage is back")
+
+
+def _actions(table: DeltaTable) -> Any:
+    return table.get_add_actions(flatten=True)
+
+
+def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:
+    return DataFile(
+        path=folder / unquote(action["path"]),
+        bytes=action["size_bytes"],
+        partition=_named(action, "partition."),
+        least=_named(action, "min."),
+        greatest=_named(action, "max."),
+    )
+
+
+def _named(action: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in action.items() if name.startswith(prefix)}
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """These columns; those that the table does not have are null."""
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(list(columns))
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table | None:
+    """All rows; a column that some of the tables lack is null in theirs."""
+    return pa.concat_tables(tables, promote_options="default") if tables else None
+
+
+def _sure(bound: Any) -> bool:
+    return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
+
+
+def _may_have_one(file: DataFile, column: str, values: Sequence[Any]) -> bool:
+    return any(file.may_have(column, value) for value in values)
+
+
+def _condition(
+    partition: Mapping[str, str],
+    equal: Mapping[str, Any],
+    below: Mapping[str, Any],
+    among: Mapping[str, Sequence[Any]],
+) -> pc.Expression | None:
+    parts = [pc.field(name) == value for name, value in equal.items() if name not in partition]
+    parts += [pc.field(name) < limit for name, limit in below.items()]
+    parts += [pc.field(name).isin(list(values)) for name, values in among.items()]
+    condition = None
+    for part in parts:
+        condition = part if condition is None else condition & part
+    return condition

@@ -1,0 +1,229 @@
+"""What an answer has of the documents: all that count, or those of the last known version while their storage is away.
+
+Open periods come from the live rows, and need no document. While the table of documents cannot be read, an answer has
+its drafts as ever, and of closed periods what a read before has left in this process's memory. It says so:
+
+    "archive": {"state": "current"}                        all documents that count are in the answer
+    "archive": {"state": "away",                           their table cannot be read; the answer has those
+                "as_of": "2026-04-18T12:30:00Z",             of all events up to the known position, as of then;
+                "age_ms": 78000,                             null, both, if none are known
+                "position": "0:4711",
+                "unknown": {"after": "2026-03-04T00:00:00Z", "up_to": "2026-04-04T00:00:00Z"}}
+
+What is known is complete for the stamp (P, W) of the last read that succeeded (see `gate`): it has all documents of
+periods that end up to W, with the late events before P. An answer that stands at (P', W') lacks notes of late events
+between P and P', which its `as_of` tells, and every document of the periods that end after W and up to W'. The rows of
+these have left the live rows: what they amounted to is not in the answer at all, which is told as `unknown`. Without
+such a period it is null.
+
+An answer whose floor asks for something fresher than what is known is refused.
+
+The gate: which documents and dead letters count in an answer. It goes by the answer's stamp, by no batch's number.
+
+With P the position and W the watermark of the stamp:
+
+- An invoice counts if its period ends at W or earlier.
+- A note, or an invoice made by late events, counts if besides `sealed_position <= P`: its last event stands before P.
+- A dead letter counts if its offset is below P.
+
+Why every event then counts once. The live rows at (P, W) are the events before P whose periods end after W: Spark
+evicts a row once W has come to its period's end, and drops none before. So documents must have the events before P
+whose periods end up to W, and no others. For a query that was never begun anew, batch N at (P_N, W_N) is right exactly:
+
+- Invoices of batch M are of periods that end after W_{M-1} and up to W_M, which is also what `M <= N` says: for M <= N
+  the period ends at or before W_M <= W_N, for M > N after W_{M-1} >= W_N. A batch without data has the position of the
+  one before and another watermark; so this decides by the watermark alone.
+- Late events of batch M stand in [P_{M-1}, P_M), and their periods end up to W_{M-1}. For M <= N both conditions hold;
+  for M > N the last one stands at or behind P_{M-1} >= P_N, so that the second does not.
+- The sink stores documents before Spark commits the batch, and the replica has it after that: who reads the documents
+  after the live rows has all of batch N. Those of N+1, which may be there, do not count by the above.
+
+A query that is begun anew, or brought back to an older checkpoint, finds documents of other batches. For the periods
+that end at one moment, documents have the events of the journal without gaps: the invoice those up to its
+`sealed_position`, each late document some of those behind it (see `sealing.frontier`). So at (P, W) it is right too,
+but for two windows, in which the query has closed a period and is inside of what one document has, which cannot be cut:
+
+- The period's invoice was sealed at a position behind P. It counts as a whole: the answer is ahead by those events that
+  stand between P and there. For this query they come late, so they are few; without the invoice all would be missing.
+- P lies between two late events that one note has. The note does not count yet: the answer is behind by its first ones.
+
+Each window ends where the query comes to the document's `sealed_position`, and no event ever counts twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.billing.calendar import Cycle
+from stateside.billing.invoicing.documents import DEAD_LETTERS, DOCUMENTS, INVOICE, TIME
+from stateside.billing.model import APPLICATION, VIEW
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import ArchiveAway, NotFreshEnough
+from stateside.core.positions import Position
+from stateside.serving.rows.floor import Floor
+from stateside.serving.sql.archive_tables import GatedTable
+from stateside.serving.stamp import Stamp, iso_time
+
+T = TypeVar("T")
+LATER = "Ask again once the storage is back; open periods are answered meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDocuments:
+    """Up to where the documents in memory are complete, and as of when."""
+
+    position: Position
+    watermark_us: int
+    as_of_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """How much of the documents an answer of this stamp has; see the module's text."""
+
+    stamp: Stamp
+    known: KnownDocuments | None = None
+    away: ArchiveAway | None = None
+    age_ms: int | None = None
+    unknown: tuple[int | None, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in an answer."""
+        if self.away is None:
+            return {"state": "current"}
+        known, unknown = self.known, self.unknown
+        return {
+            "state": "away",
+            "as_of": None if known is None else iso_time(known.as_of_us),
+            "age_ms": self.age_ms,
+            "position": None if known is None else known.position,
+            "unknown": None
+            if unknown is None
+            else {"after": None if unknown[0] is None else iso_time(unknown[0]), "up_to": iso_time(unknown[1])},
+        }
+
+    def lacks(self, end_us: int) -> bool:
+        """Whether the documents of periods that end then are unknown, and are needed."""
+        return self.unknown is not None and (self.unknown[0] or 0) < end_us <= self.unknown[1]
+
+    def require(self, ends_us: Iterable[int], what: str) -> None:
+        """ArchiveAway if the documents of a period that ends at one of these moments are unknown."""
+        if self.away is not None and any(self.lacks(end_us) for end_us in ends_us):
+            raise self.refusal(f"{what} cannot be answered: its documents are not known here, and cannot be read now")
+
+    def refusal(self, what: str) -> ArchiveAway:
+        """The error for what cannot be answered without the documents."""
+        return ArchiveAway(what, where=None if self.away is None else self.away.where, next_step=LATER)
+
+    def labelled(self) -> Stamp:
+        """The stamp of the answer: one that lacks documents is never taken for one that has them."""
+        if self.away is None:
+            return self.stamp
+        return replace(self.stamp, edition=f"{self.stamp.edition} {self.as_dict() | {'age_ms': None}}")
+
+
+class DocumentArchive:
+    """Reads documents for answers, and remembers what the last read that succeeded is complete for.
+
+    `cycles` gives those of all plans, which say whether a period has ended since.
+    """
+
+    def __init__(self, cycles: Callable[[], Iterable[Cycle]], clock: Clock | None = None) -> None:
+        self._cycles, self._clock = cycles, clock or SystemClock()
+        self._known: KnownDocuments | None = None
+
+    async def read(self, stamp: Stamp, floor: Floor, read: Callable[[bool], T]) -> tuple[T | None, Archived]:
+        """What `read(False)` finds, in a thread, or else `read(True)`, of what is known; None if nothing is.
+
+        NotFreshEnough or ArchiveAway if the floor asks for more than is known.
+        """
+        try:
+            found = await asyncio.to_thread(read, False)
+        except ArchiveAway as error:
+            return await self._remembered(stamp, floor, read, error)
+        if self._known is None or stamp.watermark_us >= self._known.watermark_us:
+            as_of_us = self._clock.now_us() - stamp.age_ms * 1_000
+            self._known = KnownDocuments(stamp.position, stamp.watermark_us, as_of_us)
+        return found, Archived(stamp)
+
+    async def _remembered(
+        self, stamp: Stamp, floor: Floor, read: Callable[[bool], T], away: ArchiveAway
+    ) -> tuple[T | None, Archived]:
+        found, known = None, self._known
+        if known is not None:
+            try:
+                found = await asyncio.to_thread(read, True)
+            except ArchiveAway:  # not all of it is in memory
+                known = None
+        age_ms = None if known is None else max(0, (self._clock.now_us() - known.as_of_us) // 1_000)
+        archived = Archived(stamp, known, away, age_ms, self._unknown(known, stamp.watermark_us))
+        _check(archived, floor)
+        return found, archived
+
+    def _unknown(self, known: KnownDocuments | None, watermark_us: int) -> tuple[int | None, int] | None:
+        """The range of ends of periods that were closed since; None if no plan has such a period."""
+        if known is None:
+            return (None, watermark_us) if watermark_us > 0 else None
+        ends = (cycle.containing(known.watermark_us).end_us for cycle in set(self._cycles()))
+        return (known.watermark_us, watermark_us) if any(end_us <= watermark_us for end_us in ends) else None
+
+
+def _check(archived: Archived, floor: Floor) -> None:
+    """Refuse what the floor asks for if the documents lack it; where nothing is sealed yet they lack nothing."""
+    known, stamp = archived.known, archived.stamp
+    if stamp.watermark_us <= 0 or (floor.max_age_ms is None and floor.min_position is None):
+        return
+    if known is None or archived.age_ms is None:
+        raise archived.refusal("The documents of closed periods are not known here, and cannot be read now")
+    missing = floor.missing(replace(stamp, position=known.position, age_ms=archived.age_ms))
+    if missing is not None:
+        raise NotFreshEnough(
+            f"The documents of closed periods are not fresh enough: {missing}. Their storage is away",
+            where=None if archived.away is None else archived.away.where,
+            next_step="Ask without max_age_ms and min_position for what is known, or again once the storage is back",
+        )
+
+
+ON_TIME = 0  # from this position on a document counts whose events came in time
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where an answer stands: at which offset of the journal, under which watermark."""
+
+    position: int
+    watermark_us: int
+
+    @classmethod
+    def of(cls, stamp: Stamp) -> Gate:
+        """That of an answer with this stamp."""
+        return cls(stamp.position.one(), stamp.watermark_us)
+
+    def lets(self, period_end_us: int, counts_from: int) -> bool:
+        """Whether a document counts; `counts_from` is its `sealed_position` if it is of late events, else `ON_TIME`."""
+        return period_end_us <= self.watermark_us and counts_from <= self.position
+
+
+def sql_tables() -> list[GatedTable]:
+    """Billing's tables in SQL, with the same gate."""
+    return [
+        GatedTable(APPLICATION, VIEW, DOCUMENTS.name, _documents, ("sealed_position",)),
+        GatedTable(APPLICATION, VIEW, DEAD_LETTERS.name, _dead_letters, ("offset",)),
+    ]
+
+
+def _documents(stamp: Stamp) -> pc.Expression:
+    gate = Gate.of(stamp)
+    closed = pc.field("period_end") <= pa.scalar(gate.watermark_us, TIME)
+    on_time = (pc.field("kind") == INVOICE) & ~pc.field("late")
+    return closed & (on_time | (pc.field("sealed_position") <= gate.position))
+
+
+def _dead_letters(stamp: Stamp) -> pc.Expression:
+    return pc.field("offset") < Gate.of(stamp).position

@@ -1,0 +1,401 @@
+"""Billing's sink: seals closed rows into invoices, late events into notes, bad events into dead letters.
+
+How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+
+1. The plan of the batch says which range of the journal it has, and the watermarks. The book is read up to the range's
+   end, and what it has of plans is added to `steps.json` and `plans.json`: whoever sees the batch can price its rows.
+2. The documents are opened, in one version, and refused if they are missing, other ones than before, or those of
+   another journal. Their frontier says which events they account for already (`frontier`).
+3. The range is swept for late and bad events, with the help of the reports that its tasks left (`rating.reports`):
+   whichever there are, the same is found. Rows of periods that are not closed yet become invoices; late events that
+   the frontier does not cover become notes, from what that version of the documents has of their accounts. A late
+   event that repeats an earlier one becomes a dead letter.
+4. The documents, their numbers and the new frontier are stored in one step, on top of that very version. If there are
+   none, nothing is written.
+5. The dead letters are opened; those behind their position are stored, with the new position, in one step.
+6. The reports are deleted, as they are when a run begins. Now and then the tables' small files are put together and
+   the book is saved. All of that changes nothing of what the tables say.
+7. The caller lets Spark commit the batch. A crash before that repeats the batch: if step 4 was reached, the frontier
+   covers all that the batch has, so that nothing is left to do; if step 5 was, so does the position.
+
+What a batch stores depends on the journal up to its end, its watermarks and the documents before it, never on its own
+first attempt: that is stored whole or not at all, and then covered. Nothing depends on the batch's number. So it holds
+as well for a query that begins anew, or an older checkpoint that is brought back, with other batches over the same
+journal: no event is in two documents, none is left out, no document is changed, and numbers go on where they were.
+How readers tell which documents count at their position is said in `answers.gate`.
+
+Query and batch stand in each commit too, for people who look into the table's log.
+
+The sweep: reads a batch's range of the journal back, and finds what its rows do not have.
+
+Those are the late events, which Spark's aggregation dropped, and the bad ones, which never got there. A late event that
+repeats the id of an earlier one is bad, too (`repeats`). The rule for late
+ones is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends at or before the watermark in
+`offsets/N-1`, the batch before; batch 0 drops none. Rating is the same pure function that the aggregation's rows went
+through, and depends on the events up to the batch's end alone: so the two never disagree.
+
+For the same reason nothing need be rated twice where a task has left a report (`rating.reports`), whichever attempt it
+belongs to: in its range only the events that it says are bad are rated here, to tell why, and those that may be late,
+if any period of the range is closed. Both are exactly what rating the whole range would find. Ranges without a report
+are rated whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive import ArchiveTable, OpenedTable
+from stateside.billing.book.book import Book, BookKeeper
+from stateside.billing.invoicing.amounts import Amounts, Longs, groups, longs
+from stateside.billing.invoicing.documents import (
+    ACCOUNT,
+    ADDED,
+    DEAD_LETTERS,
+    DOCUMENTS,
+    INVOICE,
+    INVOICES,
+    NOTES,
+    POSITION,
+    dead_letters,
+    dead_letters_table,
+    documents_table,
+    invoices,
+    letters_of,
+    numbered,
+)
+from stateside.billing.invoicing.frontier import Frontier
+from stateside.billing.invoicing.notes import BEFORE, LATE, Corrections, corrections
+from stateside.billing.invoicing.plan_file import extend_plans
+from stateside.billing.invoicing.repeats import ID_CONFLICT, REPEATED, Repeats
+from stateside.billing.model import CLOCK
+from stateside.billing.rating.rating import events_of, events_table, joined, rate
+from stateside.billing.rating.reports import RatingReport, Reports, reports_of
+from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import Storage
+from stateside.journal import Journal
+from stateside.journal.folder import open_journal
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
+from stateside.spark_state.batch_log import Checkpoint, Plan
+
+PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: this bounds the memory, about 100 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What Spark planned for a batch: its range of the journal, its watermark and that of the batch before."""
+
+    start: int
+    stop: int
+    watermark_before_us: int
+    watermark_us: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, batch: int) -> Planned:
+        """The plan of a batch, which is written before the batch runs. CheckpointGap if the one before it is gone."""
+        before = _plan(checkpoint, batch - 1) if batch else None
+        plan = _plan(checkpoint, batch)
+        return cls(
+            start=before.position.one() if before else 0,
+            stop=plan.position.one(),
+            watermark_before_us=before.watermark_us if before else 0,
+            watermark_us=plan.watermark_us,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The late events (`notes.LATE`) and the dead letters that were found, in the journal's order."""
+
+    late: pa.Table
+    bad: pa.Table
+
+
+def sweep(
+    journal: Journal,
+    book: Book,
+    planned: Planned,
+    frontier: Frontier,
+    repeats: Repeats,
+    reports: Sequence[RatingReport] = (),
+) -> Swept:
+    """What a batch's rows do not have, and documents neither. With any reports of this journal the same is found."""
+    closed_us = max(planned.watermark_before_us, frontier.closed_us)
+    start = frontier.sweep_from(planned.start, planned.watermark_before_us)
+    late, bad = [LATE.empty_table()], [DEAD_LETTERS.schema.empty_table()]
+    for part in _parts(start, planned.stop, reports):
+        events = _suspects(journal, part, closed_us) if isinstance(part, RatingReport) else events_table(journal, *part)
+        if events.num_rows:
+            rated = rate(events, book)
+            old = _old(rated, book, closed_us)
+            again = repeats.of(_came_after(events, old, frontier, planned), book, planned.stop)
+            late.append(_late(old, frontier, again["offset"]))
+            bad += [dead_letters(events, rated), letters_of(again)]
+    return Swept(pa.concat_tables(late), pa.concat_tables(bad).sort_by("offset"))
+
+
+def _parts(start: int, stop: int, reports: Sequence[RatingReport]) -> Iterator[RatingReport | tuple[int, int]]:
+    """The range in order: reports within it that do not overlap, and what lies between them in pieces."""
+    for report in sorted(reports, key=lambda report: report.start):
+        if start <= report.start and report.stop <= stop:
+            yield from _pieces(start, report.start)
+            yield report
+            start = report.stop
+    yield from _pieces(start, stop)
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, PIECE_EVENTS_MAX):
+        yield first, min(first + PIECE_EVENTS_MAX, stop)
+
+
+def _suspects(journal: Journal, report: RatingReport, closed_us: int) -> pa.Table:
+    """The events of a report's range that may be bad or late; if there can be none the journal is not read."""
+    found: list[pa.Table] = []
+    if report.bad or report.first_end_us <= closed_us:
+        for first, batch in journal.batches(report.start, report.stop):
+            times_us = batch.column("time").cast(pa.int64()).to_numpy()
+            rows = report.suspects(first, times_us, closed_us)
+            if len(rows):
+                found.append(events_of(batch.take(pa.array(rows)), first + rows))
+    return joined(found)
+
+
+def _old(rated: pa.Table, book: Book, closed_us: int) -> pa.Table:
+    """The usage of periods that end up to this time, with the end. A period ends after its events: so few qualify."""
+    usage = pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))
+    events = rated.filter(pc.and_(usage, pa.array(longs(rated["time"]) < closed_us)))
+    ends_us = _ends_us(events, book)
+    events = events.append_column("period_end", pa.array(ends_us).cast(LATE.field("period_end").type))
+    return events.filter(pa.array(ends_us <= closed_us))
+
+
+def _came_after(events: pa.Table, old: pa.Table, frontier: Frontier, planned: Planned) -> pa.Table:
+    """The events that came when their periods were closed; of those that are accounted for meanwhile as well.
+
+    A batch that is run again finds the same: what it sealed itself closes nothing before its own end.
+    """
+    offsets, ends_us = longs(old["offset"]), longs(old["period_end"])
+    after = (ends_us <= planned.watermark_before_us) | frontier.closed_before(offsets, ends_us)
+    return events.filter(pc.is_in(events["offset"], pa.array(offsets[after])))
+
+
+def _late(old: pa.Table, frontier: Frontier, repeated: pa.ChunkedArray) -> pa.Table:
+    """The usage of closed periods that is not accounted for, and repeats nothing."""
+    new = ~frontier.covers(longs(old["offset"]), longs(old["period_end"]))
+    new &= ~np.isin(longs(old["offset"]), longs(repeated))
+    return old.filter(pa.array(new)).select(LATE.names).cast(LATE)
+
+
+def _ends_us(events: pa.Table, book: Book) -> Longs:
+    """The ends of the events' periods, by their plans' cycles."""
+    times_us = longs(events["time"])
+    ends_us = np.zeros(events.num_rows, np.int64)
+    for (plan,), rows in groups(events, "plan"):
+        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
+    return ends_us
+
+
+def _plan(checkpoint: Checkpoint, batch: int) -> Plan:
+    try:
+        return checkpoint.plan(batch)
+    except FileNotFoundError:
+        raise CheckpointGap(
+            f"The plan of batch {batch} is gone, which says what is late in the batch after it",
+            where=checkpoint.storage.path(f"offsets/{batch}"),
+            next_step="Restore the file from a copy: nothing of the batch was stored",
+        ) from None
+
+
+JOURNAL: Final = "journal"  # the counter that says which journal's events a table has
+ROW_COLUMNS: Final = ("customer", "period_end", "type", "plan", "quantity", "events")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BillingSink:
+    """Takes the closed rows of the view `bill`."""
+
+    places: ViewLayout
+    journal: Journal
+    book: BookKeeper
+    checkpoint: Checkpoint
+    reports: Reports
+    documents: ArchiveTable
+    dead_letters: ArchiveTable
+    on_step: OnStep = ignore_step
+    guarded: bool = True
+
+    @classmethod
+    def of(cls, context: SinkContext, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:
+        """The sink of an application's folder; creates its tables at the first run.
+
+        One that is not `guarded` does not look at what it has stored, and stores a repeated batch twice: it is the
+        negative control of crash tests, and for nothing else.
+
+        ArchiveInvalid if there are documents of events that the journal does not have.
+        """
+        missing = [name for name in ROW_COLUMNS if name not in context.schema.names]
+        if missing:
+            raise ViewInvalid(f"The view {context.view!r} has no column {missing[0]!r}, which invoices need")
+        places, journal = context.layout.view(context.view), open_journal(context.layout.journal)
+        keeper = BookKeeper(journal, places.root / "book")
+        checkpoint = Checkpoint(Storage.at(places.checkpoint))
+        tables = documents_table(context.layout), dead_letters_table(context.layout)
+        sink = cls(places, journal, keeper, checkpoint, reports_of(places), *tables, on_step, guarded)
+        sink._begin()
+        return sink
+
+    def write(self, rows: pa.Table, batch: BatchId) -> None:
+        """Seal a batch by the steps above."""
+        self.on_step(1)
+        planned = Planned.of(self.checkpoint, batch.batch)
+        book = self.book.at(planned.stop)
+        extend_plans(self.places, book.plans)
+        self.on_step(2)
+        documents = self._opened(self.documents)
+        frontier = Frontier.of(documents.counter) if self.guarded else Frontier()
+        self.on_step(3)
+        repeats = Repeats(self.places.root, self.journal)
+        swept = sweep(self.journal, book, planned, frontier, repeats, self.reports.read(_journal_id(self.journal)))
+        sealing = _sealing(rows, swept, documents, planned, frontier, Amounts(book.plans))
+        if self.guarded:
+            _check_absent(sealing.invoices, documents)
+        self.on_step(4)
+        self._store_documents(sealing, documents, frontier.moved(planned.stop, planned.watermark_us), batch)
+        self.on_step(5)
+        self._store_dead_letters(swept.bad, planned.stop, batch)
+        self.on_step(6)
+        self.reports.clear()
+        for table in (self.documents, self.dead_letters):
+            table.opened().tidy()
+        self.book.save()
+        self.on_step(7)
+
+    def _begin(self) -> None:
+        """Create the tables, or take those over that an earlier query filled: what they have is not stored again."""
+        self.reports.clear()
+        for table in (self.documents, self.dead_letters):
+            table.create(take_over=True)
+            table.add_columns(*ADDED)
+            table.check_schema()
+        needed = max(
+            Frontier.of(self._opened(self.documents).counter).position,
+            self._opened(self.dead_letters).counter(POSITION) or 0,
+        )
+        if self.journal.end().one() < needed:
+            raise ArchiveInvalid(
+                f"The documents are of {needed} events, and the journal has {self.journal.end().one()} only",
+                where=str(self.journal.directory),
+                next_step="Bring the whole journal back: new events in place of the lost ones would not be billed",
+            )
+
+    def _opened(self, table: ArchiveTable) -> OpenedTable:
+        """The table as it is now; ArchiveInvalid if it has the events of another journal."""
+        opened = table.opened()
+        filled_from = opened.counter(JOURNAL)
+        if filled_from not in (None, _journal_number(self.journal)):
+            raise ArchiveInvalid(
+                f"The table {opened.spec.name!r} was filled from another journal than the one that is here",
+                where=str(opened.path),
+                next_step="Bring that journal back, or move the tables and the view's folder away to begin anew",
+            )
+        return opened
+
+    def _store_documents(self, sealing: _Sealing, documents: OpenedTable, moved: Frontier, batch: BatchId) -> None:
+        """Step 4."""
+        if not sealing.invoices.num_rows + sealing.notes.num_rows:
+            return
+        highest = {name: documents.counter(name) or 0 for name in (INVOICES, NOTES)}
+        rows = pa.concat_tables(
+            [numbered(sealing.invoices, "I", highest[INVOICES]), numbered(sealing.notes, "N", highest[NOTES])]
+        )
+        counts = {
+            INVOICES: highest[INVOICES] + sealing.invoices.num_rows,
+            NOTES: highest[NOTES] + sealing.notes.num_rows,
+        }
+        documents.store(rows, batch.batch, {**counts, **moved.counters(), **self._whose(batch)})
+        log.info("batch %d: %d invoices, %d notes", batch.batch, sealing.invoices.num_rows, sealing.notes.num_rows)
+
+    def _store_dead_letters(self, bad: pa.Table, stop: int, batch: BatchId) -> None:
+        """Step 5."""
+        opened = self._opened(self.dead_letters)
+        position = (opened.counter(POSITION) or 0) if self.guarded else 0
+        new = bad.filter(pc.or_(pc.greater_equal(bad["offset"], position), _unstored_repeats(bad, opened)))
+        if new.num_rows:
+            opened.store(new, batch.batch, {POSITION: stop, **self._whose(batch)})
+            few = "dead letter" if new.num_rows == 1 else "dead letters"
+            log.warning("batch %d: %d %s: `stateside billing dead-letters` lists them", batch.batch, new.num_rows, few)
+
+    def _whose(self, batch: BatchId) -> Mapping[str, int]:
+        return {batch.query: batch.batch, JOURNAL: _journal_number(self.journal)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealing:
+    """The drafts of a batch, in the order of their numbers."""
+
+    invoices: pa.Table
+    notes: pa.Table
+
+
+def _sealing(
+    rows: pa.Table, swept: Swept, documents: OpenedTable, planned: Planned, frontier: Frontier, amounts: Amounts
+) -> _Sealing:
+    """Step 3: what a batch makes of its rows and of its late events."""
+    closed_us = max(planned.watermark_before_us, frontier.closed_us)
+    drafts = invoices(rows.filter(pa.array(longs(rows["period_end"]) > closed_us)), amounts, planned.stop)
+    found = _corrections(swept.late, documents, amounts)
+    # Late invoices are of periods that were closed before those of the rows: this is the order of their numbers.
+    return _Sealing(pa.concat_tables([found.late_invoices, drafts]), found.notes)
+
+
+def _corrections(late: pa.Table, documents: OpenedTable, amounts: Amounts) -> Corrections:
+    accounts = [pc.field(name).isin(late[name].unique()) for name in ("period_end", "customer")]
+    before = documents.read(BEFORE, accounts[0] & accounts[1]) if late.num_rows else DOCUMENTS.schema.empty_table()
+    return corrections(late, before, amounts)
+
+
+def _unstored_repeats(bad: pa.Table, letters: OpenedTable) -> pa.ChunkedArray:
+    """Which of the dead letters are repeats that are not stored yet."""
+    is_repeat = pc.is_in(bad["reason"], pa.array([REPEATED, ID_CONFLICT]))
+    offsets = bad["offset"].filter(is_repeat)
+    stored = letters.read(("offset",), pc.field("offset").isin(offsets))["offset"] if len(offsets) else offsets
+    return pc.and_(is_repeat, pc.invert(pc.is_in(bad["offset"], stored.combine_chunks())))
+
+
+def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
+    """An invoice is stored only if its account has none. The frontier sees to that: this guards the frontier."""
+    if not drafts.num_rows:
+        return
+    where = pc.field("period_end").isin(drafts["period_end"].unique()) & (pc.field("kind") == INVOICE)
+    doubles = drafts.select(ACCOUNT).join(documents.read(ACCOUNT, where), list(ACCOUNT), join_type="left semi")
+    if doubles.num_rows:
+        first = doubles.sort_by([(name, "ascending") for name in ACCOUNT]).slice(0, 1).to_pylist()[0]
+        raise ArchiveInvalid(
+            f"{doubles.num_rows} invoices are there already, the first for {first['customer']}, {first['period_end']}",
+            where=str(documents.path),
+            next_step="Nothing was stored. The table's log has lost its counters: bring the table back from a copy",
+        )
+
+
+def _journal_number(journal: Journal) -> int:
+    """A journal's id as a whole number that a counter can hold."""
+    return UUID(_journal_id(journal)).int >> 65
+
+
+def _journal_id(journal: Journal) -> str:
+    id_ = journal.id()
+    if id_ is None:  # a batch has events of a journal
+        raise JournalAway(
+            "The journal is away", where=str(journal.directory), next_step="Bring it back: the batch is held until then"
+        )
+    return id_

@@ -1,0 +1,169 @@
+"""Delivery: every document goes to an HTTP endpoint, in the order of its numbers, whatever crashes or is away.
+
+How a document gets there exactly once:
+
+1. The mark says which documents are delivered: the last number of each series. It is durable.
+2. The documents after it are read from the archive, invoices first, then notes. They never change.
+3. One request each: the document as JSON, with `Idempotency-Key`: its number. The next one is sent only after a 2xx.
+4. The endpoint stores it together with its number, and answers 2xx; one that it has stored before it leaves alone.
+5. The mark is moved, after a few documents or a moment. A crash before that sends these again, with the same numbers.
+
+While the endpoint is away (no connection, a timeout, 408, 429, 5xx) delivery holds, asks again with growing pauses, and
+goes on where it stood. Anything else is a refusal: delivery ends there, as nothing may overtake a document.
+
+It reads the archive only: Spark's batches do not wait for it, nor it for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stateside.billing.answers.document_store import Document, DocumentStore
+from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused, StateError
+from stateside.core.storage import try_lock, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARK_EVERY: Final = 100  # documents
+MARK_EVERY_S: Final = 1.0
+POLL_S: Final = 1.0  # how often the archive is looked at for new documents
+PAUSE_S_MIN: Final = 1.0
+PAUSE_S_MAX: Final = 60.0
+
+log = logging.getLogger(__name__)
+
+Wait = Callable[[float], bool]  # waits so many seconds; True if it was told to end meanwhile
+
+
+class DocumentEndpoint(Protocol):
+    """The other side: takes a body under a key, or SinkAway, or SinkRefused."""
+
+    def post(self, body: bytes, key: str) -> None:
+        """Send it, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The mark: the last sequences of invoices and notes that were delivered."""
+
+    invoices: int = 0
+    notes: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Delivered:
+        """The mark in a file; that of nothing delivered where there is none. StateError if it cannot be read."""
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, TypeError) as error:
+            raise StateError(
+                f"The mark of delivered documents cannot be read: {error}",
+                where=str(path),
+                next_step="Bring it back, or delete it: then all documents are sent again, under the same keys",
+            ) from error
+
+    def with_document(self, document: Document) -> Delivered:
+        """The mark once this one was delivered too."""
+        return replace(self, **{"invoices" if document.is_invoice else "notes": document.sequence})
+
+    def save(self, path: Path) -> None:
+        """Durably."""
+        write_atomically(path, json.dumps(asdict(self)).encode())
+
+
+class DocumentDelivery:
+    """Delivers a folder's documents, by the steps above."""
+
+    def __init__(
+        self,
+        issued: DocumentStore,
+        endpoint: DocumentEndpoint,
+        mark: Path,
+        *,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`told` hears, for people, when delivery is held and when it goes on."""
+        self._issued, self._endpoint, self._mark, self._told = issued, endpoint, mark, told
+        self.delivered = Delivered.load(mark)
+        self.count = 0
+        self._saved, self._saved_s = self.delivered, time.monotonic()
+
+    def run(self, wait: Wait) -> None:
+        """Deliver what there is and what comes, until `wait` says that it shall end. SinkRefused ends it too."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            before = self.count
+            try:
+                self.step()
+                if pause_s > PAUSE_S_MIN:
+                    self._told("The endpoint is back: delivery goes on.")
+                pause_s, next_s = PAUSE_S_MIN, POLL_S
+            except SinkAway as error:
+                pause_s = PAUSE_S_MIN if self.count > before else pause_s
+                self._told(f"{error.what}: delivery is held, and tried again in {pause_s:.0f} s.")
+                next_s, pause_s = pause_s, min(2 * pause_s, PAUSE_S_MAX)
+            if wait(next_s):
+                return
+
+    def step(self) -> int:
+        """Deliver all documents that there are; how many these were. SinkAway or SinkRefused at the first not taken."""
+        before = self.count
+        mark = self.delivered
+        try:
+            for document in self._issued.after(mark.invoices, mark.notes):
+                self._send(document)
+        finally:
+            self._save()
+        return self.count - before
+
+    def _send(self, document: Document) -> None:
+        try:
+            self._endpoint.post(body_of(document), document.number)
+        except SinkRefused as error:
+            raise SinkRefused(
+                f"The endpoint refuses {document.number}: {error.what}",
+                where=error.where,
+                next_step="Mend the endpoint, then deliver again: it goes on with this document",
+            ) from error
+        self.delivered = self.delivered.with_document(document)
+        self.count += 1
+        if self.count % MARK_EVERY == 0 or time.monotonic() - self._saved_s > MARK_EVERY_S:
+            self._save()
+
+    def _save(self) -> None:
+        if self.delivered != self._saved:
+            self.delivered.save(self._mark)
+            self._saved, self._saved_s = self.delivered, time.monotonic()
+
+
+def body_of(document: Document) -> bytes:
+    """What the endpoint is sent: the document as the API has it, without a stamp. The same bytes each time."""
+    content: Mapping[str, object] = document.as_dict()
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@contextmanager
+def only_one(mark: Path) -> Iterator[None]:
+    """Held by the one delivery of this mark; PipelineRunning if there is another."""
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    handle = try_lock(mark.with_suffix(".lock"))
+    if handle is None:
+        raise PipelineRunning(
+            "Another delivery of the same name runs on this folder",
+            where=str(mark),
+            next_step="Stop that one first, or give this one another --name if it is for another endpoint",
+        )
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,129 @@
+"""Publishing a version of a plan, and assigning a customer to a plan: what the fold would refuse is refused before.
+
+Both are events of the journal, and only what stands there counts. If somebody else publishes at the same moment, the
+second one is refused by the fold after all, and becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from stateside.billing.book.book import Book, BookKeeper
+from stateside.billing.book.plan_rules import Fold, Reference
+from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, assignment
+from stateside.billing.plans.plan import PlanVersion, plan_event
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import PlanInvalid
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.journal import Event
+from stateside.journal.folder import open_journal, open_writer
+from stateside.serving.stamp import iso_time
+
+MARGIN_US: Final = 10_000_000  # between the check and the append: so long before the limit it is refused already
+_VIEW: Final = "bill"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The receipt of what was appended; None if the journal had the very same before."""
+
+    receipt: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The receipt, and from when on the customer is rated by the plan."""
+
+    receipt: Position
+    effective_us: int
+
+
+def current_book(layout: Layout) -> Book:
+    """Plans and assignments as the journal has them now."""
+    journal = open_journal(layout.journal)
+    return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end().one())
+
+
+def publish(layout: Layout, version: PlanVersion, clock: Clock | None = None) -> Published:
+    """Append the version to the journal; PlanInvalid if it would not be accepted there."""
+    now_us = (clock or SystemClock()).now_us()
+    book = current_book(layout)
+    known = book.plans.get(version.id)
+    if known == version:
+        return Published(None)
+    newest = _newest(book, version.plan)
+    if known is not None or (newest is not None and version.version <= newest.version):
+        assert newest is not None, "or the version is not known"
+        raise PlanInvalid(
+            f"{newest.id} is published already, and versions never change",
+            next_step=f"Publish this as version {newest.version + 1}, with a later effective time",
+        )
+    earliest_us = max(now_us + FUTURE_US_MAX + MARGIN_US, newest.effective_us + 1 if newest else 0)
+    _check_effective(f"{version.id} takes effect", version.effective_us, earliest_us)
+    event = plan_event(version, f"plan/{version.id}", now_us)
+    _check(book, event, now_us)
+    return Published(_append(layout, event, clock))
+
+
+def assign(
+    layout: Layout,
+    customer: str,
+    plan: str,
+    effective_us: int | None = None,
+    *,
+    holder: str | None = None,
+    clock: Clock | None = None,
+) -> Assigned:
+    """Append the assignment; PlanInvalid if it would not be accepted there, or there is no such plan.
+
+    Without a time the first one takes effect now, any other one as soon as it can.
+    """
+    now_us = (clock or SystemClock()).now_us()
+    book = current_book(layout)
+    if _newest(book, plan) is None:
+        plans = sorted({version.plan for version in book.plans.values()})
+        raise PlanInvalid(
+            f"There is no plan {plan!r}",
+            next_step=f"There are: {', '.join(plans)}" if plans else "Publish one: stateside billing plan publish FILE",
+        )
+    before = book.assignments(customer)
+    earliest_us = max(now_us + FUTURE_US_MAX + MARGIN_US, before[-1].effective_us + 1) if before else 0
+    effective_us = max(now_us, earliest_us) if effective_us is None else effective_us
+    _check_effective(f"{customer!r} was assigned before; the new plan takes effect", effective_us, earliest_us)
+    event = assignment(f"assign/{uuid4()}", customer, plan, effective_us, now_us, holder=holder)
+    _check(book, event, now_us)
+    return Assigned(_append(layout, event, clock), effective_us)
+
+
+def _newest(book: Book, plan: str) -> PlanVersion | None:
+    versions = [version for version in book.plans.values() if version.plan == plan]
+    return max(versions, key=lambda version: version.version, default=None)
+
+
+def _check_effective(what: str, effective_us: int, earliest_us: int) -> None:
+    if effective_us < earliest_us:
+        raise PlanInvalid(
+            f"{what} at {iso_time(effective_us)}, which is too early",
+            next_step=f"{iso_time(earliest_us)} is the earliest: an hour from now, and after the one before it",
+        )
+
+
+def _check(book: Book, event: Event, now_us: int) -> None:
+    """PlanInvalid, in the fold's own words, if it would refuse the event."""
+    newest = {version.plan: version for version in sorted(book.plans.values(), key=lambda one: one.version)}
+    before = book.assignments(event.entity) if event.type == ASSIGN else []
+    fold = Fold(newest, {event.entity: before[-1].effective_us} if before else {})
+    assert event.type in (PLAN, ASSIGN)
+    payload = json.dumps(dict(event.payload))
+    fold.add([Reference(book.covers, event.id, event.entity, event.type, now_us + MARGIN_US, payload)])
+    if fold.refused:
+        raise PlanInvalid(fold.refused[0].detail)
+
+
+def _append(layout: Layout, event: Event, clock: Clock | None) -> Position:
+    with open_writer(layout.journal, clock=clock) as writer:
+        return writer.append([event])

@@ -1,0 +1,1 @@
+"""What every package may use: errors, positions, clock, storage, layout of a folder, child processes."""

@@ -1,0 +1,225 @@
+"""Exports: events of a journal as JSON lines, which `stateside append` takes, or as a Parquet file.
+
+Events come as they are stored, not upcast. A Parquet file has the journal's columns (`columns`), and before them
+`partition` and `offset`. A file is there when all of it is: it is written aside, synced and renamed.
+
+Selections: which events of a journal are meant, by where they stand and what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stateside.core.errors import PositionAhead, RequestInvalid
+from stateside.core.positions import Position
+from stateside.core.storage import sync_directory
+from stateside.journal.columns import SCHEMA, decode
+from stateside.journal.event import TIME_US_MAX, TIME_US_MIN, Event, json_bytes
+from stateside.journal.frames import Offsets
+from stateside.journal.json_lines import fields_of
+from stateside.journal.queries import FoundEvent, Queries, Query
+from stateside.journal.queries.predicate import EntityEvents, EventQuery, EventsBetween, TaggedEvents, TypedEvents
+from stateside.journal.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Events from one position up to another (the end by default) that are all that is asked for here.
+
+    Times are those at which the events happened: from the one up to, and without, the other.
+    """
+
+    start: Position = Position.start()  # noqa: RUF009 - a value
+    stop: Position | None = None
+    entity: str | None = None
+    tag: str | None = None
+    type: str | None = None
+    from_us: int | None = None
+    to_us: int | None = None
+
+    def found(self, queries: Queries) -> Iterator[FoundEvent]:
+        """The events that are there now, in order. The views are asked for what narrows the choice most."""
+        return (one for one in self._query(queries).current(self.start, self.stop) if self._has(one.event))
+
+    def live(self, queries: Queries) -> Iterator[FoundEvent]:
+        """The same, and then those that come, for ever or up to the stop.
+
+        RequestInvalid for a stop in a stream of several partitions, which have no common order.
+        """
+        stop, found = self.stop, self._query(queries).live(self.start)
+        if stop is not None:
+            if len(queries.stream.partitions()) > 1:
+                raise RequestInvalid(
+                    "A stream of several partitions is not followed up to a position",
+                    next_step="Follow it without an end, or read what is there up to the position",
+                )
+            found = takewhile(lambda one: stop.covers(one.position), found)
+        return (one for one in found if self._has(one.event))
+
+    def batches(self, stream: Stream) -> Iterator[tuple[str, Offsets, pa.RecordBatch]]:
+        """The events that are there now as they are stored, many at a time: partition, offsets, and themselves.
+
+        Some may be empty. The whole range is read, whatever is asked for: at some millions of events a second.
+        """
+        start, stop = self.range(stream)
+        questions = self._questions()
+        for partition in stream.partitions():
+            for first, batch in stream.batches(partition, start[partition], stop[partition]):
+                wanted = np.ones(batch.num_rows, bool)
+                for question in questions:
+                    wanted &= question.matches(batch)
+                rows = np.flatnonzero(wanted)
+                yield partition, rows + first, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+
+    def range(self, stream: Stream) -> tuple[Position, Position]:
+        """From where to where it goes; PositionAhead or RequestInvalid if the journal has no such range."""
+        end = stream.end()
+        stop = self.stop or end
+        for position in (self.start, stop):
+            if not end.covers(position):
+                raise PositionAhead(f"The journal ends at {end}, before {position}", next_step="Give a position in it")
+        if not stop.covers(self.start):
+            raise RequestInvalid(f"{self.start} lies beyond {stop}", next_step="Give the earlier position first")
+        return self.start, stop
+
+    def _query(self, queries: Queries) -> Query[FoundEvent]:
+        if self.entity is not None:
+            return queries.entity(self.entity)
+        if self.tag is not None:
+            return queries.tagged(self.tag)
+        if self.type is not None:
+            return queries.typed(self.type)
+        return queries.between(*self._times()) if self._is_timed() else queries.all()
+
+    def _has(self, event: Event) -> bool:
+        from_us, to_us = self._times()
+        return (
+            self.entity in (None, event.entity)
+            and (self.tag is None or self.tag in event.tags)
+            and self.type in (None, event.type)
+            and from_us <= event.time_us < to_us
+        )
+
+    def _questions(self) -> list[EventQuery]:
+        found: list[EventQuery] = []
+        if self.entity is not None:
+            found.append(EntityEvents(self.entity))
+        if self.tag is not None:
+            found.append(TaggedEvents(self.tag))
+        if self.type is not None:
+            found.append(TypedEvents(self.type))
+        return [*found, EventsBetween(*self._times())] if self._is_timed() else found
+
+    def _is_timed(self) -> bool:
+        return (self.from_us, self.to_us) != (None, None)
+
+    def _times(self) -> tuple[int, int]:
+        return (
+            TIME_US_MIN if self.from_us is None else self.from_us,
+            TIME_US_MAX if self.to_us is None else self.to_us,
+        )
+
+
+Format = Literal["jsonl", "parquet"]
+Watch = Callable[[int, int], None]
+_PLACE: Final = [pa.field("partition", pa.string(), nullable=False), pa.field("offset", pa.int64(), nullable=False)]
+EXPORT_SCHEMA: Final = pa.schema([*_PLACE, *SCHEMA])
+_GROUP_EVENTS = 100_000  # a row group of Parquet
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """So many events were written; the next export goes on at `position`."""
+
+    events: int
+    position: Position
+
+
+def nobody(offset: int, stop: int) -> None:
+    """Watches nothing."""
+
+
+def export(stream: Stream, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
+    """Write the selected events to a new file, or over an old one, in one step."""
+    with _whole_file(target) as file:
+        return export_to(stream, selection, file, format, watch)
+
+
+def export_to(stream: Stream, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody) -> Exported:
+    """Write the selected events to an open file or pipe."""
+    start, stop = selection.range(stream)
+    write = _write_lines if format == "jsonl" else _write_parquet
+    count = write(_watched(replace(selection, stop=stop), stream, start, stop, watch), file)
+    return Exported(count, stop)
+
+
+def _watched(
+    selection: Selection, stream: Stream, start: Position, stop: Position, watch: Watch
+) -> Iterator[pa.RecordBatch]:
+    """The batches with their places in front; the watch is told how far the range is read."""
+    reached, total = start, stop.events() - start.events()
+    for partition, offsets, batch in selection.batches(stream):
+        if batch.num_rows:
+            columns = [pa.array([partition] * batch.num_rows, pa.string()), pa.array(offsets, pa.int64())]
+            yield pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=EXPORT_SCHEMA)
+            reached = reached.joined(Position.of({partition: int(offsets[-1]) + 1}))
+            watch(reached.events() - start.events(), total)
+    watch(total, total)
+
+
+def _write_lines(batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> int:
+    count = 0
+    for batch in batches:
+        events = decode(batch.drop_columns([field.name for field in _PLACE]))
+        file.writelines(json_bytes(fields_of(event)) + b"\n" for event in events)
+        count += batch.num_rows
+    file.flush()
+    return count
+
+
+def _write_parquet(batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> int:
+    count = 0
+    with pq.ParquetWriter(file, EXPORT_SCHEMA, compression="zstd") as writer:
+        for group in _groups(batches):
+            writer.write_table(group)
+            count += group.num_rows
+    return count
+
+
+def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """As many batches together as make a row group."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(some.num_rows for some in waiting) >= _GROUP_EVENTS:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+@contextmanager
+def _whole_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when it is written to its end, durably; else nothing of it stays."""
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        with aside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(target.absolute().parent)

@@ -1,0 +1,234 @@
+"""Checks of a journal's indexes against its log: that of the ids, and that of the entities' last sequences.
+
+They are read as they are, each in one transaction of LMDB. `index` makes a wrong one anew; here it is told.
+
+The check of the events' order: of every entity 1, 2, 3, …, each once, without gaps.
+
+Memory: a name and a number for each entity, some 150 bytes.
+
+The check of a segment's summary against its events.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+
+from stateside.journal import zone_maps
+from stateside.journal.admin.findings import Findings
+from stateside.journal.frames import Offsets
+from stateside.journal.index import hash_of
+from stateside.journal.lmdb import open_environment
+from stateside.journal.zone_maps import Collector
+
+MEND: Final = "Delete this folder while nobody appends: the next append makes it anew from the log"
+_NUMBER = struct.Struct("<Q")
+
+
+class IndexUnreadable(Exception):
+    """What lies there is no index, or a damaged one."""
+
+
+class StoredIndex:
+    """An index on disk at one moment, for reading alone."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """IndexUnreadable if it cannot be read."""
+        self.directory = directory
+        try:
+            self._environment = open_environment(directory, readonly=True, create=False, max_dbs=2)
+        except lmdb.Error as error:
+            raise IndexUnreadable(str(error)) from error
+        try:
+            meta, self._numbers = (self._environment.open_db(db, create=False) for db in (b"meta", name.encode()))
+            self._transaction: Any = self._environment.begin()
+            journal, covers = (self._transaction.get(key, db=meta) for key in (b"journal", b"covers"))
+            self.journal = "" if journal is None else journal.decode()
+            self.covers = 0 if covers is None else int(_NUMBER.unpack(covers)[0])
+        except (lmdb.Error, struct.error, UnicodeDecodeError) as error:
+            self._environment.close()
+            raise IndexUnreadable(str(error)) from error
+
+    def number(self, key: str) -> int | None:
+        """What stands there for this key."""
+        found = self._transaction.get(hash_of(key), db=self._numbers)
+        return None if found is None else int(_NUMBER.unpack(found)[0])
+
+    def entries(self, least: int) -> int:
+        """How many keys have at least this number."""
+        with self._transaction.cursor(self._numbers) as cursor:
+            return sum(1 for value in cursor.iternext(keys=False) if _NUMBER.unpack(value)[0] >= least)
+
+    def close(self) -> None:
+        """Let it go."""
+        self._transaction.abort()
+        self._environment.close()
+
+
+def opened(directory: Path, name: str, journal_id: str, findings: Findings) -> StoredIndex | None:
+    """The index there; None, and a finding, if it is none of this journal, and None if there is none yet."""
+    if not (directory / "data.mdb").exists():
+        return None
+    try:
+        index = StoredIndex(directory, name)
+    except IndexUnreadable as error:
+        findings.add(directory.name, f"The index in {directory} cannot be read: {error}", MEND)
+        return None
+    if index.journal == journal_id or index.covers == 0:
+        return index
+    findings.add(directory.name, f"The index in {directory} is of another journal, {index.journal}", MEND)
+    index.close()
+    return None
+
+
+def covered(directory: Path) -> int | None:
+    """Up to which offset the index there has all events; None if there is none that can be read."""
+    try:
+        index = StoredIndex(directory, "events" if directory.name == "ids" else "entities")
+    except IndexUnreadable:
+        return None
+    covers = index.covers
+    index.close()
+    return covers
+
+
+class IdsCheck:
+    """Whether the index has of every id the offset of the first event with it, and nothing else.
+
+    Each event asks for its own id, and must find itself or an earlier event. Each entry must be found so by the very
+    event that it names. Both together leave no room for a wrong one.
+    """
+
+    def __init__(self, index: StoredIndex, findings: Findings) -> None:
+        self._index, self._findings = index, findings
+        self._own = 0
+
+    def take(self, first: int, ids: Sequence[str]) -> None:
+        """The next events."""
+        for offset, id_ in enumerate(ids[: max(0, self._index.covers - first)], first):
+            found = self._index.number(id_)
+            if found == offset:
+                self._own += 1
+            elif found is None or found > offset:
+                self._tell(f"says {found} of the id {id_!r}, which the event at offset {offset} has")
+
+    def finish(self, begin: int, end: int) -> None:
+        """All events from `begin` to `end` were taken."""
+        if self._index.covers > end:
+            self._tell(f"covers {self._index.covers} events, and the log ends at {end}")
+        others = self._index.entries(begin) - self._own
+        if others:
+            self._tell(f"has {others:,} entries that name another event than the first one with their id")
+
+    def _tell(self, what: str) -> None:
+        self._findings.add("ids", f"The index in {self._index.directory} {what}", MEND)
+
+
+class SequencesCheck:
+    """Whether the index has of every entity the sequence of its last event before the offset that it covers."""
+
+    def __init__(self, index: StoredIndex, findings: Findings) -> None:
+        self._index, self._findings = index, findings
+        self.covers = index.covers
+
+    def compare(self, lasts: Mapping[str, int], *, is_all: bool) -> None:
+        """These are the last sequences there; `is_all` if no entity is missing."""
+        for entity, last in lasts.items():
+            found = self._index.number(entity)
+            if found != last:
+                self._tell(f"says {found} of {entity!r}, whose last sequence is {last} at offset {self.covers}")
+        others = self._index.entries(0) - len(lasts)
+        if is_all and others > 0:
+            self._tell(f"has {others:,} entities that the log does not have")
+
+    def finish(self, end: int) -> None:
+        """The log ends there."""
+        if self.covers > end:
+            self._tell(f"covers {self.covers} events, and the log ends at {end}")
+
+    def _tell(self, what: str) -> None:
+        self._findings.add("sequences", f"The index in {self._index.directory} {what}", MEND)
+
+
+_MEND = "Keep the segment as it is and find out which writer stored the event; readers count it by its own sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Events as they are read: the sequence of each (0: a repeat, which counts nothing), and who is new."""
+
+    sequences: Offsets
+    born: list[int]
+
+
+class LogCheck:
+    """Follows the log. `lasts` has the sequence of each entity's last event so far."""
+
+    def __init__(self, findings: Findings, lasts: Mapping[str, int] | None, *, has_gaps: bool = False) -> None:
+        """`lasts`: of all entities that had events before the log begins; None if that is not known.
+
+        `has_gaps`: it is a node's log, and other nodes may have written between two events of an entity.
+        """
+        self._findings, self._from_birth, self._has_gaps = findings, lasts is not None, has_gaps
+        self.lasts: dict[str, int] = dict(lasts or {})
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every entity is known here."""
+        return self._from_birth
+
+    def forget(self) -> None:
+        """Events are missing here: what comes next may have any sequence."""
+        self.lasts, self._from_birth = {}, False
+
+    def take(self, offsets: Sequence[int] | Offsets, batch: pa.RecordBatch) -> Numbered:
+        """The next events, with their offsets."""
+        found, born = [], []
+        rows = zip(batch.column("entity").to_pylist(), batch.column("sequence").to_pylist(), strict=True)
+        for row, (entity, given) in enumerate(rows):
+            last = self.lasts.get(entity)
+            if last is None:
+                born.append(row)
+                last = 0 if self._from_birth or given is None else given - 1
+            sequence = last + 1 if given is None else given
+            if sequence != last + 1 and not (self._has_gaps and sequence > last):
+                self._tell(int(offsets[row]), entity, sequence, last)
+            found.append(sequence if sequence > last else 0)
+            self.lasts[entity] = max(last, sequence)
+        return Numbered(np.array(found, np.int64), born)
+
+    def _tell(self, offset: int, entity: str, sequence: int, last: int) -> None:
+        kind = "gap" if sequence > last else "order"
+        what = f"The event at offset {offset} of {entity!r} has the sequence {sequence} after {last}"
+        self._findings.add(kind, what, _MEND)
+
+
+class SummaryCheck:
+    """Follows the events of a segment that has a summary; does nothing if it has none."""
+
+    def __init__(self, segment: Path, findings: Findings) -> None:
+        self._segment, self._findings = segment, findings
+        self._collector = Collector() if zone_maps.path_of(segment).exists() else None
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """The next events."""
+        if self._collector is not None:
+            self._collector.take(batch)
+
+    def finish(self, journal_id: str, events: int) -> None:
+        """All events of the segment, so many, were taken."""
+        if self._collector is None or not events:
+            return
+        kept = zone_maps.load(self._segment, UUID(journal_id), events)
+        if kept != self._collector.summary():
+            path = zone_maps.path_of(self._segment)
+            wrong = "is damaged, and not used" if kept is None else "does not say what the segment has"
+            self._findings.add("summary", f"The summary {path} {wrong}", "Delete that file: it is made anew")

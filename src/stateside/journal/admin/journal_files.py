@@ -1,0 +1,153 @@
+"""Where a journal on files and all that belongs to it lie.
+
+Reading undisturbed by retention: what is read while segments go is read again, so that nobody takes it for a loss.
+
+A drop lays the journal's base and deletes segments, the oldest first (`retention`). So it came between if the base or
+the first segment is another one than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stateside.core.errors import EventsGone, JournalCorrupt, RequestInvalid
+from stateside.journal import retention_base, segment, topic_note
+from stateside.journal.columns import conformed
+from stateside.journal.frames import Shown
+from stateside.journal.merge import MergedStream
+from stateside.journal.merge.partition import MERGED, without_sources
+from stateside.journal.nodes.log import node_logs
+from stateside.journal.partitions import is_merged
+from stateside.journal.queries import Queries, QueryViews
+from stateside.journal.segment import PARTITION
+from stateside.journal.stream import FileStream
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFiles:
+    """A journal's folder: segments and end mark, or nodes and the merged stream; and what is made of them.
+
+    Of one partition of a merged stream `partition` is its name, and `shown` how its stored events are shown to readers.
+    """
+
+    directory: Path
+    shown: Shown = conformed
+    partition: str = PARTITION
+
+    @classmethod
+    def of(cls, directory: Path) -> JournalFiles:
+        """The journal there; RequestInvalid if there is none, or one that no merger has made a stream of yet."""
+        place = cls(directory)
+        if place.has_nodes and not place.stream().partitions():
+            raise RequestInvalid(
+                "This journal is written by nodes, and their logs were never merged",
+                where=str(directory),
+                next_step="Start `stateside journal merge` with the same folder, then ask again",
+            )
+        if (directory / topic_note.NAME).exists():
+            raise RequestInvalid(
+                "The journal of this folder is a topic on Kafka, and this looks after journals on files",
+                where=str(directory / topic_note.NAME),
+                next_step="`stateside journal stat`, `read`, `ids`, `tags`, `views`, `export` and `verify` look into "
+                "the topic; more does Kafka",
+            )
+        if not place.has_nodes and not segment.segment_offsets(directory):
+            raise RequestInvalid(
+                "There is no journal here",
+                where=str(directory),
+                next_step="Name the application's folder, or append a first event",
+            )
+        return place
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether nodes write this journal: then the merged stream is what is read.
+
+        SettingInvalid if there is a log of the folder's own as well.
+        """
+        return is_merged(self.directory)
+
+    def stream(self) -> FileStream | MergedStream:
+        """All events."""
+        return (
+            MergedStream(self.directory) if self.has_nodes else FileStream(self.directory, self.shown, self.partition)
+        )
+
+    def partitions(self) -> dict[str, JournalFiles]:
+        """The journals that its stream consists of: itself, or one for each partition of the merged stream."""
+        if not self.has_nodes:
+            return {self.partition: self}
+        names = self.stream().partitions()
+        return {name: JournalFiles(self.directory / MERGED / name, without_sources, name) for name in names}
+
+    @property
+    def views(self) -> Path:
+        """The views of queries."""
+        return self.directory / "views"
+
+    @property
+    def ids(self) -> Path:
+        """The index of the events' ids."""
+        return self.directory / "ids"
+
+    @property
+    def sequences(self) -> Path:
+        """The index of the entities' last sequences."""
+        return self.directory / "sequences"
+
+    def torn(self) -> list[Path]:
+        """What crashes left and recovery set aside."""
+        return sorted(self.directory.glob(f"*{segment.SUFFIX}.torn-*"))
+
+    @contextmanager
+    def queries(self) -> Iterator[Queries]:
+        """The journal's queries, with the help of its views as far as there are any."""
+        stream = self.stream()
+        with QueryViews(stream, self.views) as views:
+            yield Queries(stream, views)
+
+
+Result = TypeVar("Result")
+
+
+def anything(found: object) -> bool:
+    """Whatever was read is right."""
+    return True
+
+
+def undisturbed(
+    place: JournalFiles, read: Callable[[], Result], is_right: Callable[[Result], bool] = anything
+) -> Result:
+    """What `read` gives; once more if it misses something, or that is not right, and a drop came between."""
+    while True:
+        before = _beginnings(place)
+        try:
+            found = read()
+        except (FileNotFoundError, EventsGone):
+            if _beginnings(place) == before:
+                raise
+        else:
+            if is_right(found) or _beginnings(place) == before:
+                return found
+
+
+def _beginnings(place: JournalFiles) -> list[tuple[int | None, int | None]]:
+    """Where each of the place's journals begins: by its segments, and by its base."""
+    logs = node_logs(place.directory).values() if place.has_nodes else ()
+    directories = [*(part.directory for part in place.partitions().values()), *(log.directory for log in logs)]
+    return [(_first(directory), _base(directory)) for directory in directories]
+
+
+def _first(directory: Path) -> int | None:
+    return next(iter(segment.segment_offsets(directory)), None)
+
+
+def _base(directory: Path) -> int | None:
+    """None if it cannot be read: who reads the journal tells that."""
+    with suppress(JournalCorrupt):
+        return retention_base.offset(directory)
+    return None

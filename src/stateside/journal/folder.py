@@ -1,0 +1,23 @@
+"""The journal of a folder, wherever it is: on files in the folder itself, or on Kafka (`kafka.placed`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stateside.core.clock import Clock
+from stateside.journal.kafka.shared_writer import PlacedWriter
+from stateside.journal.kafka.topic_folder import TopicLog, placed
+from stateside.journal.reader import Journal
+from stateside.journal.writer import JournalWriter
+
+
+def open_journal(folder: Path) -> Journal:
+    """What reads the journal of this folder."""
+    topic = placed(folder)
+    return Journal(folder) if topic is None else TopicLog(folder, topic)
+
+
+def open_writer(folder: Path, *, clock: Clock | None = None) -> JournalWriter | PlacedWriter:
+    """What appends to the journal of this folder, beside others. Its receipts are positions such as stamps have."""
+    topic = placed(folder)
+    return JournalWriter(folder, clock=clock) if topic is None else PlacedWriter(folder, topic, clock=clock)

@@ -1,0 +1,338 @@
+"""Lanes: one transaction after the other, by a producer that owns its partitions.
+
+The lanes of an owner: which of them takes an append, and what this owner cannot take.
+
+Owners: who may write to partitions, by Kafka's fence of transactional ids.
+
+Whoever initialises a transactional id ends what the producer that had it before left open, and nothing of that one is
+taken from then on, wherever it was paused. A topic has these ids:
+
+    stateside-journal.TOPIC.P        the owner of partition P alone writes with it
+    stateside-journal.TOPIC.all      the owner of all partitions writes with it
+
+How a process becomes the owner of partitions:
+
+1. It initialises the ids that it will write with: `all`, or one for each of its partitions.
+2. It initialises the ids with which others could write to the same partitions: the owner of all those of every
+   partition, the owner of some `all`. These are given up at once: what counts is that the others are fenced.
+3. Only now it looks where the partitions end. Kafka settles what the former owners left before it answers steps 1 and
+   2; so whatever they have acknowledged, or may have stored without a receipt, lies before that end.
+
+Why there are never two owners of a partition who both can write. Of two with the same id the later one has fenced the
+other in step 1. Let A own all and B some. A can write only if nobody initialised `all` after its step 1, so B's step 2
+came before that; B can write only if nobody initialised its id after its own step 1, so A's step 2 came before that.
+But A's step 2 comes after its step 1, which comes after B's step 2, which comes after B's step 1, which comes after A's
+step 2: that cannot be. (It can be that both are fenced, if they come at the same moment. Who opens again is owner.)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.core.errors import (
+    EntityElsewhere,
+    EventRefused,
+    JournalAway,
+    JournalFenced,
+    SettingInvalid,
+    StatesideError,
+)
+from stateside.core.secrets import without_secrets
+from stateside.journal.kafka.kafka_errors import FENCED, TOO_LARGE, asking, is_one, told
+from stateside.journal.kafka.messages import HEADERS
+from stateside.journal.kafka.topic import Topic, partition_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+log = logging.getLogger(__name__)
+Delivered = dict[int, list[int]]  # the offsets of the messages, by partition and in the order of the sending
+Check = Callable[[Delivered], None]
+OnStep = Callable[
+    [int], None
+]  # told the number of each step of an append before it is done: for tests that crash there
+_OPEN_AGAIN = "Open the journal again: that settles it. The same append then stores what is not stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message on its way."""
+
+    partition: int
+    key: bytes
+    value: bytes
+    timestamp_ms: int
+
+
+class Lane:
+    """Stores messages in these partitions, an append a transaction. For one thread at a time."""
+
+    def __init__(self, topic: Topic, producer: Producer, partitions: Sequence[int]) -> None:
+        self._topic, self._producer = topic, producer
+        self.partitions = frozenset(partitions)
+        self._ended: StatesideError | None = None
+
+    def store(self, messages: Sequence[Outgoing], check: Check, on_step: OnStep) -> Delivered:
+        """Store them, all or none, and say where they stand. `check` looks at that before it counts, and may object.
+
+        JournalFenced, now and for ever, once another owner is there. EventRefused if a message is too large.
+        JournalAway if Kafka is away: whether they are stored is not known then if it happened at the very end, and this
+        lane takes nothing more.
+        """
+        from confluent_kafka import KafkaException
+
+        self.check_open()
+        committing = False
+        try:
+            on_step(3)
+            self._producer.begin_transaction()
+            delivered = self._send(messages, on_step)
+            check(delivered)
+            on_step(5)
+            committing = True
+            self._producer.commit_transaction(self._topic.answer_s_max)
+        except KafkaException as error:
+            raise self._failed(error.args[0], unknown=committing) from error
+        except BaseException as error:
+            if committing:
+                self._ended = in_doubt(type(error).__name__, self._topic)
+            else:
+                self._abort()
+            raise
+        return delivered
+
+    def check_open(self) -> None:
+        """Raises the reason why it takes nothing more, if there is one."""
+        if self._ended is not None:
+            raise self._ended
+
+    def end(self, why: StatesideError) -> None:
+        """Take nothing more."""
+        self._ended = why
+
+    def _send(self, messages: Sequence[Outgoing], on_step: OnStep) -> Delivered:
+        delivered: Delivered = {}
+        errors: list[KafkaError] = []
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                errors.append(error)
+                return
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None and offset is not None, "it is stored"
+            delivered.setdefault(partition, []).append(offset)
+
+        with _fatal_errors():
+            for message in messages:
+                self._produce(message, note)
+            on_step(4)
+            self._flush(errors)
+        return delivered
+
+    def _produce(self, message: Outgoing, note: Callable[[KafkaError | None, Message], None]) -> None:
+        """Hand over one message, when there is room for it."""
+        from confluent_kafka import KafkaException
+
+        while True:
+            try:
+                return self._producer.produce(
+                    self._topic.name,
+                    message.value,
+                    message.key,
+                    message.partition,
+                    on_delivery=note,
+                    timestamp=message.timestamp_ms,
+                    headers=HEADERS,
+                )
+            except BufferError:
+                self._producer.poll(1.0)
+            except KafkaException as error:
+                if is_one(error.args[0], TOO_LARGE):
+                    raise _too_large(message, self._topic) from error
+                raise
+
+    def _flush(self, errors: list[KafkaError]) -> None:
+        """Wait until all messages are acknowledged, for as long as there is progress."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        left, deadline = len(self._producer), time.monotonic() + self._topic.answer_s_max
+        while left and not errors:
+            now = self._producer.flush(1.0)
+            if now < left:
+                left, deadline = now, time.monotonic() + self._topic.answer_s_max
+            elif time.monotonic() > deadline:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the messages are not acknowledged"))
+        if errors:
+            raise KafkaException(errors[0])
+
+    def _failed(self, error: KafkaError, *, unknown: bool) -> StatesideError:
+        """What is told of an error, after which the lane is as it was, or takes nothing more."""
+        found = told(error, self._topic)
+        if isinstance(found, JournalFenced):
+            self._ended = found
+        elif unknown and not error.txn_requires_abort():
+            self._ended = in_doubt(without_secrets(error.str(), self._topic.options), self._topic)
+            return self._ended
+        else:
+            self._abort()
+        return self._ended if isinstance(self._ended, JournalFenced) else found
+
+    def _abort(self) -> None:
+        """Have nothing of the transaction stored. If that cannot be told to the broker the next owner's start does."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.abort_transaction(self._topic.answer_s_max)
+        except KafkaException as error:
+            found = told(error.args[0], self._topic)
+            if is_one(error.args[0], FENCED):
+                self._ended = found
+            else:
+                log.warning("a transaction could not be aborted: %s", found)
+                self._ended = JournalAway(
+                    "Kafka does not answer since the last append, which was not stored",
+                    where=self._topic.where,
+                    next_step=_OPEN_AGAIN,
+                )
+
+
+def in_doubt(why: str, topic: Topic) -> JournalAway:
+    """What is told once it is not known whether the last append is stored."""
+    return JournalAway(
+        f"It is not known whether the last append is stored: {why}", where=topic.where, next_step=_OPEN_AGAIN
+    )
+
+
+def ignore_step(number: int) -> None:
+    """Nobody watches."""
+
+
+@contextmanager
+def _fatal_errors() -> Iterator[None]:
+    """The client raises a fatal error, as that it is fenced, in the midst of calling `note`: Python then tells another.
+
+    (SystemError: a result with an exception set.)
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise KafkaException(*error.__cause__.args) from error
+        raise
+
+
+def _too_large(message: Outgoing, topic: Topic) -> EventRefused:
+    return EventRefused(
+        f"An event of {message.key.decode()!r} has {len(message.value):,} bytes as a message: the topic takes less",
+        where=topic.where,
+        next_step="Nothing of the append was stored. Make the event smaller, or let the topic's max.message.bytes "
+        "(and the broker's message.max.bytes) be larger",
+    )
+
+
+class Lanes:
+    """Those of some of a topic's partitions, or one for all of them."""
+
+    def __init__(self, topic: Topic, partitions: int, lanes: Sequence[Lane]) -> None:
+        """`partitions`: how many the topic has."""
+        self._topic, self._partitions = topic, partitions
+        self._by_partition = {number: lane for lane in lanes for number in lane.partitions}
+
+    def of(self, entities: Sequence[str]) -> Lane:
+        """The one of these entities' partitions; EntityElsewhere or EventRefused if there is no one for all."""
+        found: dict[Lane, int] = {}
+        for entity in dict.fromkeys(entities):
+            number = partition_of(entity, self._partitions)
+            if number not in self._by_partition:
+                raise self._elsewhere(entity, number)
+            found.setdefault(self._by_partition[number], number)
+        if len(found) > 1:
+            raise self._several(sorted(found.values()))
+        return next(iter(found), next(iter(self._by_partition.values())))
+
+    def of_batch(self, batch: pa.RecordBatch) -> Lane:
+        """The one of these events' partitions."""
+        return self.of(pc.unique(batch.column("entity")).to_pylist())
+
+    def end(self, why: StatesideError) -> None:
+        """Let none of them take anything more."""
+        for lane in self._by_partition.values():
+            lane.end(why)
+
+    def _elsewhere(self, entity: str, number: int) -> EntityElsewhere:
+        return EntityElsewhere(
+            f"{entity!r} belongs to partition {number}, and this writer owns {_listed(sorted(self._by_partition))}",
+            where=self._topic.where,
+            next_step="Append them at the owner of that partition",
+        )
+
+    def _several(self, numbers: Sequence[int]) -> EventRefused:
+        return EventRefused(
+            f"The events of this append belong to partitions {_listed(numbers)}: only the owner of all partitions "
+            "stores such ones, all or none",
+            where=self._topic.where,
+            next_step="Nothing was stored. Append the events of each partition by themselves",
+        )
+
+
+def wanted_partitions(topic: Topic, partitions: Sequence[int] | None, there: int) -> list[int]:
+    """Those that are to be owned, of so many: all of them if none are named. SettingInvalid if they are not there."""
+    if partitions is None:
+        return list(range(there))
+    wanted = sorted(set(partitions))
+    if not wanted or not 0 <= wanted[0] <= wanted[-1] < there:
+        raise SettingInvalid(
+            f"The partitions {_listed(wanted) or 'none'} are to be owned, and there are 0 to {there - 1}",
+            where=topic.where,
+            next_step="Name some of these, or none at all to own them all",
+        )
+    return wanted
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+AT_ONCE = 8
+_ALL = "all"
+
+
+def own_all(topic: Topic, partitions: int, message_bytes_max: int) -> Lane:
+    """Steps 1 and 2 for all partitions: one lane, so that one transaction may have events of any of them."""
+    (producer,) = _initialised(topic, [_ALL], message_bytes_max)
+    _fence(topic, [str(number) for number in range(partitions)], message_bytes_max)
+    return Lane(topic, producer, range(partitions))
+
+
+def own_some(topic: Topic, partitions: Sequence[int], message_bytes_max: int) -> list[Lane]:
+    """Steps 1 and 2 for some partitions: a lane for each."""
+    producers = _initialised(topic, [str(number) for number in partitions], message_bytes_max)
+    _fence(topic, [_ALL], message_bytes_max)
+    return [Lane(topic, producer, [number]) for producer, number in zip(producers, partitions, strict=True)]
+
+
+def _fence(topic: Topic, names: Sequence[str], message_bytes_max: int) -> None:
+    """Nobody who has these ids can write any more; some at a time, as each is a client with threads of its own."""
+    for first in range(0, len(names), AT_ONCE):
+        _initialised(topic, names[first : first + AT_ONCE], message_bytes_max)
+
+
+def _initialised(topic: Topic, names: Sequence[str], message_bytes_max: int) -> list[Producer]:
+    def initialise(name: str) -> Producer:
+        producer = topic.producer(f"stateside-journal.{topic.name}.{name}", message_bytes_max)
+        producer.init_transactions(topic.answer_s_max)
+        return producer
+
+    with asking(topic), ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(initialise, names))

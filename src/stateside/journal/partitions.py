@@ -1,0 +1,193 @@
+"""A stream as it is stored: which journals hold its partitions, whether that is one log or the merge of many.
+
+    a folder with      is                            its partitions
+    segments           a journal on files            0: the folder itself
+    nodes/, merged/    the merged stream of nodes    P: merged/P; none before its first merger
+
+A folder with both is refused: the events of its own log are not in the merged stream.
+
+Coverage: how far the nodes' logs are in what a reader of the merged stream has read, who may stand anywhere.
+
+What a frame says is *done* is done in the whole stream. A reader that has the frame may still lack events of other
+partitions. So:
+
+1. Frames are stored one after the other, and what they say was *read* of the logs only ever grows: that is a clock.
+2. In each partition the first frame that the reader does not wholly have shows a time. Of all frames before the
+   earliest of these times the reader has every event.
+3. What those frames say is done, the reader has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateside.core.errors import SettingInvalid
+from stateside.core.positions import OFFSET_MAX, Position
+from stateside.journal import segment
+from stateside.journal.merge.partition import (
+    MERGED,
+    MergedPartition,
+    Sources,
+    StreamIdentity,
+    sources_of,
+    without_sources,
+)
+from stateside.journal.nodes.log import node_logs
+from stateside.journal.reader import Journal
+from stateside.journal.segment import PARTITION, DurableEnd, Frame, Segment
+from stateside.journal.writer import NODES
+
+
+def sources_at(
+    partitions: Mapping[str, MergedPartition], offsets: Mapping[str, int], marks: Mapping[str, DurableEnd]
+) -> Position:
+    """A position in the logs, all events before which stand before these offsets. It may be more than that says."""
+    before, next_times = {}, [OFFSET_MAX]
+    for name, partition in partitions.items():
+        before[name] = _Before(partition, offsets.get(name, 0), marks.get(name))
+    for name, partition in partitions.items():  # after all were looked up: what is stored meanwhile is later than those
+        next_times.append(_next_time(partition, offsets.get(name, 0), marks.get(name)))
+    found = Position.start()
+    for frames in before.values():
+        found = found.joined(frames.done(min(next_times)))
+    return found
+
+
+class _Before:
+    """The frames of a partition that lie wholly before an offset: of them those in the last segment."""
+
+    def __init__(self, partition: MergedPartition, offset: int, mark: DurableEnd | None) -> None:
+        self._path = None
+        self._frames: list[Frame] = []
+        first = _segment_of(partition, offset - 1) if offset else None
+        if first is not None:
+            self._path = segment.segment_path(partition.directory, first)
+            self._frames = _heads(partition, first, offset, mark)
+
+    def done(self, before_time: int) -> Position:
+        """What the last of the frames says is done that was stored before this time."""
+        if self._path is None:
+            return Position.start()
+        opened = Segment(self._path)
+        try:
+            at = bisect_left(self._frames, before_time, key=lambda frame: _time(_sources(opened, frame)))
+            return _sources(opened, self._frames[at - 1]).done if at else Position.start()
+        finally:
+            opened.close()
+
+
+def _next_time(partition: MergedPartition, offset: int, mark: DurableEnd | None) -> int:
+    """The time of the frame that has the event at this offset; later than all others if there is none yet."""
+    end = partition.durable_end()
+    if offset >= end.offset:
+        return OFFSET_MAX
+    first = _segment_of(partition, offset)
+    assert first is not None, "there are events"
+    opened = Segment(segment.segment_path(partition.directory, first))
+    try:
+        stop_byte = end.segment_bytes if first == end.segment_offset else None
+        return _time(_sources(opened, next(opened.frames(offset, stop_byte, mark))))
+    finally:
+        opened.close()
+
+
+def _heads(partition: MergedPartition, first: int, offset: int, mark: DurableEnd | None) -> list[Frame]:
+    """The frames of a segment that lie wholly before an offset, from the mark on if it is there."""
+    end = partition.durable_end()
+    opened = Segment(segment.segment_path(partition.directory, first))
+    try:
+        stop_byte = end.segment_bytes if first == end.segment_offset else None
+        mark = mark if mark is not None and mark.offset < offset else None
+        return [frame for frame in opened.heads(offset - 1, stop_byte, mark) if frame.next_offset <= offset]
+    finally:
+        opened.close()
+
+
+def _segment_of(partition: MergedPartition, offset: int) -> int | None:
+    """The first offset of the segment that has the event at this offset."""
+    return max((first for first in segment.segment_offsets(partition.directory) if first <= offset), default=None)
+
+
+def _sources(opened: Segment, frame: Frame) -> Sources:
+    return sources_of(opened.batch(frame)) or Sources()
+
+
+def _time(sources: Sources) -> int:
+    return sources.read.events()
+
+
+class PartitionEvents(Journal):
+    """A partition of a merged stream, read as any journal."""
+
+    shown = staticmethod(without_sources)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """A stream's id (None before it was begun) and the journal of each partition, always in the same order."""
+
+    folder: Path
+    id: str | None
+    journals: Mapping[str, Journal]
+    is_merged: bool
+
+    @classmethod
+    def at(cls, folder: Path) -> StoredStream:
+        """The stream in this folder, as it is now; SettingInvalid if it cannot be told which one is meant."""
+        if not is_merged(folder):
+            journal = Journal(folder)
+            return cls(folder, journal.id(), {PARTITION: journal}, False)
+        born = StreamIdentity.read(folder / MERGED)
+        if born is None:
+            return cls(folder, None, {}, True)
+        journals = {name: PartitionEvents(folder / MERGED / name) for name in born.names()}
+        return cls(folder, born.id, journals, True)
+
+    def ends(self) -> dict[str, DurableEnd]:
+        """Each partition's end with its place in the files."""
+        return {name: journal.durable_end() for name, journal in self.journals.items()}
+
+    def end(self) -> Position:
+        """The position after the last durable event of every partition."""
+        return Position.of({name: end.offset for name, end in self.ends().items()})
+
+    def begin(self) -> Position:
+        """The position of the first events that are there."""
+        return Position.of({name: journal.begin()[PARTITION] for name, journal in self.journals.items()})
+
+    def sources(self, offsets: Mapping[str, int], marks: Mapping[str, DurableEnd] | None = None) -> Position:
+        """Of a merged stream: a position in the nodes' logs, all events before which stand before these offsets.
+
+        Where the logs are not merged there is none. `marks` are earlier ends, at or before the offsets: they spare the
+        way there.
+        """
+        if not self.is_merged:
+            return Position.start()
+        partitions = {name: MergedPartition(journal.directory) for name, journal in self.journals.items()}
+        return sources_at(partitions, offsets, marks or {})
+
+
+def is_merged(folder: Path) -> bool:
+    """Whether the stream in this folder is that of nodes; SettingInvalid if it has a log of its own as well."""
+    merged = (folder / MERGED).is_dir() or (folder / NODES).is_dir()
+    if merged and segment.segment_offsets(folder):
+        raise SettingInvalid(
+            "This folder has a log of its own, and nodes beside it, whose stream does not have that log's events",
+            where=str(folder),
+            next_step="Keep them in two folders, and name the one that is meant",
+        )
+    return merged
+
+
+def acknowledged_end(folder: Path) -> Position:
+    """Behind all that writers have been told is stored: the stream's end and, of nodes, the ends of their logs.
+
+    A reader's position covers it once nothing waits: in the stream, or to be merged.
+    """
+    if not is_merged(folder):
+        return Journal(folder).end()
+    logs = {name: log.durable_end().offset for name, log in node_logs(folder).items()}
+    return StoredStream.at(folder).end().joined(Position.of(logs))

@@ -1,0 +1,540 @@
+"""The journal as a Spark source, through the Python Data Source API: offsets are positions, rows come as Arrow.
+
+    spark.dataSource.register(JournalSource)
+    events = spark.readStream.format("stateside-journal").option("path", …).option("fields", "cents long").load()
+    events = spark.read.format("stateside-journal").option("path", …).option("start", "0:100").load()
+
+Columns: the event's own (`offset`, `id`, `entity`, `type`, `time`, `appended`, `tags`, `payload`), those that the
+option `columns` names, then the payload's fields that the option `fields` names with their types. `stream_reader` has
+the life of a stream, `batch_reader` the reading of a range, `pushed` which conditions of a query spare reading.
+
+A range of the journal as a DataFrame that is no stream, with conditions that Spark hands down.
+
+Conditions of a query that Spark hands down to the journal's source, as far as its segments can tell.
+
+    on `type`                     =, in
+    on `time`, `appended`         =, <, <=, >, >=
+    on `offset`                   =, <, <=, >, >=
+
+Whatever else Spark hands down narrows nothing. (What a tag is asked by, `array_contains`, it never does: the source's
+option `tags` is for that.)
+
+The journal as a stream of Spark's: its life reads top down.
+
+What the journal's batch reader and its stream reader share: the options, the tasks and the rows of a task.
+
+The rows that Spark gets of events: the envelope's columns, those that were asked for, and the payload's fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from stateside.core.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, ViewInvalid
+from stateside.core.positions import Position
+from stateside.journal.partitions import StoredStream
+from stateside.journal.payload import check_fields, fitted
+from stateside.journal.predicates import EVER, Conditions, NumberRange, selected, shares, split, stretches
+from stateside.journal.segment import PARTITION, DurableEnd
+from stateside.pipeline.dead_letters import Refusals, Validator, passed
+from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX, JOURNAL_FORMAT
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def narrowed(conditions: Conditions, pushed: Filter) -> Conditions:
+    """The conditions, with this one more."""
+    match getattr(pushed, "attribute", None):
+        case ("type",):
+            types = _texts(pushed)
+            if types is not None:
+                known = conditions.types
+                return replace(conditions, types=types if known is None else known & types)
+        case ("time",):
+            return replace(conditions, time=conditions.time.cut(_span(pushed, _microseconds)))
+        case ("appended",):
+            return replace(conditions, appended=conditions.appended.cut(_span(pushed, _microseconds)))
+    return conditions
+
+
+def offsets_of(pushed: Filter) -> NumberRange:
+    """The offsets that meet this condition."""
+    return _span(pushed, _whole) if getattr(pushed, "attribute", None) == ("offset",) else EVER
+
+
+def _texts(pushed: Filter) -> frozenset[str] | None:
+    if isinstance(pushed, EqualTo) and isinstance(pushed.value, str):
+        return frozenset([pushed.value])
+    if isinstance(pushed, In) and all(isinstance(value, str) for value in pushed.value):
+        return frozenset(pushed.value)
+    return None
+
+
+def _span(pushed: Filter, number_of: Any) -> NumberRange:
+    number = number_of(getattr(pushed, "value", None))
+    if number is None:
+        return EVER
+    match pushed:
+        case EqualTo():
+            return NumberRange(number, number)
+        case GreaterThan():
+            return NumberRange(first=number + 1)
+        case GreaterThanOrEqual():
+            return NumberRange(first=number)
+        case LessThan():
+            return NumberRange(last=number - 1)
+        case LessThanOrEqual():
+            return NumberRange(last=number)
+    return EVER
+
+
+def _microseconds(value: Any) -> int | None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    return (value - _EPOCH) // timedelta(microseconds=1)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+ENVELOPE: Final = (
+    "offset long, id string, entity string, type string, time timestamp, appended timestamp, "
+    "tags array<string>, payload string"
+)
+ENVELOPE_NAMES: Final = tuple(column.split()[0] for column in ENVELOPE.split(", "))
+CHOSEN: Final = {  # columns that are there only if they are asked for: no older query's schema changes
+    "partition": "string",
+    "sequence": "long",
+    "version": "int",
+    "metadata": "map<string,string>",
+    "data": "binary",
+    "extra": "string",
+}
+_MAP: Final = pa.map_(pa.string(), pa.string())
+
+
+def chosen_columns(text: str | None) -> tuple[str, ...]:
+    """The columns that the option `columns` names, separated by commas; ViewInvalid for one that there is not."""
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    unknown = [name for name in names if name not in CHOSEN]
+    if unknown or len(set(names)) < len(names):
+        raise ViewInvalid(
+            f"The columns {text!r} cannot be added to events", next_step=f"Name some of {', '.join(CHOSEN)}, each once"
+        )
+    return names
+
+
+def ddl(chosen: Sequence[str], fields: str | None) -> str:
+    """All columns, as DDL: there is no JVM here to parse it."""
+    added = ", ".join(f"{name} {CHOSEN[name]}" for name in chosen)
+    return ", ".join(filter(None, (ENVELOPE, added, fields)))
+
+
+class EventRows:
+    """Makes rows of events. `schema` is what Spark expects."""
+
+    def __init__(self, schema: pa.Schema, chosen: Sequence[str]) -> None:
+        self._schema, self._chosen = schema, tuple(chosen)
+        first_field = len(ENVELOPE_NAMES) + len(self._chosen)
+        self._fields = pa.schema([schema.field(index) for index in range(first_field, len(schema))])
+        check_fields(self._fields)
+        twice = {name for name in schema.names if schema.names.count(name) > 1}
+        if twice:
+            raise ViewInvalid(
+                f"There are two columns {min(twice)!r}",
+                next_step="Leave one of them out of the source's fields and columns",
+            )
+
+    def of(
+        self,
+        partition: str,
+        first: int,
+        batch: pa.RecordBatch,
+        wanted: pa.Array | None,
+        refusals: Refusals | None = None,
+    ) -> list[pa.RecordBatch]:
+        """The batch, which begins at this offset of a partition, as Spark wants it; types to the letter.
+
+        With `refusals`, events that do not fit or are dated too far ahead go there. Without, each is a row, and one
+        that does not fit has nulls for all fields.
+        """
+        offsets = pa.array(np.arange(first, first + batch.num_rows))
+        count = batch.num_rows if wanted is None else wanted.true_count
+        if not count:
+            return []
+        if count < batch.num_rows:
+            offsets, batch = offsets.filter(wanted), batch.filter(wanted)
+        fields, misfits = fitted(batch.column("payload"), self._fields)
+        columns = [
+            offsets,
+            *(batch.column(name) for name in ENVELOPE_NAMES[1:]),
+            *(_column(name, partition, batch) for name in self._chosen),
+            *fields.columns,
+        ]
+        table = pa.Table.from_arrays(columns, names=self._schema.names)
+        if refusals is not None:
+            good = passed(refusals, partition, offsets, batch, misfits, fields)
+            table = table if good is None else table.filter(good)
+        return list(table.cast(self._schema).combine_chunks().to_batches())
+
+
+def _column(name: str, partition: str, batch: pa.RecordBatch) -> pa.Array:
+    if name == "partition":
+        return pa.array([partition]).take(pa.array(np.zeros(batch.num_rows, np.int8)))
+    column = batch.column(name)
+    return column if name not in _READ else _READ[name](column)
+
+
+def _maps(texts: pa.Array) -> pa.Array:
+    """JSON objects of texts as maps."""
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), _MAP)
+    return pa.array([None if text is None else list(json.loads(text).items()) for text in texts.to_pylist()], _MAP)
+
+
+_READ: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {"metadata": _maps}
+BEGIN = "begin"  # as `start`: at the first events that are there
+EVENTS_PER_TASK_MIN = 20_000  # fewer are not worth a second task
+MarkBefore = Callable[[str, int], DurableEnd | None]
+Ranges = Mapping[str, tuple[int, int]]
+
+
+@dataclass
+class OffsetRange(InputPartition):
+    """One task's share: events of a partition with start <= offset < stop, and a mark at or before them."""
+
+    start: int
+    stop: int
+    mark: DurableEnd | None = None
+    partition: str = PARTITION
+
+
+class EventReader:
+    """Reads tasks. It is made on the driver and shipped to where they run."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        self._folder = Path(options["path"])
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._start = options.get("start")
+        self._conditions = Conditions(_option_texts(options, "types"), _option_texts(options, "tags"))
+        self._rows = EventRows(self._schema, chosen_columns(options.get("columns")))
+        self._validator = _validator(options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of one task's share, as Arrow record batches."""
+        if not isinstance(partition, OffsetRange):  # what Spark makes of no task at all
+            return
+        refusals = None if self._validator is None else Refusals(self._validator)
+        for first, batch in self._batches(partition):
+            yield from self._rows.of(partition.partition, first, batch, self._wanted(batch), refusals)
+        if refusals is not None:
+            refusals.flush()
+
+    def _batches(self, task: OffsetRange) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with self._noticing_absence():
+            journal = self._stored().journals[task.partition]
+            yield from selected(journal, task.start, task.stop, self._ruling(), task.mark)
+
+    @contextmanager
+    def _noticing_absence(self) -> Iterator[None]:
+        """JournalAway instead of any error that comes because the journal leaves meanwhile.
+
+        Who has opened it finds it empty, cut or damaged then, depending on the moment.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, JournalAway) and self._stored().id is None:
+                raise self._away() from error
+            raise
+
+    def _away(self) -> JournalAway:
+        return JournalAway(
+            "The journal is away", where=str(self._folder), next_step="Bring it back: the view waits for it"
+        )
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Which events are read; None for all."""
+        return self._conditions.wanted(batch)
+
+    def _ruling(self) -> Conditions:
+        """By which whole segments are ruled out."""
+        return self._conditions
+
+    def _stored(self) -> StoredStream:
+        return StoredStream.at(self._folder)
+
+    def _tasks(self, stored: StoredStream, ranges: Ranges, events: int, mark: MarkBefore) -> list[OffsetRange]:
+        """These ranges in tasks of about so many events, without what is ruled out."""
+        found: list[OffsetRange] = []
+        for name, (start, stop) in ranges.items():
+            parts = split(stretches(stored.journals[name], start, stop, self._ruling()), max(1, events))
+            found.extend(OffsetRange(part.start, part.stop, mark(name, part.start), name) for part in parts)
+        return found
+
+    def _first(self, stored: StoredStream) -> Position:
+        """Where the option `start` says, or at the very first event."""
+        if self._start is None:
+            return Position.start()
+        return stored.begin() if self._start == BEGIN else Position.parse(self._start)
+
+
+def check_within(stored: StoredStream, position: Position, told: str) -> None:
+    """PositionInvalid for a position that names other partitions than the stream has, PositionAhead beyond its end."""
+    unknown = [name for name, _ in position.parts if name not in stored.journals]
+    if unknown and stored.id is not None:
+        raise PositionInvalid(
+            f"The {told} {position} is not of this stream, which has no partition {unknown[0]!r}",
+            where=str(stored.folder),
+            next_step="Name a position of it: receipts of nodes are none",
+        )
+    if not stored.end().covers(position):
+        raise PositionAhead(
+            f"The {told} {position} lies beyond the stream's end, {stored.end()}",
+            where=str(stored.folder),
+            next_step="It is of another stream, or of one that was replaced",
+        )
+
+
+def check_there(stored: StoredStream, start: Position) -> None:
+    """EventsGone if some of the events from a position on were dropped, with the range and the ways on."""
+    begin = stored.begin()
+    for name, offset in begin.parts:
+        if start[name] < offset:
+            raise EventsGone(
+                f"The events at {name}:{start[name]} to {name}:{offset - 1} are gone: the journal begins at {begin}",
+                where=str(stored.folder),
+                next_step=f"Bring their segments back from a copy; or do without them, in a new query with "
+                f"a checkpoint of its own: start = {begin}, or {BEGIN!r}",
+            )
+
+
+def _validator(options: Mapping[str, str]) -> Validator | None:
+    if "refused" not in options:
+        return None
+    limit = options.get("futureUsMax")
+    times = tuple(json.loads(options.get("times", "[]")))
+    return Validator(Path(options["refused"]), None if limit is None else int(limit), times)
+
+
+def _option_texts(options: Mapping[str, str], name: str) -> frozenset[str] | None:
+    return frozenset(json.loads(options[name])) if name in options else None
+
+
+TASKS_MIN = 8  # where there are enough events for them
+EVENTS_PER_TASK_MAX = 1_000_000
+
+
+class JournalBatchReader(EventReader, DataSourceReader):
+    """Reads from `start` (the very first event) to `end` (all that is durable now). Made anew for each execution."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        super().__init__(schema, options)
+        self._end = options.get("end")
+        self._offsets: NumberRange = EVER
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Read no more than these need. Spark looks at the rows again: what a comparison means is its affair."""
+        for each in filters:
+            self._conditions = narrowed(self._conditions, each)
+            self._offsets = self._offsets.cut(offsets_of(each))
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The range in tasks."""
+        stored = self._stored()
+        first, last = self._first(stored), stored.end() if self._end is None else Position.parse(self._end)
+        check_within(stored, first, "start")
+        check_within(stored, last, "end")
+        if not last.covers(first):
+            raise PositionInvalid(
+                f"The start {first} does not lie before the end {last}", next_step="Exchange them, or leave one out"
+            )
+        check_there(stored, first)
+        ranges = {name: self._cut(first[name], last[name]) for name in stored.journals}
+        events = sum(stop - start for start, stop in ranges.values())
+        most = max(TASKS_MIN, -(-events // EVENTS_PER_TASK_MAX))
+        count = min(most, max(1, events // EVENTS_PER_TASK_MIN))
+        return list(self._tasks(stored, ranges, -(-events // count), lambda partition, offset: None))
+
+    def _cut(self, start: int, stop: int) -> tuple[int, int]:
+        """What a condition on the offset leaves of a range."""
+        start, stop = max(start, self._offsets.first), min(stop, self._offsets.last + 1)
+        return start, max(start, stop)
+
+
+JOURNAL = "journal"  # in an offset, beside the position: which stream it is a position of
+TASKS_MAX = 8
+MARKS_MAX = 64
+Offset = dict[str, int | str]
+
+
+class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches on the driver and reads them in the tasks.
+
+    An offset has each partition of the stream. If that is merged, it also has how far each node's log lies before it,
+    with all its events: so a stamp covers a node's receipt.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        super().__init__(schema, options)
+        self._limit = int(options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
+        self._stop_at = Position.parse(options["stopAt"]) if "stopAt" in options else None
+        self._pause_file = Path(options["pauseFile"]) if "pauseFile" in options else None
+        self._marks: dict[str, deque[DurableEnd]] = {}
+
+    def initialOffset(self) -> Offset:
+        """A new query starts at the journal's start, or where it was told to."""
+        stored = self._stored()
+        first = self._first(stored)
+        if not first.parts:
+            return {PARTITION: 0}
+        check_within(stored, first, "start")
+        return self._offset(stored, {name: first[name] for name in stored.journals})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """So many events a batch at most."""
+        return ReadMaxRows(self._limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Everything durable now is to be read, nothing that comes later."""
+        end = self._stored().end()
+        self._stop_at = end if self._stop_at is None else _least(end, self._stop_at)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Where the next batch ends: the durable end, or as far as the limit allows, shared by the partitions."""
+        with self._noticing_absence():
+            return self._latest(start, limit)
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
+        stored = self._stored()
+        self._check_stream(stored, start)
+        if self._pause_file is not None and self._pause_file.exists():
+            return start
+        ends = stored.ends()
+        for name, end in ends.items():
+            self._marks.setdefault(name, deque(maxlen=MARKS_MAX)).append(end)
+        stops = {name: self._stop(name, end.offset) for name, end in ends.items()}
+        waiting = {name: max(0, stop - int(start.get(name, 0))) for name, stop in stops.items()}
+        if isinstance(limit, ReadMaxRows):
+            waiting = shares(waiting, limit.max_rows)
+        else:
+            assert isinstance(limit, ReadAllAvailable), limit
+        if not any(waiting.values()):
+            return start
+        return self._offset(stored, {name: int(start.get(name, 0)) + more for name, more in waiting.items()}, start)
+
+    def reportLatestOffset(self) -> Offset:
+        """The durable end, for Spark's progress reports."""
+        stored = self._stored()
+        return {**(stored.end().as_dict() or {PARTITION: 0}), JOURNAL: stored.id or ""}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The batch's ranges in equal parts, as many as are worth a task each."""
+        with self._noticing_absence():
+            return self._planned(start, end)
+
+    def _planned(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        stored = self._stored()
+        self._check_stream(stored, end)  # a batch that is run again after a restart comes here first
+        check_there(stored, _position(stored, start))
+        ranges = {name: (int(start.get(name, 0)), int(end.get(name, 0))) for name in stored.journals}
+        events = sum(last - first for first, last in ranges.values())
+        count = min(TASKS_MAX, max(1, events // EVENTS_PER_TASK_MIN))
+        return self._tasks(stored, ranges, -(-events // count), self._mark_before)
+
+    def _stop(self, partition: str, end: int) -> int:
+        return end if self._stop_at is None else min(self._stop_at[partition], end)
+
+    def _offset(self, stored: StoredStream, offsets: Mapping[str, int], before: Offset | None = None) -> Offset:
+        """An offset as Spark keeps it; `before` is one that came earlier."""
+        marks = {name: self._mark_before(name, offset - 1) for name, offset in offsets.items() if offset}
+        others = {name: at for name, at in (before or {}).items() if name not in (*offsets, PARTITION, JOURNAL)}
+        known = Position.of({name: int(at) for name, at in others.items()})
+        sources = stored.sources(offsets, {name: mark for name, mark in marks.items() if mark}).joined(known)
+        return {**offsets, **sources.as_dict(), JOURNAL: stored.id or ""}
+
+    def _check_stream(self, stored: StoredStream, offset: Offset) -> None:
+        """Refuse to go on in another stream than the one that the query has read so far, or in a shorter one."""
+        read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
+        if expected and stored.id is None:
+            raise self._away()
+        if expected is not None and (stored.id != expected or not end.covers(read)):
+            raise PositionInvalid(
+                f"This query has read journal {expected} up to {read}; here is {stored.id}, up to {end}",
+                where=str(self._folder),
+                next_step="Bring the right journal back, or run the view on a new folder",
+            )
+        check_there(stored, read)
+
+    def _mark_before(self, partition: str, offset: int) -> DurableEnd | None:
+        marks = (mark for mark in self._marks.get(partition, ()) if mark.offset <= offset)
+        return max(marks, key=lambda mark: mark.offset, default=None)
+
+
+def _position(stored: StoredStream, offset: Offset) -> Position:
+    """The offset as a position in the stream, without the nodes' logs."""
+    return Position.of({name: int(offset.get(name, 0)) for name in stored.journals})
+
+
+def _least(one: Position, other: Position) -> Position:
+    return Position.of({name: min(offset, other[name]) for name, offset in one.parts})
+
+
+FORMAT = JOURNAL_FORMAT
+
+
+class JournalSource(DataSource):
+    """What Spark knows the journal as.
+
+    Options of both: `path` (a journal, or a folder of nodes with its merged stream), `start` (a position, or `begin`:
+    at the first event that is there), `fields` (DDL), `columns` (`event_rows.CHOSEN`, separated by commas), `types` and
+    `tags` (JSON lists: only events of these), `refused` (a folder: events that do not fit the fields go there, and not
+    to the query) with `futureUsMax` (and events dated so far beyond their append time) and `times` (a JSON list: fields
+    that may lie no further ahead, either). Of a batch: `end` (a position). Of a stream: `eventsPerBatchMax`, `stopAt`
+    (a position), `pauseFile` (while it exists no new batch is planned); there `start` is a new query's.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(…)`."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """All columns."""
+        return ddl(chosen_columns(self.options.get("columns")), self.options.get("fields"))
+
+    def streamReader(self, schema: StructType) -> JournalStreamReader:
+        """Called by Spark once a query, on the driver, and shipped to the tasks."""
+        return JournalStreamReader(schema, self.options)
+
+    def reader(self, schema: StructType) -> JournalBatchReader:
+        """Called by Spark for each execution, on the driver, and shipped to the tasks."""
+        return JournalBatchReader(schema, self.options)

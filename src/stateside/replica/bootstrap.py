@@ -1,0 +1,450 @@
+"""Loads a replica anew from snapshots of the state, when the batches between it and now are gone.
+
+A batch that Spark wrote as snapshots alone, since it repartitioned the state, is loaded in the same way, but then
+compared with the replica, which goes on from there with the difference.
+
+1. Choose the newest committed batch whose state can be had in every partition: a snapshot, and all changelogs after it.
+2. Secure the files needed, by links or copies in the replica's folder: Spark may delete its own at any moment.
+3. Fill a new environment beside the present one, with all rows in the order of their keys and with the rollups, in
+   bounded memory. Readers do not see it.
+4. Make it durable, then let it take the place of the old one, in one step (`generations`).
+
+A crash before step 4 leaves the old replica, one after it the new one. What is left over goes at the next start.
+
+A new replica: an LMDB environment that is filled beside the one that readers have.
+
+Its rows are put in order first (`runs`) and then appended: LMDB fills its pages one after the other, each to the end.
+In any other order every transaction would copy much of what those before it had written.
+
+Sorted runs: more changes than memory may hold, put into the order of their keys.
+
+1. Changes gather in memory. When there are enough of them they are sorted, cut into pages and written to a file that
+   has no name: a run. The first key of every page stays in memory.
+2. In the end the pages are read in the order of their first keys, some at a time. What lies before the first key of
+   all pages that are still to come is complete: it is sorted, and handed on.
+
+So each change is written once and read once, whatever there is of them. Of several to one key the last one counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import shutil
+import tempfile
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import attrgetter, itemgetter
+from pathlib import Path
+
+import lmdb
+
+from stateside.core.errors import CheckpointInvalid
+from stateside.core.storage import Storage
+from stateside.replica import generations, lists
+from stateside.replica.integrity import Integrity
+from stateside.replica.key_table import Ordered
+from stateside.replica.lmdb import Databases, open_environment, sync, write
+from stateside.replica.load_progress import LoadCounter, Watch, nobody
+from stateside.replica.rollup_tables import Rollups
+from stateside.replica.shard import Share
+from stateside.replica.store import AppliedBatch, ReplicaWriter
+from stateside.replica.translation import Rows, Translator
+from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
+from stateside.spark_state.changelog import check_encoding, read_changelog
+from stateside.spark_state.checksum import checksum_names
+from stateside.spark_state.hdfs_store import DeltaChain, newest_delta_chain, read_delta
+from stateside.spark_state.provider import Provider, provider_of
+from stateside.spark_state.rocksdb_snapshot import Chain, StateSnapshot, file_names, newest_chain
+
+RUN_BYTES = 128 * 1024 * 1024  # about so much memory the changes have before they become a run
+PAGE_ROWS = 1_000  # fewer if rows are so large that these would be more than
+PAGE_BYTES = 1024 * 1024
+PAGES_AT_ONCE = 16  # more would not stay in the processor's caches
+_CHANGE_BYTES = 250  # what a change takes besides its bytes, in a dict and in a list
+_WITHOUT_REFERENCES = 2  # marshal's version: a later one would look for objects that are there twice
+_key, _row = itemgetter(0), itemgetter(1)
+Change = tuple[bytes, bytes | None]
+Row = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPage:
+    """A part of a run: the first key, the run's number, and where it lies in the file."""
+
+    first: bytes
+    run: int
+    begin: int
+    size: int
+
+
+class SortedRuns:
+    """Takes changes in any order, then gives the rows that they leave in the order of their keys, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` does so
+        self._changes: dict[bytes, bytes | None] = {}
+        self._size = 0
+        self._pages: list[_RunPage] = []
+        self._runs = 0
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Some more changes, after all that were there before."""
+        for_now = list(changes)
+        self._changes.update(for_now)
+        self._size += _CHANGE_BYTES * len(for_now) + _bytes(map(_key, for_now)) + _bytes(map(_row, for_now))
+        if self._size >= RUN_BYTES:
+            self._write_run()
+
+    def merged(self) -> Iterator[list[Row]]:
+        """All rows in order, some at a time."""
+        if not self._pages:  # all of them are still here
+            rows, some = _left(self._changes.items()), PAGES_AT_ONCE * self._page_rows()
+            self._changes = {}
+            yield from (rows[at : at + some] for at in range(0, len(rows), some))
+            return
+        self._write_run()
+        self._pages.sort(key=attrgetter("first"))
+        waiting: list[list[Change]] = [[] for _ in range(self._runs)]
+        for at in range(0, len(self._pages), PAGES_AT_ONCE):
+            for page in self._pages[at : at + PAGES_AT_ONCE]:
+                waiting[page.run] += self._read(page)
+            to_come = self._pages[at + PAGES_AT_ONCE : at + PAGES_AT_ONCE + 1]
+            ready = [change for run in waiting for change in _taken(run, to_come[0].first if to_come else None)]
+            yield _left(dict(ready).items())
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def _write_run(self) -> None:
+        changes, page_rows = sorted(self._changes.items(), key=_key), self._page_rows()
+        self._changes, self._size = {}, 0
+        for at in range(0, len(changes), page_rows):
+            page = changes[at : at + page_rows]
+            content = marshal.dumps(page, _WITHOUT_REFERENCES)
+            self._pages.append(_RunPage(page[0][0], self._runs, self._file.tell(), len(content)))
+            self._file.write(content)
+        self._runs += 1
+
+    def _page_rows(self) -> int:
+        return max(1, min(PAGE_ROWS, PAGE_BYTES * len(self._changes) // max(self._size, 1)))
+
+    def _read(self, page: _RunPage) -> list[Change]:
+        self._file.seek(page.begin)
+        changes: list[Change] = marshal.loads(self._file.read(page.size))
+        return changes
+
+
+def _bytes(parts: Iterable[bytes | None]) -> int:
+    return sum(map(len, filter(None, parts)))
+
+
+def _taken(run: list[Change], bound: bytes | None) -> list[Change]:
+    """Take what lies before a key out of a run, or all of it."""
+    end = len(run) if bound is None else bisect_left(run, bound, key=_key)
+    taken = run[:end]
+    del run[:end]
+    return taken
+
+
+def _left(changes: Iterable[Change]) -> list[Row]:
+    """The rows that changes leave, of which none is of the same key as another, in order."""
+    return [(key, row) for key, row in sorted(changes, key=_key) if row is not None]
+
+
+class NewReplica:
+    """An environment that is filled while readers still have the old one; `ReplicaWriter.switch` lets it take over.
+
+    Its rollups are kept from the first row on, so that readers never have rows without them. Nothing in it is durable
+    before `finish`.
+    """
+
+    def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
+        self.folder = folder
+        self._rollups = rollups
+        self._opened = ExitStack()
+        try:
+            self._environment = open_environment(folder, sync=False)
+            self._opened.callback(self._environment.close)
+            self._runs = SortedRuns(folder)
+            self._opened.callback(self._runs.close)
+            self._databases = Databases(self._environment)
+            self._note(b"replica", name.encode())
+            self._note(b"rollups", rollups.as_json())
+            if share is not None:
+                self._note(b"share", str(share).encode())
+        except BaseException:
+            self.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def put(self, changes: Iterable[lists.Change]) -> None:
+        """Take in some changes; of several to one key the last one counts, and those to a list follow each other."""
+        given = list(changes)
+        plain = lists.plain(given)
+        if plain is None:
+            write(self._environment, partial(self._settle, given))
+        else:
+            self._runs.add(plain)
+
+    def finish(self, batch: AppliedBatch, stored: Callable[[int], None] = lambda rows: None) -> None:
+        """Store the rows, note the batch that they stand at, make all of it durable, and let the environment go.
+
+        Between transactions it tells how many rows were stored by the last one; an error from there ends it.
+        """
+        for rows in self._runs.merged():
+            write(self._environment, partial(self._append, rows))
+            stored(len(rows))
+        self._note(b"batch", batch.as_json())
+        sync(self._environment)
+        Integrity(self.folder, self._environment, new=True).close()
+        self.close()
+
+    def close(self) -> None:
+        """Let the environment go."""
+        self._opened.close()
+
+    def _settle(self, changes: list[lists.Change], transaction: lmdb.Transaction) -> None:
+        """Lists are told by what comes after them: they are stored at once. A view that serves one has no rollups."""
+        rows = Ordered(transaction, self._databases.rows)
+        rows.put_all(lists.settled(changes, rows))
+
+    def _append(self, rows: list[tuple[bytes, bytes]], transaction: lmdb.Transaction) -> None:
+        Ordered(transaction, self._databases.rows).append(rows)
+        self._rollups.add_all(iter(rows), Ordered(transaction, self._databases.rollups))
+
+    def _note(self, name: bytes, content: bytes) -> None:
+        write(self._environment, lambda transaction: transaction.put(name, content, db=self._databases.meta))
+
+
+ROWS_AT_ONCE = 1_000
+BATCHES_TRIED_MAX = 10  # if none of the newest can be had, older ones would only lead back to the same gap
+CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often others are chosen
+log = logging.getLogger(__name__)
+AnyChain = Chain | DeltaChain
+
+
+class LoadStopped(Exception):
+    """The process is to end: the load was given up, and the old replica stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A batch that can be loaded, and what its state is made of in each partition."""
+
+    state: AppliedBatch
+    chains: tuple[AnyChain, ...]
+
+
+class Bootstrap:
+    """One load of one view's replica, in a `with`: `secure`, then `run`. Until the end the replica stays as it is."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, operator: int, writer: ReplicaWriter, *, prefixed: bool, view: str
+    ) -> None:
+        self._checkpoint, self._operator, self._writer = checkpoint, operator, writer
+        self._prefixed, self._view = prefixed, view
+        self._scratch = generations.loading(writer.directory)
+        self._choice: Choice | None = None
+        self._only: int | None = None
+        self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots that are passed over, by name
+
+    def __enter__(self) -> Bootstrap:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def secure(self, only: int | None = None) -> int | None:
+        """Choose the newest batch that can be had, or `only` this one, and secure its files; None if there is none.
+
+        CheckpointInvalid, of the newest one, if there would be one but for snapshots that are damaged.
+        """
+        self._only = only
+        for _ in range(CHOICES_MAX):
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            try:
+                choice = self._choose()
+                if choice is None:
+                    break
+                self._bring(choice)
+            except FileNotFoundError:
+                continue  # Spark deleted it just now: there is a newer one
+            except _SnapshotDamaged as damaged:
+                self._pass_over(damaged)
+                continue
+            if self._checkpoint.fingerprint(choice.state.batch) == choice.state.fingerprint:
+                self._choice = choice
+                return choice.state.batch
+        for error in self._damaged.values():  # that of the newest one
+            raise error
+        return None
+
+    def run(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch = nobody) -> None:
+        """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set.
+
+        A snapshot that turns out to be damaged is passed over for an older one. `watch` is told how far it is, several
+        times a second.
+        """
+        self._writer.switch(self._filled(translator, rollups, stop, watch))
+
+    def differences(self, translator: Translator, stop: threading.Event, watch: Watch = nobody) -> list[lists.Plain]:
+        """The changes that make the replica's rows those of that batch. Otherwise as `run`; the replica stays."""
+        folder = self._filled(translator, Rollups(), stop, watch)
+        try:
+            return self._writer.differences(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _filled(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch) -> Path:
+        """The folder of a new environment with that batch."""
+        while True:
+            assert self._choice is not None, "its files are secured first"
+            folder, name = self._writer.next_folder(), self._writer.name()
+            new = NewReplica(folder, name, rollups, self._writer.share)
+            size_bytes = sum(map(self._bytes_of, self._choice.chains))
+            try:
+                self._fill(
+                    new,
+                    self._choice,
+                    translator,
+                    LoadCounter(self._view, self._choice.state.batch, size_bytes, watch),
+                    stop,
+                )
+                return new.folder
+            except _SnapshotDamaged as damaged:
+                self._pass_over(damaged)
+                self.secure(self._only)  # raises if there is no other
+            except CheckpointInvalid as error:
+                raise self._in_checkpoint(error) from error
+
+    def _pass_over(self, damaged: _SnapshotDamaged) -> None:
+        self._damaged[damaged.name] = self._in_checkpoint(damaged.error)
+        log.warning("view %s: an older snapshot is looked for. %s", self._view, self._damaged[damaged.name])
+
+    def _in_checkpoint(self, error: CheckpointInvalid) -> CheckpointInvalid:
+        """The error with the place of the file in the checkpoint, not that of its copy."""
+        where = (error.where or "").replace(Storage.at(self._scratch).root, self._checkpoint.storage.root)
+        return CheckpointInvalid(error.what, where=where, next_step=error.next_step)
+
+    def _bring(self, choice: Choice) -> None:
+        storage = self._checkpoint.storage
+        for chain in choice.chains:
+            with _snapshot_of(chain):
+                names = chain.file_names() if isinstance(chain, DeltaChain) else file_names(storage, chain)
+            for name in dict.fromkeys(names):
+                storage.bring(name, self._scratch / name)
+                for checksum in checksum_names(name):
+                    with suppress(FileNotFoundError):  # not every file has them
+                        storage.bring(checksum, self._scratch / checksum)
+
+    def _choose(self) -> Choice | None:
+        newest = self._checkpoint.commits()[: -1 - BATCHES_TRIED_MAX : -1]
+        for batch in newest if self._only is None else [self._only]:
+            plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
+            chains = []
+            for partition in range(self._checkpoint.partitions(self._operator, plan, commit)):
+                chain = self._newest_chain(plan, commit, partition)
+                if chain is None:
+                    break
+                chains.append(chain)
+            else:
+                return Choice(self._state(plan, commit, len(chains)), tuple(chains))
+        return None
+
+    def _newest_chain(self, plan: Plan, commit: Commit, partition: int) -> AnyChain | None:
+        storage = self._checkpoint.storage
+        provider = provider_of(plan, storage.path(f"offsets/{commit.batch}"))
+        newest = newest_delta_chain if provider is Provider.HDFS else newest_chain
+        return newest(storage, commit, self._operator, partition, self._damaged)
+
+    def _state(self, plan: Plan, commit: Commit, partitions: int) -> AppliedBatch:
+        check_encoding(plan, self._checkpoint.storage.path(f"offsets/{commit.batch}"))
+        query, fingerprint = self._checkpoint.query_id(), self._checkpoint.fingerprint(commit.batch)
+        if query is None or fingerprint is None:
+            raise FileNotFoundError(self._checkpoint.storage.path(f"commits/{commit.batch}"))
+        return AppliedBatch(
+            query, commit.batch, plan.position, plan.watermark_us, commit.committed_us, fingerprint, partitions
+        )
+
+    def _fill(
+        self, new: NewReplica, choice: Choice, translator: Translator, progress: LoadCounter, stop: threading.Event
+    ) -> None:
+        def stored(count: int) -> None:
+            progress.stored(count)
+            _go_on(stop)
+
+        try:
+            for chain in choice.chains:
+                rows = iter(self._rows_of(chain, translator))
+                while part := list(islice(rows, ROWS_AT_ONCE)):
+                    new.put(part)
+                    progress.read(len(part))
+                    _go_on(stop)
+                progress.end_of_part(self._bytes_of(chain))
+            new.finish(choice.state, stored)
+        except BaseException:
+            new.close()
+            shutil.rmtree(new.folder, ignore_errors=True)
+            raise
+        progress.end()
+
+    def _bytes_of(self, chain: AnyChain) -> int:
+        """How much of the secured files is this partition's."""
+        folder = self._scratch / "state" / str(chain.operator) / str(chain.partition)
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    def _rows_of(self, chain: AnyChain, translator: Translator) -> Rows:
+        return self._delta_rows(chain, translator) if isinstance(chain, DeltaChain) else self._rows(chain, translator)
+
+    def _delta_rows(self, chain: DeltaChain, translator: Translator) -> Rows:
+        secured = Storage.at(self._scratch)
+        snapshot = chain.snapshot_at(secured)
+        if snapshot is not None:
+            with _snapshot_of(chain):
+                yield from translator.snapshot(chain.partition, snapshot)
+        for commit in chain.deltas:
+            delta = read_delta(secured, commit, chain.operator, chain.partition)
+            yield from translator.changes(commit, chain.partition, delta)
+
+    def _rows(self, chain: Chain, translator: Translator) -> Rows:
+        secured, name = Storage.at(self._scratch), chain.snapshot_name()
+        if name is not None:
+            opened = self._scratch / "opened" / str(chain.partition)
+            with _snapshot_of(chain), StateSnapshot(secured, name, opened) as snapshot:
+                yield from translator.snapshot(chain.partition, snapshot)
+        for commit in chain.changelogs:
+            changelog = read_changelog(secured, commit, chain.operator, chain.partition, prefixed=self._prefixed)
+            yield from translator.changes(commit, chain.partition, changelog)
+
+
+def _go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise LoadStopped
+
+
+class _SnapshotDamaged(Exception):
+    """The snapshot of this name cannot be read."""
+
+    def __init__(self, name: str, error: CheckpointInvalid) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
+@contextmanager
+def _snapshot_of(chain: AnyChain) -> Iterator[None]:
+    """While a chain's snapshot is read: says of an error that it was there."""
+    try:
+        yield
+    except CheckpointInvalid as error:
+        named = chain.snapshot.name() if isinstance(chain, DeltaChain) and chain.snapshot else None
+        name = chain.snapshot_name() if isinstance(chain, Chain) else named
+        if name is None:
+            raise
+        raise _SnapshotDamaged(name, error) from error

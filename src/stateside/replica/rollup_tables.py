@@ -1,0 +1,236 @@
+"""Rollups: sums over the rows of a replica by some of the key's columns, kept in the same transaction as the rows.
+
+    key     := u8 number of the rollup, then the parts of the coarser key, encoded as in `keys`
+    row     := integer*     how many rows there are below it, then the numbers of each column's tally, those of computed
+                            columns last
+    integer := u16 zeros    how many of its lowest bytes are zero and left out (a double's are, mostly)
+               u16 size, then so many bytes, little-endian, two's complement
+
+A batch takes away what its rows were and adds what they are. Tallies are exact (see `checkpoint.tallies`), so that in
+every snapshot a rollup is the sum of its live rows, to the last unit. A rollup's row without rows below it is gone.
+
+A column has no place in rollups if it cannot be taken away again: min, max, first, last and so on.
+
+Computed columns as rollups hold them: their numbers for a row of a replica, from its key's bytes and its buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from operator import add, sub
+from typing import Any
+
+from stateside.core.storage import Storage
+from stateside.replica.key_table import Change, Changes, Ordered, in_order
+from stateside.replica.keys import KeyCodec
+from stateside.spark_state.unsafe_row import RowDecoder, Value
+from stateside.views.catalogue import Catalogue, Computed, ViewColumn
+from stateside.views.computed import TYPE, ComputedTally, KnownSteps, Steps
+from stateside.views.state_catalogue import check_state, value_decoder
+from stateside.views.tallies import Numbers, Tally, tallied, tally
+
+_TEXT = KeyCodec(["string"])
+
+
+class ComputedNumbers:
+    """The numbers that the computed columns of a view add to its rollups."""
+
+    def __init__(self, catalogue: Catalogue, steps: KnownSteps) -> None:
+        names = [column.name for column in catalogue.key]
+        buffers = {column.name: column.buffers[0].index for column in catalogue.columns if column.buffers}
+        self._columns = [(buffers[each.of], ComputedTally(each.name)) for each in catalogue.computed]
+        self._by = [names.index(name) for name in catalogue.computed[0].by]
+        self._steps = steps
+        self._met: dict[tuple[bytes, ...], Steps | None] = {}  # steps by the key's bytes: decoded once
+
+    def of(self, parts: Sequence[bytes], row: Sequence[Value]) -> list[int]:
+        """Those of a row, whose key has these parts; CheckpointInvalid if the table has no steps for it."""
+        by = tuple([parts[place] for place in self._by])
+        if by not in self._met:
+            self._met[by] = self._look_up(by)
+        steps, numbers = self._met[by], list[int]()
+        for place, kept in self._columns:
+            numbers += kept.numbers(steps, row[place])
+        return numbers
+
+    def _look_up(self, by: tuple[bytes, ...]) -> Steps | None:
+        texts = [_TEXT.decode(part)[0] for part in by]
+        return None if None in texts else self._steps.of(tuple(map(str, texts)))
+
+
+Kept = tuple[tuple[str, ...], ...]
+VERSION = 1  # of the rows' content: a replica with another one makes its rollups anew
+ROWS_AT_ONCE = 100_000  # of which the sums are held in memory before they are stored
+_HEAD = struct.Struct("<HH")
+
+
+def rollups_of(catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> Rollups:
+    """The rollups of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
+    if not catalogue.rollups and not catalogue.computed:
+        return Rollups()
+    check_state(catalogue, storage)
+    decoder = value_decoder(catalogue, storage)
+    assert isinstance(decoder, RowDecoder), "a state variable's view has neither rollups nor computed columns"
+    return Rollups(catalogue, decoder, steps)
+
+
+def parse_kept(content: bytes) -> Kept:
+    """The rollups that `Rollups.as_json` told of; none if they are of another version."""
+    document: dict[str, Any] = json.loads(content)
+    return tuple(tuple(columns) for columns in document["rollups"]) if document["version"] == VERSION else ()
+
+
+def parse_computed(content: bytes) -> tuple[Computed, ...]:
+    """The computed columns that these rollups have."""
+    found = json.loads(content).get("computed", ())  # older replicas have none
+    return tuple(Computed(each["name"], each["of"], tuple(each["by"])) for each in found)
+
+
+class Rollups:
+    """Keeps the rollups of one view. Without any, and without computed columns, it has nothing to do.
+
+    Computed columns are computed for every row that comes, even if no rollup has them: a replica does not move to a
+    batch with a row that readers could not be shown.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue | None = None,
+        decoder: RowDecoder | None = None,
+        steps: KnownSteps | None = None,
+    ) -> None:
+        self.kept: Kept = ()
+        self.computed: tuple[Computed, ...] = ()
+        self._numbers_of: ComputedNumbers | None = None
+        if catalogue is not None and decoder is not None:
+            self.kept, self.computed = catalogue.rollups, catalogue.computed
+            self._codec = KeyCodec([column.asked_type for column in catalogue.key])
+            self._layout, self._decoder = RollupRows(catalogue.columns, self.computed), decoder
+            names = [column.name for column in catalogue.key]
+            self._marks = [(bytes([n]), [names.index(name) for name in each]) for n, each in enumerate(self.kept)]
+        if catalogue is not None and steps is not None and self.computed:
+            self._numbers_of = ComputedNumbers(catalogue, steps)
+        assert self._numbers_of or not self.computed, "computed columns need the table of steps"
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do with a row."""
+        return not self.kept and not self.computed
+
+    def as_json(self) -> bytes:
+        """As told in the replica's `meta`."""
+        computed = [asdict(each) for each in self.computed]
+        return json.dumps({"version": VERSION, "rollups": self.kept, "computed": computed}).encode()
+
+    def move(self, changes: Iterable[Change], rows: Ordered, rollups: Ordered) -> None:
+        """Change the rows, and the rollups with them."""
+        ordered = in_order(changes)
+        self.follow(ordered, rows.swap_sorted(ordered), rollups)
+
+    def follow(self, changes: Changes, before: Sequence[bytes | None], rollups: Ordered) -> Changes:
+        """Change the rollups as the rows were, which had these before; gives back what the rollups had before."""
+        if self.idle:
+            return Changes([], [])
+        sums = _Sums(self._layout)
+        for (key, row), old in zip(changes, before, strict=True):
+            if old != row:
+                parts = self._codec.split(key)
+                self._add(sums, parts, list(map(sub, self._numbers(parts, row), self._numbers(parts, old))))
+        return sums.store(rollups)
+
+    def add_all(self, rows: Iterator[tuple[bytes, bytes]], rollups: Ordered) -> None:
+        """Add rows that are in no rollup yet, any number of them in bounded memory."""
+        while not self.idle and (some := list(islice(rows, ROWS_AT_ONCE))):
+            sums = _Sums(self._layout)
+            for key, row in some:
+                parts = self._codec.split(key)
+                self._add(sums, parts, self._numbers(parts, row))
+            sums.store(rollups)
+
+    def _add(self, sums: _Sums, parts: Sequence[bytes], numbers: Numbers) -> None:
+        for mark, places in self._marks:
+            sums.add(mark + b"".join([parts[place] for place in places]), numbers)
+
+    def _numbers(self, parts: Sequence[bytes], row: bytes | None) -> Numbers:
+        if row is None:
+            return self._layout.none
+        stored = self._decoder.decode(row)
+        numbers = self._layout.numbers(stored)
+        return numbers if self._numbers_of is None else numbers + self._numbers_of.of(parts, stored)
+
+
+class RollupRows:
+    """The rows of rollups that have these columns: what is in them, and what they say."""
+
+    def __init__(self, columns: Sequence[ViewColumn], computed: Sequence[Computed] = ()) -> None:
+        self.columns = [(column.name, column.type) for column in tallied(columns)]
+        self.columns += [(each.name, TYPE) for each in computed]
+        self._tallies = [tally(column) for column in tallied(columns)]
+        self._all: list[Tally | ComputedTally] = [*self._tallies, *(ComputedTally(each.name) for each in computed)]
+        self.none: Numbers = [0] * (1 + sum(each.size for each in self._all))
+
+    def numbers(self, row: Sequence[Value]) -> list[int]:
+        """The numbers of one row of the state, without those of computed columns, which follow them."""
+        found = [1]
+        for each in self._tallies:
+            found += each.numbers(row)
+        return found
+
+    def values(self, row: bytes) -> list[Value]:
+        """The columns' values; ValueOverflow if one is too large for its type."""
+        numbers, begin = unpack(row), 1
+        values: list[Value] = []
+        for each in self._all:
+            values.append(each.value(numbers[begin : begin + each.size]))
+            begin += each.size
+        return values
+
+
+class _Sums:
+    """What a batch adds to the rollups, for each coarser key that it touches."""
+
+    def __init__(self, layout: RollupRows) -> None:
+        self._layout = layout
+        self._sums: dict[bytes, Numbers] = {}
+
+    def add(self, key: bytes, numbers: Numbers) -> None:
+        before = self._sums.get(key)
+        self._sums[key] = numbers if before is None else list(map(add, before, numbers))
+
+    def store(self, rollups: Ordered) -> Changes:
+        """Add it to what the rollups have; gives back the rows that they had before."""
+        keys = sorted(self._sums)
+        before = rollups.get_sorted(keys)
+        rollups.put_sorted(Changes(keys, list(map(self._after, keys, before))))
+        return Changes(keys, before)
+
+    def _after(self, key: bytes, stored: bytes | None) -> bytes | None:
+        before = self._layout.none if stored is None else unpack(stored)
+        after = list(map(add, before, self._sums[key]))
+        assert after[0] > 0 or not any(after), "a rollup without rows has nothing left in it"
+        return pack(after) if after[0] else None
+
+
+def pack(numbers: Numbers) -> bytes:
+    """Whole numbers of any size as bytes."""
+    packed = bytearray()
+    for number in numbers:
+        zeros = ((number & -number).bit_length() - 1) // 8 if number else 0
+        kept = number >> 8 * zeros
+        raw = kept.to_bytes(kept.bit_length() // 8 + 1, "little", signed=True)
+        packed += _HEAD.pack(zeros, len(raw)) + raw
+    return bytes(packed)
+
+
+def unpack(packed: bytes) -> list[int]:
+    """The numbers that `pack` made these bytes from."""
+    numbers, at_byte = [], 0
+    while at_byte < len(packed):
+        zeros, size = _HEAD.unpack_from(packed, at_byte)
+        at_byte += _HEAD.size + size
+        numbers.append(int.from_bytes(packed[at_byte - size : at_byte], "little", signed=True) << 8 * zeros)
+    return numbers

@@ -1,0 +1,192 @@
+"""The keys that tokens are signed with: a folder's `keys.json`, which only its owner can read.
+
+    {"version": 1, "keys": [{"kid": "9f86d081884c7d65", "secret": "q83vEjRW…", "made": "2026-01-31T…Z"}, …]}
+
+The newest one, the last, signs. All of them verify: a token says by `kid` which one it was signed with. To *rotate* is
+to add one; to *retire* an old one is to end every token that it signed. Whoever can read this file can make tokens.
+
+A small JSON file that only its owner can read: written whole, under a lock, and read anew when it has changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import RequestInvalid, SetupError
+from stateside.core.storage import lock_within, write_atomically
+from stateside.serving.stamp import iso_time
+
+LOCK_S_MAX: Final = 5.0
+_OTHERS: Final = 0o077
+Content = TypeVar("Content")
+Sign = tuple[int, int, int, int, int]
+
+
+class SecretFile(Generic[Content]):
+    """One such file. `parse` makes its content of the JSON document; a file that is not there has `empty`."""
+
+    def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
+        self.path, self._text = path, str(path)
+        self.look_s = 0.0  # for so long nobody looks whether there is a file now, where there was none
+        self._looked_s = float("-inf")
+        self._version, self._parse, self._empty = version, parse, empty
+        self._seen: tuple[Sign | None, Content] | None = None
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def current(self) -> tuple[Sign | None, Content]:
+        """What the file has at this moment, and a sign that differs whenever the file does; None for no file.
+
+        A look at the file system, unless it has changed. SetupError for a file that is not safe or not whole.
+        """
+        now_s = time.monotonic()
+        if self._seen is not None and self._seen[0] is None and now_s - self._looked_s < self.look_s:
+            return self._seen
+        sign = self._sign()
+        if self._seen is None or sign != self._seen[0]:
+            self._seen = sign, self.read()  # the sign from before: what is written meanwhile has another, and is read
+        self._looked_s = now_s
+        return self._seen
+
+    def read(self) -> Content:
+        """What the file has; SetupError if others can read it, or if it is not whole."""
+        try:
+            with self.path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = file.read()
+        except FileNotFoundError:
+            return self._empty
+        if stat.S_IMODE(mode) & _OTHERS:
+            raise SetupError(
+                "The file can be read or written by others than its owner",
+                where=str(self.path),
+                next_step=f"chmod 600 {self.path}",
+            )
+        return self._parsed(content)
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Replace the file in one step. Called within `turn`."""
+        content = json.dumps({"version": self._version, **document}, indent=2).encode()
+        write_atomically(self.path, content, mode=0o600)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One change of the file at a time; SetupError if somebody else does not end theirs in time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        handle = lock_within(lock, LOCK_S_MAX, mode=0o600)
+        if handle is None:
+            raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
+        try:
+            if os.fstat(handle).st_mode & _OTHERS:  # of an older Stateside: whoever can open it can hold it for ever
+                os.fchmod(handle, 0o600)
+            yield
+        finally:
+            os.close(handle)
+
+    def _sign(self) -> Sign | None:
+        try:
+            found = os.stat(self._text)  # noqa: PTH116 - at every request: a Path takes as long as the call
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
+
+    def _parsed(self, content: bytes) -> Content:
+        try:
+            document = json.loads(content)
+            if document["version"] == self._version:
+                return self._parse(document)
+            reason = f"it has version {document['version']}, this Stateside writes {self._version}"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = type(error).__name__  # not its text, which may show what the file has
+        raise SetupError(
+            f"The file cannot be read: {reason}",
+            where=str(self.path),
+            next_step="Bring it back from a copy, or delete it and make the tokens anew",
+        )
+
+
+VERSION: Final = 1
+SECRET_BYTES: Final = 32  # as long as what HMAC-SHA256 makes of it
+KEYS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. Its secret is not shown by `repr`."""
+
+    kid: str
+    secret: bytes = field(repr=False)
+    made: str
+
+
+class KeyFile(SecretFile[tuple[Key, ...]]):
+    """The keys of a folder, oldest first."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, VERSION, _parse, ())
+
+    def rotate(self, clock: Clock | None = None) -> Key:
+        """Add a key, which signs from now on; RequestInvalid if there are too many to add one."""
+        with self.turn():
+            keys = self.read()
+            if len(keys) >= KEYS_MAX:
+                raise RequestInvalid(f"There are {KEYS_MAX} keys already", next_step="Retire those of no use first")
+            return self._add(keys, clock)
+
+    def newest(self, clock: Clock | None = None) -> Key:
+        """The key that signs; the first one is made here."""
+        with self.turn():
+            keys = self.read()
+            return keys[-1] if keys else self._add(keys, clock)
+
+    def retire(self, kid: str) -> None:
+        """Remove a key, and with it all tokens that it signed; RequestInvalid for the newest, which is needed."""
+        with self.turn():
+            keys = self.read()
+            if kid not in {key.kid for key in keys}:
+                raise RequestInvalid(
+                    f"There is no key {kid[:80]!r}", next_step="`stateside token keys` has all of them"
+                )
+            if kid == keys[-1].kid:
+                raise RequestInvalid(
+                    "This is the newest key, which signs", next_step="`stateside token rotate` makes another one first"
+                )
+            self._store([key for key in keys if key.kid != kid])
+
+    def _add(self, keys: Sequence[Key], clock: Clock | None) -> Key:
+        made = iso_time((clock or SystemClock()).now_us())
+        key = Key(secrets.token_hex(8), secrets.token_bytes(SECRET_BYTES), made)
+        self._store([*keys, key])
+        return key
+
+    def _store(self, keys: Sequence[Key]) -> None:
+        self.write({"keys": [{"kid": key.kid, "secret": _encode(key.secret), "made": key.made} for key in keys]})
+
+
+def _parse(document: Mapping[str, Any]) -> tuple[Key, ...]:
+    keys = tuple(Key(str(each["kid"]), _decode(each["secret"]), str(each["made"])) for each in document["keys"])
+    if any(len(key.secret) != SECRET_BYTES for key in keys) or len({key.kid for key in keys}) != len(keys):
+        raise ValueError("a key of the wrong length, or one twice")
+    return keys
+
+
+def _encode(secret: bytes) -> str:
+    return base64.urlsafe_b64encode(secret).decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text.encode(), altchars=b"-_", validate=True)

@@ -1,0 +1,207 @@
+"""What can be asked, as courses of steps: each question goes to who has the keys, and shares' answers become one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from stateside.core.errors import KeyInvalid, Misdirected, RequestInvalid, StatesideError
+from stateside.core.positions import Position
+from stateside.journal.event import Event
+from stateside.serving.clients import requests
+from stateside.serving.clients.answers import Answer, Location, Lookup, Row, SqlAnswer
+from stateside.serving.clients.core import Core
+from stateside.serving.clients.requests import ClientFloor, Part, of_view, texts
+from stateside.serving.clients.shards import ShardRequest, Shards, SharesChanged, added_up, by_key
+from stateside.serving.clients.steps import Ask, Reply, Steps
+from stateside.serving.stamp import Source
+
+KEYS_MAX = 1_000  # of one request; more of them are sent in several
+SQL_MS = 30_000  # for so long a statement may take if nothing else is said
+
+
+class Asking:
+    """All questions, over one core."""
+
+    def __init__(self, core: Core) -> None:
+        self.core, self.places = core, Shards(core)
+
+    # Questions by key
+
+    def rows(self, view: str, key: Sequence[Part], floor: ClientFloor, source: Source | None = None) -> Steps[Answer]:
+        """The rows of a key, or of all that begin with these parts."""
+        parts = texts(key)
+        more = () if source is None else (("source", source),)
+        ask = partial(of_view, view, "rows", parts, more=more)
+        deadline_s = self.core.deadline(ask(floor))
+        course = partial(self._rows, view, parts, ask, floor, deadline_s)
+        return (yield from self.places.anew(course, SharesChanged, deadline_s))
+
+    def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: ClientFloor) -> Steps[Lookup]:
+        """The rows of many whole keys, each at its key's place in the answer."""
+        whole = [[key] if isinstance(key, str) else texts(key) for key in keys]
+        if not whole:
+            raise RequestInvalid("There is no key to look up", next_step="Give one at least")
+        deadline_s = self.core.deadline(of_view(view, "lookup", (), floor))
+        return (
+            yield from self.places.anew(lambda: self._lookup(view, whole, floor, deadline_s), Misdirected, deadline_s)
+        )
+
+    def sum(self, view: str, key: Sequence[Part], span: requests.Parameters, floor: ClientFloor) -> Steps[Answer]:
+        """A range of one key's buckets, combined."""
+        parts = texts(key)
+        ask = of_view(view, "sum", parts, floor, span)
+        yield from self.core.look(self.core.deadline(ask))
+        return (yield from self.core.read(ask, self._answer(view), self.places.one_place(view, parts)))
+
+    def locate(self, view: str, key: Sequence[Part]) -> Steps[Location]:
+        """Where a key is, as any server tells it."""
+        ask = of_view(view, "location", texts(key), ClientFloor())
+        return (yield from self.core.read(ask, lambda told: Location(told["share"], told["servers"])))
+
+    # Questions to all shares
+
+    def rollup(self, view: str, columns: Sequence[str], key: Sequence[Part], floor: ClientFloor) -> Steps[Answer]:
+        """Rows added up by a coarser key; those of several shares are added up here."""
+        ask = partial(of_view, view, requests.rollup_path(columns), texts(key))
+        deadline_s = self.core.deadline(ask(floor))
+        course = partial(self._rollup, view, columns, ask, floor, deadline_s)
+        return (yield from self.places.anew(course, SharesChanged, deadline_s))
+
+    # Questions to anybody
+
+    def views(self) -> Steps[list[dict[str, Any]]]:
+        """The views that are served."""
+        return (yield from self.core.read(Ask("GET", "/v1/views"), lambda told: list(told["views"])))
+
+    def servers(self) -> Steps[list[dict[str, Any]]]:
+        """The servers that announce themselves."""
+        return (yield from self.core.read(Ask("GET", "/v1/servers"), lambda told: list(told["servers"])))
+
+    def document(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[dict[str, Any]]:
+        """The JSON document at a path."""
+        ask = Ask("GET", path, (*floor.parameters(), *parameters), wait_s=floor.wait_s)
+        return (yield from self.core.read(ask, dict))
+
+    def content(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[bytes]:
+        """What is at a path, whatever it is."""
+        reply: Reply
+        ask = Ask("GET", path, (*floor.parameters(), *parameters), wait_s=floor.wait_s)
+        _, reply = yield from self.core.reply(ask)
+        return reply.content
+
+    def sql(
+        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
+    ) -> Steps[SqlAnswer]:
+        """What a statement gives, asked of a server that has all keys that the token reaches."""
+        limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
+        document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
+        document |= {name: value for name, value in limits.items() if value is not None}
+        ask = requests.posted("/v1/sql", document, wait_s=(timeout_ms or SQL_MS) / 1_000)
+        deadline_s = self.core.deadline(ask)
+        yield from self.core.look(deadline_s)
+        try:
+            return (yield from self.core.read(ask, SqlAnswer.of, self.places.with_all_keys(), deadline_s))
+        except Misdirected as error:
+            if not self.core.locations.named_by(error):
+                raise _of_shares() from error
+            return (yield from self.core.read(ask, SqlAnswer.of, self.places.named_by(error), deadline_s))
+
+    def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
+        """Append events, in as many requests as they need, one after the other; the receipt of them all.
+
+        If one fails, all events of those before it are stored, none of those after it, and the error says how many.
+        """
+        stored, receipt = 0, Position.start()
+        for count, ask in requests.appended(events):
+            try:
+                receipt = receipt.joined((yield from self.core.read(ask, _receipt)))
+            except StatesideError as error:
+                raise _partly(error, stored, len(events)) from error
+            stored += count
+        return receipt
+
+    # How they are answered
+
+    def _put_together(self, view: str, answers: Sequence[Answer]) -> Answer:
+        """Rows of several shares in the order of their keys; KeyInvalid if a share has more of them."""
+        if any(answer.cursor is not None for answer in answers):
+            raise KeyInvalid("There are more of these rows than one answer holds", next_step="Scan them, page by page")
+        rows = sorted((row for answer in answers for row in answer.rows), key=by_key(self.places.key(view)))
+        return Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+
+    def _rows(
+        self, view: str, parts: Sequence[str], ask: Callable[[ClientFloor], Ask], floor: ClientFloor, deadline_s: float
+    ) -> Steps[Answer]:
+        make = self._answer(view)
+        places = self.places.of(view, parts)
+        if len(places) == 1:
+            return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))
+        try:
+            answers = yield from self.places.at_one_batch(self.places.asked_of(places, ask), make, floor, deadline_s)
+        except Misdirected as error:  # what the token reaches is all in one place
+            return (yield from self.core.read(ask(floor), make, self.places.named_by(error), deadline_s))
+        return self._put_together(view, answers)
+
+    def _lookup(self, view: str, keys: Sequence[Sequence[str]], floor: ClientFloor, deadline_s: float) -> Steps[Lookup]:
+        groups = self._by_place(view, keys)
+        asked = [self._lookup_asked(view, [keys[index] for index in group]) for group in groups]
+        answers = yield from self.places.at_one_batch(asked, Lookup.of, floor, deadline_s)
+        found: list[Row | None] = [None] * len(keys)
+        for group, answer in zip(groups, answers, strict=True):
+            for index, row in zip(group, answer.found, strict=True):
+                found[index] = row
+        return Lookup.together_found(found, [answer.stamp for answer in answers], self.places.types(view))
+
+    def _rollup(
+        self, view: str, columns: Sequence[str], ask: Callable[..., Ask], floor: ClientFloor, deadline_s: float
+    ) -> Steps[Answer]:
+        shares = self.places.shares(view)
+        if len(shares) == 1:
+            return (yield from self.core.read(ask(floor), self._answer(view), shares[0].whom, deadline_s))
+        asked = self.places.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
+        answers = yield from self.places.at_one_batch(asked, Answer.of, floor, deadline_s)
+        rows = added_up([answer.document for answer in answers], columns, self.places.key(view))
+        whole = Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+        lacking = answers[0].document.get("not_in_rollups")
+        return replace(whole, document={**whole.document, "not_in_rollups": lacking}) if lacking else whole
+
+    def _by_place(self, view: str, keys: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The keys' places in the question, those that the same servers have together, and not too many."""
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for index, parts in enumerate(keys):
+            groups[tuple(self.core.locations.of_key(view, parts, self.core.clock()))].append(index)
+        return [group[at : at + KEYS_MAX] for group in groups.values() for at in range(0, len(group), KEYS_MAX)]
+
+    def _lookup_asked(self, view: str, keys: Sequence[Sequence[str]]) -> ShardRequest:
+        path, whom = of_view(view, "lookup", (), ClientFloor()).path, self.places.whom(view, keys[0])
+        body = {"keys": keys}
+        return ShardRequest(
+            replace(whom, follow=False),
+            lambda floor: requests.posted(path, body, floor.parameters(), wait_s=floor.wait_s),
+        )
+
+    def _answer(self, view: str) -> Callable[[Mapping[str, Any]], Answer]:
+        return lambda document: Answer.of(document, self.places.types(view))
+
+
+def _of_shares() -> RequestInvalid:
+    return RequestInvalid(
+        "Each server has a share of the keys, and a statement is asked of all of them",
+        next_step="Start a server without --share",
+    )
+
+
+def _receipt(told: Mapping[str, Any]) -> Position:
+    return Position.parse(told["receipt"])
+
+
+def _partly(error: StatesideError, stored: int, count: int) -> StatesideError:
+    """The error with which an append ended, which says how many of its events were stored before."""
+    if stored:
+        error.what = f"{error.what.rstrip('.')}. The first {stored:,} of {count:,} events are stored"
+        error.args = (error.sentence(),)
+    return error

@@ -1,0 +1,193 @@
+"""What both clients have in common at the edge: how httpx is set up, and what its errors mean.
+
+Problem documents as the errors that they are.
+
+Server-sent events: the lines of a stream as events. Comments and fields of other kinds are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from stateside.core import errors
+from stateside.core.errors import Misdirected, OperatingError, RequestInvalid, SetupError, StatesideError
+from stateside.serving.clients.steps import Ask, NoReply, Reply
+
+CONNECT_S_MAX: Final = 2.0
+CONNECTIONS_MAX: Final = 100
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+def settings(token: str | None, certificate: str | Path | None) -> dict[str, Any]:
+    """What an httpx client is made with. `certificate`: of whom to trust, beside those that Python trusts."""
+    headers = {} if token is None else {"Authorization": f"Bearer {_checked(token)}"}
+    limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
+    return {"headers": headers, "verify": _trust(certificate), "limits": limits, "follow_redirects": False}
+
+
+def addresses(urls: str | Sequence[str]) -> list[str]:
+    """The addresses, each checked; RequestInvalid if one is none."""
+    given = [urls] if isinstance(urls, str) else list(urls)
+    for url in given:
+        try:
+            urlsplit(url)  # it knows some that httpx does not
+            parsed = httpx.URL(url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise _no_address(url, str(error)) from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise _no_address(url, "it does not begin with http:// or https:// and a host")
+    return given
+
+
+def request(url: str, ask: Ask, timeout_s: float) -> dict[str, Any]:
+    """What httpx is given to send."""
+    headers = dict(ask.headers) | ({} if ask.body is None else {"content-type": "application/json"})
+    return {
+        "method": ask.method,
+        "url": url + ask.path,
+        "params": ask.parameters,
+        "content": ask.body,
+        "headers": headers,
+        "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S_MAX)),
+    }
+
+
+def reply(response: httpx.Response, content: bytes) -> Reply:
+    """What a server replied."""
+    return Reply(response.status_code, {name.lower(): value for name, value in response.headers.items()}, content)
+
+
+def silence(error: httpx.HTTPError | TimeoutError) -> NoReply:
+    """What it means that there was no reply."""
+    return NoReply(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))
+
+
+def _trust(certificate: str | Path | None) -> bool | ssl.SSLContext:
+    if certificate is None:
+        return True
+    try:
+        trust = ssl.create_default_context()
+        trust.load_verify_locations(certificate)
+        return trust
+    except (OSError, ssl.SSLError) as error:
+        raise SetupError(f"The certificate cannot be read: {error}", where=str(certificate)) from error
+
+
+def _checked(token: str) -> str:
+    """The token, if a header can have it. Checked here, because the HTTP library's errors would show it."""
+    if not (token.isascii() and token.isprintable() and token == token.strip() and token):
+        raise RequestInvalid("The token is empty, or has spaces or line ends around it", next_step="Give it as it is")
+    return token
+
+
+def _no_address(url: str, reason: str) -> RequestInvalid:
+    return RequestInvalid(f"{url!r} is no address: {reason}", next_step="Write it like http://host:8471")
+
+
+_KINDS = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, StatesideError) and "code" in vars(kind)
+}
+
+
+def document_of(reply: Reply, url: str) -> dict[str, Any]:
+    """The JSON object in a reply; OperatingError if it has none: then it is no Stateside server's."""
+    return object_of(reply.content, "the reply", url)
+
+
+def object_of(content: bytes | str, what: str, url: str) -> dict[str, Any]:
+    """The JSON object that this content of a server's is; OperatingError if it is none."""
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        raise unanswered(f"{what} is no JSON: {error}", url) from None
+    if not isinstance(document, dict):
+        raise unanswered(f"{what} is no JSON object", url)
+    return document
+
+
+def code_of(reply: Reply) -> str:
+    """The code of the problem in a reply; empty if it is something else."""
+    try:
+        document = json.loads(reply.content)
+        return str(document["type"]).rpartition(":")[2]
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def error_of(got: Reply | NoReply, url: str) -> StatesideError:
+    """The error that a reply, or no reply, means."""
+    if isinstance(got, NoReply):
+        return unanswered(got.reason, url)
+    try:
+        document = document_of(got, url)
+    except OperatingError:
+        return unanswered(f"HTTP {got.status}, and no problem document", url)
+    return problem_error(document)
+
+
+def unanswered(reason: str, url: str) -> OperatingError:
+    """For whoever did not answer as a Stateside server does."""
+    return OperatingError(
+        f"No Stateside server answered: {reason}",
+        where=url,
+        next_step="Start `stateside serve` there, or give its address with --url",
+    )
+
+
+def problem_error(document: Mapping[str, Any]) -> StatesideError:
+    """The error that a problem document tells of."""
+    code = str(document.get("type", "")).rpartition(":")[2]
+    kind = _KINDS.get(code, StatesideError)
+    detail = str(document.get("detail", "The server answered with an error"))
+    error = kind(detail, next_step=document.get("next_step"))
+    if isinstance(error, Misdirected):
+        error.location = document.get("location")
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One event: its kind, its data, and the id that it has, if it has one itself."""
+
+    kind: str
+    data: str
+    id: str | None
+
+
+@dataclass
+class Lines:
+    """Takes lines, and gives an event whenever one is complete."""
+
+    _kind: str = ""
+    _data: list[str] = field(default_factory=list)
+    _id: str | None = None
+
+    def take(self, line: str) -> ServerSentEvent | None:
+        """The event that this line completes, if it does."""
+        if not line:
+            return self._complete()
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match name:
+            case "event":
+                self._kind = value
+            case "data":
+                self._data.append(value)
+            case "id" if "\0" not in value:
+                self._id = value
+        return None
+
+    def _complete(self) -> ServerSentEvent | None:
+        event = ServerSentEvent(self._kind or "message", "\n".join(self._data), self._id) if self._data else None
+        self._kind, self._data, self._id = "", [], None
+        return event

@@ -1,0 +1,1 @@
+"""Point lookups answered where their bytes arrive: deletable without changing an answer."""

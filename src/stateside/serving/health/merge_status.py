@@ -1,0 +1,43 @@
+"""The condition of a journal that nodes write: how far its logs are merged, and what waits for a missing event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stateside.core.errors import StatesideError
+from stateside.journal.merge import MergedStream
+from stateside.journal.nodes.log import node_logs
+from stateside.journal.writer import NODES
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCondition:
+    """`behind`: of each log the durable events that are not in the stream; `gap_s`: how long the first one has waited.
+
+    `trouble`: something of it cannot be read; then the rest is not known.
+    """
+
+    gaps: int = 0
+    gap_s: float = 0.0
+    behind: Mapping[str, int] = field(default_factory=dict)
+    trouble: bool = False
+
+
+def merge_condition(journal: Path, now_us: int) -> MergeCondition | None:
+    """That of the journal in this folder; None if no nodes write it. Reads end marks and last frames, no more."""
+    if not (journal / NODES).is_dir():
+        return None
+    try:
+        return _condition(journal, now_us)
+    except (OSError, StatesideError):
+        return MergeCondition(trouble=True)
+
+
+def _condition(journal: Path, now_us: int) -> MergeCondition:
+    stream = MergedStream(journal)
+    stalled, done = stream.stalled(), stream.sources().done
+    behind = {name: log.durable_end().offset - done[name] for name, log in node_logs(journal).items()}
+    since_us = min((gap.since_us for gap in stalled.shown), default=now_us)
+    return MergeCondition(stalled.count, max(0, now_us - since_us) / 1_000_000, behind)

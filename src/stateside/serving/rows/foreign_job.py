@@ -1,0 +1,32 @@
+"""What a folder tells of a job that is not ours: which views are refused, and what is waited for. One small file."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from stateside.core.layout import Layout
+from stateside.core.storage import write_atomically
+from stateside.views.inference import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignJob:
+    """`note` says what is waited for, or wrong, with the checkpoint as a whole."""
+
+    note: str | None = None
+    refused: tuple[Refusal, ...] = ()
+
+    @classmethod
+    def load(cls, layout: Layout) -> ForeignJob:
+        """What is told in this folder; nothing in an application's, or if it cannot be read."""
+        with suppress(FileNotFoundError, ValueError, TypeError, LookupError):
+            document = json.loads(layout.inferred.read_bytes())
+            return cls(document["note"], tuple(Refusal(**refusal) for refusal in document["refused"]))
+        return cls()
+
+    def store(self, layout: Layout) -> None:
+        """Tell it, if something else was told before."""
+        if self != ForeignJob.load(layout):
+            write_atomically(layout.inferred, json.dumps(asdict(self), indent=2).encode(), durable=False)

@@ -1,0 +1,239 @@
+"""Scans: the rows of a view page by page, filtered, in the order of their keys or of a column.
+
+All pages of a question are of the batch of the first one (see `cursor`). A page in key order looks at a bounded number
+of rows: with a filter that few rows meet it comes back short, or empty, with a cursor to go on from. A page in another
+order looks at all rows of the question's range, each time: that must not be too many, and the answer has the first few.
+
+Cursors: where the next page of a question begins. Whoever has one gets no row that they could not ask for, because
+every page is answered within the scope of who asks. A scoped token gets it encrypted (`access.position_codec`), as the
+last key that a page looked at may be another's.
+
+    cursor := base64url without padding of: 6 bytes of blake2b over the rest, JSON
+    JSON   := {"v": 1, "view": …, "batch": …, "fingerprint": …, "after": key in hex, "question": hash}
+
+A question's pages are all of one batch: the one that the first page was of, out of the replica's history. The
+fingerprint says of which run; `after` is the last key that the page looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Any, Final
+
+from stateside.core.errors import CursorInvalid, RequestInvalid
+from stateside.replica.store import Snapshot
+from stateside.serving.access.position_codec import PositionCodec
+from stateside.serving.rows.floor import NEWEST, AsOf, Floor
+from stateside.serving.rows.order import Found
+from stateside.serving.rows.row_query import RowQuery
+from stateside.serving.rows.scope import EVERYTHING, Scope, check_held
+from stateside.serving.rows.values import is_whole
+from stateside.serving.rows.view_reader import ViewReader
+from stateside.serving.stamp import Stamp
+from stateside.spark_state.unsafe_row import Value
+
+VERSION: Final = 1
+_CHECK_BYTES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Behind which key, of which batch, the page of this question begins."""
+
+    view: str
+    batch: int
+    fingerprint: str
+    after: bytes
+    question: str
+
+    def __str__(self) -> str:
+        document = {"v": VERSION, **asdict(self), "after": self.after.hex()}
+        content = json.dumps(document, separators=(",", ":")).encode()
+        return base64.urlsafe_b64encode(_check(content) + content).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str, view: str, question: str) -> Cursor:
+        """The cursor in a text; CursorInvalid if it is damaged, or of another view or question."""
+        try:
+            cursor = cls._parse(text)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise _invalid("This is no cursor, or a damaged one") from None
+        if (cursor.view, cursor.question) != (view, question):
+            raise _invalid("This cursor belongs to another view or another question")
+        return cursor
+
+    @classmethod
+    def _parse(cls, text: str) -> Cursor:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        check, content = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+        document: dict[str, Any] = json.loads(content)
+        cursor = cls(
+            view=str(document["view"]),
+            batch=int(document["batch"]),
+            fingerprint=str(document["fingerprint"]),
+            after=bytes.fromhex(document["after"]),
+            question=str(document["question"]),
+        )
+        if (
+            cursor.batch < 0 or check != _check(content) or str(cursor) != text
+        ):  # so all of it is as `str` would write it
+            raise ValueError(text)
+        return cursor
+
+
+def _check(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_CHECK_BYTES).digest()
+
+
+def _invalid(what: str) -> CursorInvalid:
+    return CursorInvalid(
+        what, next_step="Give it as the page before had it, with the same question; or begin anew, without it"
+    )
+
+
+ROWS_LOOKED_AT_MAX = 20_000  # by a page in key order
+ORDERED_ROWS_MAX = 200_000  # in the range of a question in another order
+_BEHIND = b"\xff"  # behind a key's first parts: what follows them begins with 00 or 01
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPage:
+    """Some of a question's rows, the stamp of the batch that all its pages are of, and where the next page begins."""
+
+    stamp: Stamp
+    rows: list[dict[str, Any]]
+    cursor: str | None
+
+
+async def page(
+    reader: ViewReader,
+    question: RowQuery,
+    floor: Floor,
+    *,
+    as_of: AsOf = NEWEST,
+    cursor: str | None = None,
+    scope: Scope = EVERYTHING,
+) -> ScanPage:
+    """A page of a question: the first one or, with a cursor, the one that begins there.
+
+    The floor is the first page's: the others are of the same batch, whatever it says. CursorInvalid for a cursor of
+    another question, HistoryGone once the replica's history has no longer the batch, AccessDenied for another's key.
+    """
+    narrowed = partial(question.filter.narrowed, reader.shape)
+    key = narrowed(scope.narrowed(narrowed(question.key)))  # what a filter names is asked for, and may be another's
+    after, positions = None, floor.positions
+    if cursor is not None:
+        begun = Cursor.parse(positions.parse_cursor(cursor), reader.shape.catalogue.view, question.digest())
+        if as_of.batch not in (None, begun.batch):
+            raise CursorInvalid(
+                f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for",
+                next_step="Ask with the cursor alone: it stays on its batch",
+            )
+        floor, as_of, after = Floor(wait_ms=floor.wait_ms), AsOf(begun.batch, begun.fingerprint), begun.after
+
+    def read(snapshot: Snapshot, stamp: Stamp) -> ScanPage:
+        return _Scan(reader, question, scope, key, snapshot, stamp, positions).page(after)
+
+    async with reader.ordering if question.order is not None else nullcontext():
+        return await reader.read(floor, read, as_of, aside=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """A question in one snapshot."""
+
+    reader: ViewReader
+    question: RowQuery
+    scope: Scope
+    key: Sequence[Value]
+    snapshot: Snapshot
+    stamp: Stamp
+    positions: PositionCodec
+
+    def page(self, after: bytes | None) -> ScanPage:
+        """The page behind a key; the first one without."""
+        codec = self.reader.shape.codec
+        check_held(self.stamp, codec, codec.encode(self.key), scattered=self.question.source == "live")
+        in_order = self._in_key_order if self.question.order is None else self._in_order
+        rows, last = in_order(after)
+        stamp = replace(self.stamp, source=self.question.source)
+        shown = [self.question.show(values) for values in rows]
+        return ScanPage(stamp, shown, None if last is None else self._cursor(last))
+
+    def _in_key_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+        """Rows, and the last key that was looked at if there are more behind it."""
+        rows: list[Sequence[Value]] = []
+        last = None
+        for looked_at, (key, row) in enumerate(self._range(after)):
+            if last is not None and (len(rows) == self.question.limit or looked_at == ROWS_LOOKED_AT_MAX):
+                return rows, last
+            last, values = key, self._values(key, row)
+            if self._wanted(values):
+                rows.append(values)
+        return rows, None
+
+    def _in_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+        """The same in the question's order; the last key is that of the last row."""
+        order, limit = self.question.order, self.question.limit
+        assert order is not None
+        rows = self._all_rows()
+        if after is not None:
+            last = self._row_of(after)
+            rows = (row for row in rows if order.is_behind(row, last))
+        first = order.first(rows, limit + 1)
+        return [values for _, values in first[:limit]], first[limit - 1][0] if len(first) > limit else None
+
+    def _all_rows(self) -> Iterator[Found]:
+        for looked_at, (key, row) in enumerate(self._range(None)):
+            if looked_at == ORDERED_ROWS_MAX:
+                raise RequestInvalid(
+                    f"More than {ORDERED_ROWS_MAX:,} rows would have to be put in order",
+                    next_step="Narrow them down by the key's first parts, ask in key order, or ask with SQL",
+                )
+            values = self._values(key, row)
+            if self._wanted(values):
+                yield key, values
+
+    def _row_of(self, key: bytes) -> Found:
+        """The row that the page before ended with: it is of the same batch."""
+        for found, row in self._range(None, key):
+            if found == key and self._wanted(values := self._values(found, row)):
+                return found, values
+            break
+        raise CursorInvalid("The row that this cursor names is not there", next_step="Begin anew, without it")
+
+    def _range(self, after: bytes | None, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
+        """The keys of the question's range behind `after`, in order, with their rows, or their values if sealed."""
+        prefix = self.reader.shape.codec.encode(self.key)
+        begin = max(prefix, first, b"" if after is None else after + b"\x00")
+        live: Iterator[tuple[bytes, Any]] = iter(())
+        if self.question.source != "archive":
+            live = self.snapshot.between(begin, prefix + _BEHIND)
+        if self.question.source == "live" or self.reader.sealed is None:
+            return live
+        if is_whole(self.reader.shape.key_parts, self.key):
+            found = list(live)
+            if found:  # a key is live or sealed, never both
+                return iter(found)
+        sealed = (row for row in self.reader.sealed.rows(self.key, self.stamp.batch) if row[0] >= begin)
+        return heapq.merge(live, sealed, key=itemgetter(0))
+
+    def _values(self, key: bytes, row: Any) -> Sequence[Value]:
+        return self.reader.shape.values(key, row) if isinstance(row, bytes) else row
+
+    def _wanted(self, values: Sequence[Value]) -> bool:
+        return self.scope.has(values) and self.question.filter.meets(values)
+
+    def _cursor(self, last: bytes) -> str:
+        batch = self.snapshot.batch()
+        assert batch is not None, "a stamp was made of it"
+        cursor = Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest())
+        return self.positions.cursor(str(cursor))

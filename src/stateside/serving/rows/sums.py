@@ -1,0 +1,231 @@
+"""Sliding sums: a range of a tumbling window's buckets, combined into one row when it is asked for.
+
+The state holds every event once, in its bucket; any range of whole buckets is a sum that a reader can ask for. Which
+range:
+
+    from, to      times, each on a bucket's border; a time inside a bucket is refused, never moved
+    last          a duration of whole buckets (90s, 15m, 24h, 7d), counted back from `to`
+    no to         the end of this key's newest bucket or, if that is later, of the bucket that holds the newest event
+                  that the watermark has seen: the same for all keys, so that a key without new events goes down to none
+    no from, last all buckets of this key that are in the state
+
+A computed column of a range is the sum of its buckets' values, as in a rollup; not what the steps would make of the
+range's number as a whole.
+
+Under a watermark, buckets whose end it has passed have left the state: a range that begins before them is refused,
+because their numbers would be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateside.core.errors import RequestInvalid
+from stateside.replica.keys import KeyCodec
+from stateside.replica.store import Snapshot
+from stateside.serving.stamp import Stamp, iso_time, parse_time
+from stateside.spark_state.unsafe_row import Value
+from stateside.views.catalogue import Catalogue, Window
+from stateside.views.computed import ComputedColumns, ComputedSum
+from stateside.views.finalisers import Finaliser
+from stateside.views.state_catalogue import Decoder
+
+BUCKETS_MAX = 10_000
+_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
+_UNITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRange:
+    """The range that a reader asks for; see the module's text."""
+
+    from_us: int | None = None
+    to_us: int | None = None
+    last_us: int | None = None
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, str]) -> BucketRange:
+        """The span in a request's parameters; RequestInvalid if they are none."""
+        times = {name: _time(name, parameters[name]) for name in ("from", "to") if name in parameters}
+        last = parameters.get("last")
+        if last is not None and "from" in times:
+            raise RequestInvalid("Both from and last are given", next_step="Give one of them")
+        return cls(times.get("from"), times.get("to"), None if last is None else _duration(last))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A range of buckets combined: the range, how many buckets it has, and their values; None without buckets."""
+
+    start_us: int
+    end_us: int
+    buckets: int
+    values: tuple[Value, ...] | None
+
+
+class BucketSums:
+    """Combines the buckets of one view."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        codec: KeyCodec,
+        decoder: Decoder,
+        finalisers: Sequence[Finaliser],
+        computed: ComputedColumns,
+    ) -> None:
+        self._catalogue, self._codec, self._decoder, self._finalisers = catalogue, codec, decoder, finalisers
+        self._computed = computed
+
+    def window(self, key: Sequence[Value]) -> Window:
+        """The view's window; RequestInvalid if the view has none, or its buckets of this key cannot be combined."""
+        window, names = self._catalogue.window, [column.name for column in self._catalogue.key]
+        view = self._catalogue.view
+        if window is None:
+            raise RequestInvalid(
+                f"The view {view!r} has no buckets to sum", next_step='Let it group by F.window("time", size) as well'
+            )
+        if names[-1] != window.column:
+            raise RequestInvalid(
+                f"The view {view!r} cannot be summed: its window is not the last part of its key",
+                next_step=f"Declare the view with {window.column!r} last in its key",
+            )
+        if len(key) != len(names) - 1:
+            raise RequestInvalid(
+                "A sum is over the buckets of one key", next_step=f"Give the parts: {', '.join(names[:-1])}"
+            )
+        for each in self._finalisers:
+            if each.apart:
+                raise RequestInvalid(
+                    f"The column {each.column.name!r} cannot be combined over buckets: {each.apart}",
+                    next_step="Give it a view of its own, or use max_by or min_by of the event's time",
+                )
+        return window
+
+    def read(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> Sum | None:
+        """The sum in this snapshot; None if no range was given and there is no bucket to tell one by."""
+        window = self.window(key)
+        bounds = self._bounds(snapshot, stamp, key, span, window)
+        if bounds is None:
+            return None
+        start_us, end_us = bounds
+        _check_borders(start_us, end_us, window)
+        if span.from_us is not None or span.last_us is not None:
+            _check_live(start_us, window, stamp)
+        buckets, values = self._combine(key, self._buckets(snapshot, key, start_us, end_us))
+        return Sum(start_us, end_us, buckets, values)
+
+    def _bounds(
+        self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange, window: Window
+    ) -> tuple[int, int] | None:
+        prefix = self._codec.encode(key)
+        end_us = self._newest_end(snapshot, stamp, prefix, window) if span.to_us is None else span.to_us
+        if end_us is None:
+            return None
+        if span.last_us is not None:
+            return end_us - span.last_us, end_us
+        if span.from_us is not None:
+            return span.from_us, end_us
+        oldest = next(snapshot.range(prefix), None)
+        return None if oldest is None else (self._border(oldest[0], 0), end_us)
+
+    def _newest_end(self, snapshot: Snapshot, stamp: Stamp, prefix: bytes, window: Window) -> int | None:
+        newest = snapshot.last(prefix)
+        ends = [] if newest is None else [self._border(newest, 1)]
+        if window.delay_us is not None and stamp.watermark_us > 0:
+            seen_us = stamp.watermark_us + window.delay_us
+            ends.append(seen_us - (seen_us - window.offset_us) % window.size_us + window.size_us)
+        return max(ends, default=None)
+
+    def _border(self, key: bytes, which: int) -> int:
+        bucket = self._codec.decode(key)[-1]
+        assert isinstance(bucket, tuple)
+        border = bucket[which]
+        assert isinstance(border, int)
+        return border
+
+    def _buckets(
+        self, snapshot: Snapshot, key: Sequence[Value], start_us: int, end_us: int
+    ) -> Iterator[tuple[Value, ...]]:
+        first, end = (self._codec.encode([*key, (border_us,)]) for border_us in (start_us, end_us))
+        for number, (_, row) in enumerate(snapshot.between(first, end)):
+            if number == BUCKETS_MAX:
+                raise RequestInvalid(
+                    f"More than {BUCKETS_MAX} buckets lie in this range", next_step="Ask for a shorter one"
+                )
+            yield self._decoder.decode(row)
+
+    def _combine(self, key: Sequence[Value], rows: Iterator[tuple[Value, ...]]) -> tuple[int, tuple[Value, ...] | None]:
+        combined: list[Any] | None = None
+        computed = ComputedSum(self._computed.columns)
+        count = 0
+        for row in rows:
+            count += 1
+            buffers = [[row[place] for place in each.places] for each in self._finalisers]
+            if self._computed.columns:
+                computed.add(self._computed.values(key, self._finished(buffers)))
+            if combined is None:
+                combined = buffers
+            else:
+                pairs = zip(self._finalisers, combined, buffers, strict=True)
+                combined = [each.merge(before, further) for each, before, further in pairs]
+        if combined is None:
+            return 0, None
+        return count, (*self._finished(combined), *computed.values())
+
+    def _finished(self, buffers: Sequence[Any]) -> list[Value]:
+        return [each.finish(part) for each, part in zip(self._finalisers, buffers, strict=True)]
+
+
+def _check_borders(start_us: int, end_us: int, window: Window) -> None:
+    for name, time_us in (("begins", start_us), ("ends", end_us)):
+        if (time_us - window.offset_us) % window.size_us:
+            below_us = time_us - (time_us - window.offset_us) % window.size_us
+            raise RequestInvalid(
+                f"The range {name} at {iso_time(time_us)}, inside a bucket; buckets are {_text(window.size_us)} long",
+                next_step=f"Take {iso_time(below_us)} or {iso_time(below_us + window.size_us)}",
+            )
+    if start_us >= end_us:
+        raise RequestInvalid(
+            f"The range from {iso_time(start_us)} to {iso_time(end_us)} is empty", next_step="Let it end later"
+        )
+
+
+def _check_live(start_us: int, window: Window, stamp: Stamp) -> None:
+    """Refuse a range whose first buckets have left the state."""
+    if window.delay_us is None or start_us + window.size_us > stamp.watermark_us:
+        return
+    closed_us = stamp.watermark_us - (stamp.watermark_us - window.offset_us) % window.size_us
+    raise RequestInvalid(
+        f"The range begins at {iso_time(start_us)}, but buckets before {iso_time(closed_us)} are closed and have left "
+        "the state",
+        next_step="Ask for a later range, or run the view with a longer delay in withWatermark",
+    )
+
+
+def _time(name: str, text: str) -> int:
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        raise RequestInvalid(
+            f"The parameter {name} is {text[:80]!r}, which is no time", next_step="Write it like 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def _duration(text: str) -> int:
+    matched = _DURATION.fullmatch(text)
+    if not matched or not int(matched[1]):
+        raise RequestInvalid(
+            f"The parameter last is {text[:80]!r}, which is no duration", next_step="Write it like 90s, 15m, 24h or 7d"
+        )
+    return int(matched[1]) * _UNITS_US[matched[2]]
+
+
+def _text(duration_us: int) -> str:
+    for unit, unit_us in reversed(_UNITS_US.items()):
+        if duration_us % unit_us == 0:
+            return f"{duration_us // unit_us}{unit}"
+    return f"{duration_us} µs"

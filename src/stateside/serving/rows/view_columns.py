@@ -1,0 +1,124 @@
+"""The columns of a view as questions name them: which are shown, and which can be compared with a value.
+
+Compared are columns of plain types, and the fields of structs as `window.start`; neither arrays nor maps nor intervals.
+Null stands before everything else, NaN behind it, -0.0 and 0.0 are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateside.core.errors import KeyInvalid, RequestInvalid
+from stateside.replica.keys import keyable
+from stateside.serving.rows.values import Render, parse, renderer_if_any
+from stateside.spark_state.types import Primitive, SparkType, Struct
+from stateside.spark_state.unsafe_row import Value
+
+Values = Sequence[Value]
+
+_FLOATS = (Primitive("float"), Primitive("double"))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparable:
+    """A column, or a field inside of one, whose values can be compared; `places` lead to it in a row's values."""
+
+    name: str
+    type: SparkType
+    places: tuple[int, ...]
+
+    def of(self, values: Values) -> Value:
+        """Its value in a row."""
+        found: Any = values
+        for place in self.places:
+            if found is None:
+                return None
+            found = found[place]
+        return found  # type: ignore[no-any-return]
+
+    def parse(self, text: str) -> Value:
+        """The value that a text stands for, written as in a key; RequestInvalid if it is none of this type."""
+        try:
+            return parse(self.name, self.type, text)
+        except KeyInvalid as error:
+            raise RequestInvalid(
+                error.what.replace("the key's part", "the column"), next_step=error.next_step
+            ) from None
+
+    def rank(self, value: Value) -> tuple[Any, ...]:
+        """What values are compared by."""
+        if value is None:
+            return (0,)
+        if self.type in _FLOATS:
+            assert isinstance(value, float)
+            return (2,) if math.isnan(value) else (1, value)
+        return (1, value)
+
+
+class Show:
+    """Makes rows of an answer out of rows' values: with these columns, each from its place, rendered if need be."""
+
+    def __init__(self, columns: Sequence[tuple[str, int, Render | None]]) -> None:
+        self._columns = columns
+        self._names = [name for name, _, _ in columns]
+
+    def __call__(self, values: Values) -> dict[str, Any]:
+        """One row."""
+        return {
+            name: values[place] if render is None else render(values[place]) for name, place, render in self._columns
+        }
+
+    def all(self, rows: Sequence[Values]) -> list[dict[str, Any]]:
+        """Many of them, a column at a time."""
+        given = list(zip(*rows, strict=True))
+        if not given or not self._columns:
+            return [self(row) for row in rows]
+        shown = [given[place] if render is None else map(render, given[place]) for _, place, render in self._columns]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*shown, strict=True)]
+
+
+class ColumnSet:
+    """All columns of a view, in the order in which rows have them: the key's, the values', the computed ones."""
+
+    def __init__(self, columns: Sequence[tuple[str, SparkType]]) -> None:
+        self.types = dict(columns)
+        self._render = {name: (place, renderer_if_any(type_)) for place, (name, type_) in enumerate(columns)}
+        self.shown = self.shower(list(self.types))
+        found = [each for place, (name, type_) in enumerate(columns) for each in _comparable(name, type_, (place,))]
+        found.sort(key=lambda each: -len(each.places))
+        self._comparable = {each.name: each for each in found}  # the last counts: a column, not a field called alike
+
+    def comparable(self, name: str) -> Comparable:
+        """The column of this name; RequestInvalid if there is none that can be compared."""
+        if name not in self._comparable:
+            raise RequestInvalid(f"There is no column {name[:80]!r} that can be compared", next_step=self.advice())
+        return self._comparable[name]
+
+    def named_first(self, text: str) -> list[Comparable]:
+        """The columns whose names a text begins with, the longest name first."""
+        fitting = [each for name, each in self._comparable.items() if text.startswith(name)]
+        return sorted(fitting, key=lambda each: -len(each.name))
+
+    def shower(self, names: Sequence[str]) -> Show:
+        """What makes the row of an answer, with these columns, out of a row's values; RequestInvalid for another."""
+        for name in names:
+            if name not in self.types:
+                raise RequestInvalid(
+                    f"There is no column {name[:80]!r}", next_step=f"There are: {', '.join(self.types)}"
+                )
+        return Show([(name, *self._render[name]) for name in names])
+
+    def advice(self) -> str:
+        """Which columns can be compared."""
+        return f"These can be: {', '.join(sorted(self._comparable))}"
+
+
+def _comparable(name: str, type_: SparkType, places: tuple[int, ...]) -> Iterator[Comparable]:
+    if isinstance(type_, Struct):
+        for place, (field, part) in enumerate(zip(type_.names, type_.types, strict=True)):
+            yield from _comparable(f"{name}.{field}", part, (*places, place))
+    elif keyable(type_):
+        yield Comparable(name, type_, places)

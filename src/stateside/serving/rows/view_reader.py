@@ -1,0 +1,247 @@
+"""The reader of a view: what it is asked is answered from one snapshot of its replica, with that snapshot's stamp."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import KeyInvalid, NotFreshEnough
+from stateside.core.layout import ViewLayout
+from stateside.core.storage import Storage
+from stateside.replica.store import ReplicaReader, Snapshot
+from stateside.serving.rows.archive_rows import SealedRows
+from stateside.serving.rows.floor import NEWEST, STUCK, AsOf, Floor
+from stateside.serving.rows.scope import EVERYTHING, Scope, check_held
+from stateside.serving.rows.shape import Shape
+from stateside.serving.rows.sums import BucketRange
+from stateside.serving.stamp import Stamp, iso_time
+from stateside.spark_state.unsafe_row import Value
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import KnownSteps
+from stateside.views.heartbeat import Heartbeat
+
+ROWS_MAX = 10_000
+ORDERED_AT_A_TIME_MAX = 2  # reads in another order than that of the keys
+POLL_S = 0.01
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAnswer:
+    """Rows, objects by column name, and the stamp of the snapshot that they come from."""
+
+    stamp: Stamp
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SumAnswer:
+    """One row, or none, with the columns of a range of buckets combined; the range, if there was any; the stamp."""
+
+    stamp: Stamp
+    rows: list[dict[str, Any]]
+    range: dict[str, str] | None
+    buckets: int
+
+
+class _NotYet(Exception):
+    """What the replica lacks of what was asked for, and why it does not move, if it does not."""
+
+    def __init__(self, missing: str, trouble: str | None) -> None:
+        super().__init__(missing)
+        self.missing, self.trouble = missing, trouble
+
+
+class ViewReader:
+    """Reads one view's replica: its own, or one that is given, and is then not closed with it.
+
+    `sealed` has the rows that have left the state for the view's archive; None without one. `ordering` is held by reads
+    that may take seconds: so few at a time that others find a thread.
+    """
+
+    def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
+        self.clock = clock or SystemClock()
+        steps = KnownSteps(layout.name, layout.steps)
+        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
+        self.sealed = SealedRows.of(self.shape, layout)
+        self.ordering = asyncio.Semaphore(ORDERED_AT_A_TIME_MAX)
+        self._heartbeat = layout.heartbeat
+        self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
+        self._owns_replica = replica is None
+        self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
+
+    @property
+    def replica(self) -> ReplicaReader:
+        """What the rows are read from, for those who read many snapshots."""
+        return self._replica
+
+    def stamp_of(self, snapshot: Snapshot) -> Stamp | None:
+        """The stamp of what is made of this snapshot; None before the first batch."""
+        return self._stamp(snapshot)
+
+    def close(self) -> None:
+        """Let the replica go."""
+        if self._owns_replica:
+            self._replica.close()
+
+    async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> ViewAnswer:
+        """The live rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
+        prefix = self.shape.codec.encode(key)
+
+        def rows(snapshot: Snapshot, stamp: Stamp) -> ViewAnswer:
+            check_held(stamp, self.shape.codec, prefix)
+            return ViewAnswer(stamp, self._rows(snapshot, prefix))
+
+        return await self.read(floor or Floor(), rows)
+
+    async def stamp(self, floor: Floor | None = None) -> Stamp:
+        """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
+        return await self.read(floor or Floor(), lambda snapshot, stamp: stamp)
+
+    async def sum(
+        self,
+        key: Sequence[Value],
+        span: BucketRange,
+        floor: Floor | None = None,
+        as_of: AsOf = NEWEST,
+        scope: Scope = EVERYTHING,
+    ) -> SumAnswer:
+        """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
+        self.shape.sums.window(key)
+        scope.check_all_of(key)
+        return await self.read(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span), as_of)
+
+    async def rollup(
+        self,
+        columns: Sequence[str],
+        parts: Sequence[str],
+        floor: Floor | None = None,
+        as_of: AsOf = NEWEST,
+        scope: Scope = EVERYTHING,
+        *,
+        tallies: bool = False,
+    ) -> ViewAnswer:
+        """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
+        rollups = self.shape.rollups
+        key = scope.narrowed_coarser(columns, rollups.parse_key(columns, parts))
+
+        def rows(snapshot: Snapshot, stamp: Stamp) -> ViewAnswer:
+            return ViewAnswer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX, scope.wanted, tallies=tallies))
+
+        return await self.read(floor or Floor(), rows, as_of)
+
+    async def read(
+        self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf = NEWEST, *, aside: bool = False
+    ) -> T:
+        """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes.
+
+        With `as_of` that is a snapshot of this batch; HistoryGone if it is too old. What takes longer than a
+        millisecond is read `aside`, in a thread, so that other requests are answered meanwhile.
+        """
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            try:
+                if aside:
+                    return await asyncio.to_thread(self._attempt, floor, read, as_of)
+                return self._attempt(floor, read, as_of)
+            except _NotYet as not_yet:
+                if time.monotonic() >= deadline:
+                    raise self._not_fresh_enough(not_yet) from None
+            await asyncio.sleep(POLL_S)
+
+    @contextmanager
+    def held(self, floor: Floor, check: Callable[[], None]) -> Iterator[tuple[Snapshot, Stamp]]:
+        """For a thread that takes its time: a snapshot as `read` gives it, and its stamp.
+
+        Waits like `read`, without asyncio; `check` is called meanwhile, and may raise to end it.
+        """
+        deadline = time.monotonic() + floor.wait_ms / 1_000
+        while True:
+            check()
+            with self._replica.snapshot() as snapshot:
+                stamp = self._stamp(snapshot)
+                missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+                if stamp is not None and missing is None:
+                    yield snapshot, stamp
+                    return
+                not_yet = _NotYet(missing or "", snapshot.trouble())
+            if time.monotonic() >= deadline:
+                raise self._not_fresh_enough(not_yet)
+            time.sleep(POLL_S)
+
+    def _attempt(self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf) -> T:
+        if as_of.batch is not None:
+            self._check_there(as_of.batch)
+        with self._replica.snapshot(as_of.batch, as_of.fingerprint) as snapshot:
+            stamp = self._stamp(snapshot)
+            missing = "it has no batch yet" if stamp is None else floor.missing(stamp)
+            if stamp is None or missing is not None:
+                raise _NotYet(missing or "", snapshot.trouble())
+            return read(snapshot, stamp)
+
+    def _check_there(self, batch: int) -> None:
+        with self._replica.snapshot() as newest:
+            applied = newest.batch()
+            if applied is None or applied.batch < batch:
+                stands = "it has no batch yet" if applied is None else f"it stands at batch {applied.batch}"
+                raise _NotYet(f"{stands}, batch {batch} was asked for", newest.trouble())
+
+    def _not_fresh_enough(self, not_yet: _NotYet) -> NotFreshEnough:
+        heartbeat = Heartbeat.load(self._heartbeat)
+        outage = heartbeat and heartbeat.outage(self.clock.now_us())
+        return NotFreshEnough(
+            f"The view {self.shape.catalogue.view!r} is not fresh enough: {not_yet.missing}"
+            + (f". {outage}" if outage else "")
+            + (STUCK if not_yet.trouble else ""),
+            where=not_yet.trouble,
+            next_step="Ask for less, or again once the job runs"
+            if outage
+            else "Ask again, wait longer (wait_ms), or ask for less",
+        )
+
+    def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for key, row in snapshot.range(prefix):
+            if len(rows) == ROWS_MAX:
+                raise KeyInvalid(f"More than {ROWS_MAX} rows begin with this key", next_step="Give more of its parts")
+            rows.append(self.shape.row(key, row))
+        return rows
+
+    def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> SumAnswer:
+        check_held(stamp, self.shape.codec, self.shape.codec.encode(key), scattered=False)
+        found = self.shape.sums.read(snapshot, stamp, key, span)
+        if found is None:
+            return SumAnswer(stamp, [], None, 0)
+        over = (found.start_us, found.end_us)
+        rows = [] if found.values is None else [self.shape.columns.shown((*key, over, *found.values))]
+        return SumAnswer(stamp, rows, {"from": iso_time(over[0]), "to": iso_time(over[1])}, found.buckets)
+
+    def _stamp(self, snapshot: Snapshot) -> Stamp | None:
+        batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
+        if batch is None:
+            return None
+        catalogue = self.shape.catalogue
+        if catalogue.query not in (None, batch.query):
+            raise NotFreshEnough(
+                f"The checkpoint of the view {catalogue.view!r} is another query's now", next_step="Ask again"
+            )
+        since_us = batch.committed_us if fresh_us is None else fresh_us
+        return Stamp(
+            view=catalogue.view,
+            batch=batch.batch,
+            position=batch.position,
+            watermark_us=batch.watermark_us,
+            committed_us=batch.committed_us,
+            age_ms=max(0, (self.clock.now_us() - since_us) // 1_000),
+            age_basis="commit" if fresh_us is None else "heartbeat",
+            replica=snapshot.replica(),
+            share=snapshot.share_text(),
+            edition=f"{self._look} {batch.fingerprint}",
+        )

@@ -1,0 +1,98 @@
+"""Tables of the archive as DuckDB reads them, and the gate: which of their rows count with the views' stamps.
+
+A table belongs to the view whose sink fills it, and counts with that view's stamp: a sink commits before Spark does, so
+a table may have rows of a batch that the view's snapshot does not have yet. They are read after the snapshot is taken.
+
+- A table with `sealed_batch` has a gate of its own: rows up to the stamp's batch count.
+- An application may know better, and gives its tables' gates (`GatedTable`), as billing does.
+- The rows of any other table all count.
+
+Files are read by Arrow, as far as a statement needs them, and never all at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.archive.table import BATCH_COLUMN
+from stateside.archive.table_reader import FollowedTable, marked_table
+from stateside.core.errors import NotFreshEnough
+from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.sql.row_filter import condition
+from stateside.serving.stamp import Stamp
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
+
+Gate = Callable[[Stamp], pc.Expression]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedTable:
+    """A table that an application fills from a view, and which of its rows count with a stamp of that view.
+
+    `positions` are its columns that tell where in the journal events stand: a scoped token has them not.
+    """
+
+    application: str
+    view: str
+    table: str
+    gate: Gate
+    positions: tuple[str, ...] = ()
+
+
+class ArchiveTables:
+    """The tables of a folder."""
+
+    def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
+        self._layout, self._gated = layout, {(each.application, each.view, each.table): each for each in gated}
+        self._lock = threading.Lock()
+        self._tables: dict[str, FollowedTable] = {}
+
+    def tables(self) -> Mapping[str, str]:
+        """The tables that were made, each with its view; also those whose storage is away."""
+        marks = [(view, mark) for view in self._layout.views() for mark in (view.root / "marks").glob("*.json")]
+        return {mark.stem: view.name for view, mark in marks if marked_table(mark) is not None}
+
+    def schema(self, table: str, view: str) -> pa.Schema:
+        """The table's columns; ArchiveAway or ArchiveInvalid as for `FollowedTable`."""
+        return self._dataset(table, view).schema
+
+    def rows(self, table: str, view: str, application: str, stamp: Stamp, where: Mapping[str, str]) -> pads.Dataset:
+        """The rows that count with this stamp, and have these values; errors as above."""
+        dataset = self._dataset(table, view)
+        gate = self._gated.get((application, view, table))
+        if gate is not None:
+            dataset = dataset.filter(gate.gate(stamp))
+        elif BATCH_COLUMN in dataset.schema.names:
+            dataset = dataset.filter(pc.field(BATCH_COLUMN) <= stamp.batch)
+        return dataset.filter(condition(dataset.schema, where)) if where else dataset
+
+    def hidden(self, table: str, view: str, holder: Principal) -> frozenset[str]:
+        """The columns that this holder does not have."""
+        found = [each.positions for (_, *of), each in self._gated.items() if of == [view, table]]
+        return frozenset(name for names in found for name in names) if holder.is_scoped else frozenset()
+
+    def check_there(self, table: str, view: str) -> None:
+        """ArchiveAway or ArchiveInvalid if the table cannot be read just now."""
+        self._followed(table, view).check_there()
+
+    def _followed(self, table: str, view: str) -> FollowedTable:
+        with self._lock:
+            if table not in self._tables:
+                mark = self._layout.view(view).mark(table)
+                self._tables[table] = FollowedTable(self._layout.table(table), mark)
+            return self._tables[table]
+
+    def _dataset(self, table: str, view: str) -> pads.Dataset:
+        dataset = self._followed(table, view).dataset()
+        if dataset is None:
+            raise NotFreshEnough(f"The table {table!r} was not made yet", next_step="Ask again in a moment")
+        return dataset

@@ -1,0 +1,245 @@
+"""Rows of a replica as Arrow has them: the keys and rows of a snapshot, some ten thousands at once, to a record batch.
+
+Columns have the names and the order that they have in answers. What Arrow can take out of all rows at once is; views
+of state variables and groups, and rollups, are decoded row by row.
+
+Columns of a view out of the state's, many rows at once: what `finalise` and `computed` do with one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.core.storage import Storage
+from stateside.replica.key_blocks import KeyColumns
+from stateside.replica.rollup_tables import RollupRows
+from stateside.spark_state.arrow_rows import RowsToArrow, array_of, arrow_type, plain
+from stateside.spark_state.slices import Slices
+from stateside.spark_state.types import Decimal, Primitive, SparkType, parse_type
+from stateside.spark_state.unsafe_row import RowDecoder
+from stateside.views.catalogue import Catalogue
+from stateside.views.computed import TYPE, KnownSteps
+from stateside.views.finalisers import Finaliser, finaliser
+from stateside.views.state_catalogue import Decoder, stored_schema, value_decoder
+
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_MONTHS = ("interval year", "interval month", "interval year to month")
+_INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
+
+
+def finished(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
+    """The column's values out of its buffers; ValueOverflow if one grew too large for its type."""
+    if type(each).finish is Finaliser.finish:  # the first buffer is the value
+        return buffers[0]
+    found = _at_once(each, buffers)
+    return _one_by_one(each, buffers) if found is None else found
+
+
+def shown_type(type_: SparkType) -> pa.DataType:
+    """The type that SQL has a column of a view in: as in the state, with all intervals as intervals."""
+    return pa.month_day_nano_interval() if _in_months(type_) else arrow_type(type_)
+
+
+def shown(type_: SparkType, column: pa.Array) -> pa.Array:
+    """A column of the state as SQL has it."""
+    if not _in_months(type_):
+        return column if column.type == arrow_type(type_) else column.cast(arrow_type(type_))
+    parts = np.zeros(len(column), _INTERVAL)
+    parts["months"] = _numbers(column)
+    return array_of(pa.month_day_nano_interval(), _there(column), parts)
+
+
+def values_array(type_: SparkType, values: Sequence[object]) -> pa.Array:
+    """Values of the decoder of single rows as an array."""
+    return pa.array([plain(type_, value) for value in values], arrow_type(type_))  # type: ignore[arg-type]
+
+
+def _in_months(type_: SparkType) -> bool:
+    return isinstance(type_, Primitive) and type_.name in _MONTHS
+
+
+def _at_once(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array | None:
+    """None where some row needs a closer look, or there is no way."""
+    match each.column.finaliser:
+        case "try_sum" | "decimal_sum":
+            total, empty = buffers
+            if empty.null_count or pc.any(pc.and_(pc.is_null(total), pc.invert(empty))).as_py():
+                return None  # one was too large
+            return pc.if_else(empty, pa.scalar(None, total.type), total)
+        case "unscaled_sum":
+            return _unscaled(each, buffers[0])
+        case "average" if not buffers[0].null_count and not buffers[1].null_count:
+            totals, counts = (buffer.to_numpy(zero_copy_only=False) for buffer in buffers)
+            with np.errstate(all="ignore"):  # where nothing was counted there is no average
+                return array_of(pa.float64(), counts != 0, totals / counts)
+    return None
+
+
+def _unscaled(each: Finaliser, sums: pa.Array) -> pa.Array | None:
+    assert isinstance(each.type, Decimal)
+    low, largest = _numbers(sums), 10**each.type.precision
+    if len(low) and (int(low.max()) >= largest or int(low.min()) <= -largest):
+        return None
+    return array_of(arrow_type(each.type), _there(sums), np.stack([low, low >> 63], axis=1))
+
+
+def _one_by_one(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
+    rows = zip(*(buffer.to_pylist() for buffer in buffers), strict=True)
+    return values_array(each.type, [each.finish(row) for row in rows])
+
+
+class ComputedArrays:
+    """The computed columns of a view, many rows at once. Rows with the same steps are computed together."""
+
+    def __init__(self, catalogue: Catalogue, steps: KnownSteps) -> None:
+        key, columns = ([each.name for each in some] for some in (catalogue.key, catalogue.columns))
+        self._of = [columns.index(each.of) for each in catalogue.computed]
+        self._by = [key.index(name) for name in catalogue.computed[0].by] if catalogue.computed else []
+        self._steps = steps
+
+    def arrays(self, key: Sequence[pa.Array], columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The computed columns of rows with these keys and these other columns."""
+        if not self._of:
+            return []
+        by = [key[place].dictionary_encode() for place in self._by]
+        kinds, some = _kinds([_numbers(each.indices, -1) for each in by])
+        numbers = [columns[place] for place in self._of]
+        longs, there = [_numbers(each) for each in numbers], [_there(each) for each in numbers]
+        found = [np.zeros(len(each), np.int64) for each in longs]
+        for kind, row in some:
+            texts: list[Any] = [
+                each.dictionary[each.indices[row].as_py()].as_py() if each[row].is_valid else None for each in by
+            ]
+            which = kinds == kind
+            steps = None if None in texts else self._steps.of(tuple(texts))
+            for values, quantities, has in zip(found, longs, there, strict=True):
+                has &= ~which if steps is None else True
+                if steps is not None:
+                    values[which & has] = steps.values(quantities[which & has])
+        return [array_of(pa.int64(), has, values) for has, values in zip(there, found, strict=True)]
+
+
+def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
+    """A number for each row, the same for rows with the same codes; and each of these numbers with one of its rows."""
+    kinds = np.zeros(len(codes[0]), np.int64)
+    for each in codes:
+        kinds = kinds * (int(each.max(initial=0)) + 2) + each + 1
+    found, rows = np.unique(kinds, return_index=True)
+    return kinds, list(zip(found.tolist(), rows.tolist(), strict=True))
+
+
+def _numbers(column: pa.Array, instead: int = 0) -> Longs:
+    """A column's whole numbers, with another one in place of nulls."""
+    filled = column.fill_null(instead) if column.null_count else column
+    numbers: Longs = filled.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _there(column: pa.Array) -> Mask:
+    """Which of its values are not null."""
+    return np.array(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+class ArrowColumns(Protocol):
+    """Makes record batches of keys and rows."""
+
+    schema: pa.Schema
+
+    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
+        """These keys, each with its row."""
+
+
+class ViewColumns:
+    """The columns of a view's rows."""
+
+    def __init__(self, catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> None:
+        self._key = catalogue.key
+        self._finalisers = [finaliser(column) for column in catalogue.columns]
+        self._keys = KeyColumns([column.asked_type for column in catalogue.key])
+        self._stored = _stored(catalogue, storage)
+        self._computed = ComputedArrays(catalogue, steps)
+        columns = [(column.name, column.type) for column in catalogue.key]
+        columns += [(column.name, column.type) for column in catalogue.columns]
+        columns += [(each.name, TYPE) for each in catalogue.computed]
+        self._types = [parse_type(type_) for _, type_ in columns]
+        self.schema = _schema([name for name, _ in columns], self._types)
+
+    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
+        """These rows; ValueOverflow if a number grew too large, CheckpointInvalid if one is not as it should be."""
+        stored = self._stored.columns(rows)
+        asked = zip(self._key, self._keys.arrays(keys), strict=True)
+        key = [array if column.whole is None else stored[column.whole.index] for column, array in asked]
+        columns = [finished(each, [stored[place] for place in each.places]) for each in self._finalisers]
+        arrays = [*key, *columns, *self._computed.arrays(key, columns)]
+        return _batch(self.schema, self._types, arrays, len(keys))
+
+
+class RollupColumns:
+    """The columns of one of a view's rollups: the coarser key's, then those that have a sum."""
+
+    def __init__(self, catalogue: Catalogue, by: Sequence[str]) -> None:
+        types = {column.name: column.asked_type for column in catalogue.key}
+        self._keys = KeyColumns([types[name] for name in by])
+        self._rows = RollupRows(catalogue.columns, catalogue.computed)
+        self._types = [parse_type(types[name]) for name in by]
+        self._sums = [parse_type(type_) for _, type_ in self._rows.columns]
+        self.schema = _schema([*by, *(name for name, _ in self._rows.columns)], [*self._types, *self._sums])
+
+    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
+        """These rows; ValueOverflow if a sum is too large for its type."""
+        values = zip(*map(self._rows.values, rows), strict=True) if rows else [()] * len(self._sums)
+        sums = [values_array(type_, column) for type_, column in zip(self._sums, values, strict=True)]
+        return _batch(self.schema, [*self._types, *self._sums], [*self._keys.arrays(keys), *sums], len(keys))
+
+
+class _Stored(Protocol):
+    def columns(self, rows: Sequence[bytes]) -> Sequence[pa.Array]:
+        """The state's columns of these rows, in the order that the catalogue's `index` counts in."""
+
+
+class _AtOnce:
+    def __init__(self, catalogue: Catalogue, storage: Storage) -> None:
+        self._rows = RowsToArrow(stored_schema(catalogue, storage).value)
+
+    def columns(self, rows: Sequence[bytes]) -> Sequence[pa.Array]:
+        columns: Sequence[pa.Array] = self._rows.batch(Slices.of_all(rows)).columns
+        return columns
+
+
+class _RowByRow:
+    def __init__(self, catalogue: Catalogue, decoder: Decoder) -> None:
+        stored = [buffer for column in catalogue.columns for buffer in column.buffers]
+        types = {buffer.index: parse_type(buffer.type) for buffer in stored}
+        self._decoder, self._types = decoder, types
+
+    def columns(self, rows: Sequence[bytes]) -> Sequence[pa.Array]:
+        decoded = [self._decoder.decode(row) for row in rows]
+        empty = pa.nulls(len(rows))
+        count = max(self._types, default=-1) + 1
+        return [
+            values_array(self._types[place], [row[place] for row in decoded]) if place in self._types else empty
+            for place in range(count)
+        ]
+
+
+def _stored(catalogue: Catalogue, storage: Storage) -> _Stored:
+    decoder = value_decoder(catalogue, storage)
+    return _AtOnce(catalogue, storage) if isinstance(decoder, RowDecoder) else _RowByRow(catalogue, decoder)
+
+
+def _schema(names: Sequence[str], types: Sequence[SparkType]) -> pa.Schema:
+    return pa.schema([pa.field(name, shown_type(type_)) for name, type_ in zip(names, types, strict=True)])
+
+
+def _batch(schema: pa.Schema, types: Sequence[SparkType], arrays: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
+    if not types:  # a view without any columns
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    columns = [shown(type_, array) for type_, array in zip(types, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

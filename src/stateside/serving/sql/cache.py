@@ -1,0 +1,221 @@
+"""What was read of relations, kept for the next statement.
+
+Of each relation there is one state, that of the newest batch that somebody asked for. When the replica has moved on,
+what changed meanwhile is found in its history, and only that is read: so a statement over a view that is being written
+is nearly as fast as one over a view that stands still. Everything is read anew if the history does not reach back, too
+much changed, or the view was declared anew.
+
+Chunks: rows of a relation that lie side by side, in the order of their keys, as Arrow has them.
+
+A chunk has the keys' bytes too, so that it can be *moved* to a later batch: the rows of the keys that changed since
+then are replaced, put in between, or left out, and all others are copied as they are, a column at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateside.serving.sql.arrow_columns import ArrowColumns
+from stateside.serving.sql.sql_query import Ending
+from stateside.spark_state.arrow_rows import array_of
+
+ROWS_MAX = 50_000  # decoded at once; a chunk that grows to twice as many is divided
+Change = tuple[bytes, bytes | None]  # a key, and its row now
+
+
+class Keys(Sequence[bytes]):
+    """Keys one after the other in some bytes: four bytes for each beside its own."""
+
+    __slots__ = ("_content", "_ends")
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._content = b"".join(keys)
+        sizes = np.fromiter(map(len, keys), np.int32, len(keys))
+        self._ends: npt.NDArray[np.int32] = np.cumsum(sizes, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]
+        begin = int(self._ends[place - 1]) if place else 0
+        return self._content[begin : int(self._ends[place])]
+
+    def all(self) -> list[bytes]:
+        """The keys themselves."""
+        ends = self._ends.tolist()
+        return [self._content[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return len(self._content) + self._ends.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows and, in the same order, their keys."""
+
+    keys: Keys
+    rows: pa.RecordBatch
+
+    @classmethod
+    def of(cls, columns: ArrowColumns, keys: Sequence[bytes], rows: Sequence[bytes]) -> Chunk:
+        """The chunk of these rows of a replica."""
+        return cls(Keys(keys), columns.batch(keys, rows))
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return int(self.rows.nbytes) + self.keys.nbytes
+
+    def moved(self, columns: ArrowColumns, changes: Sequence[Change]) -> Iterator[Chunk]:
+        """The same with these changes, in order of their keys: several if it grew too large, none without rows."""
+        there = [(key, row) for key, row in changes if row is not None]
+        new = columns.batch([key for key, _ in there], [row for _, row in there])
+        order, keys = self._order(changes)
+        both = pa.concat_batches([self.rows, new])
+        rows = both.take(array_of(pa.int64(), np.ones(len(order), np.bool_), order))
+        yield from Chunk(keys, rows).divided()
+
+    def divided(self) -> Iterator[Chunk]:
+        """The same as chunks that are not too large; none without rows."""
+        if len(self.keys) <= 2 * ROWS_MAX:
+            yield from [self] if len(self.keys) else []
+            return
+        listed = self.keys.all()
+        for first in range(0, len(listed), ROWS_MAX):
+            yield Chunk(Keys(listed[first : first + ROWS_MAX]), self.rows.slice(first, ROWS_MAX))
+
+    def _order(self, changes: Sequence[Change]) -> tuple[npt.NDArray[np.int64], Keys]:
+        """Which rows there are then, of the old ones and behind them the new ones; and their keys."""
+        order, behind = np.arange(len(self.keys)), len(self.keys)
+        added: list[tuple[int, int, bytes]] = []
+        for key, row in changes:
+            place = bisect_left(self.keys, key)
+            known = place < len(self.keys) and self.keys[place] == key
+            if row is None:
+                if known:
+                    order[place] = -1
+                continue
+            if known:
+                order[place] = behind
+            else:
+                added.append((place, behind, key))
+            behind += 1
+        if not added and not (order < 0).any():
+            return order, self.keys
+        places = [place for place, _, _ in added]
+        keys = np.insert(np.array(self.keys.all(), object), places, np.array([key for _, _, key in added], object))
+        order = np.insert(order, places, [number for _, number, _ in added])
+        return order[order >= 0], Keys(keys[order >= 0].tolist())
+
+
+KEPT_BYTES_MAX = 1 << 30
+KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation, and three quarters of all: a larger one is scanned
+_TURN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RelationState:
+    """What rows depend on: a batch, by its number and fingerprint, of a replica that was made `so`."""
+
+    so: tuple[Any, ...]
+    batch: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRelation:
+    """The rows of a relation in a state. `in_order`: so are the keys, and it can be moved."""
+
+    state: RelationState
+    schema: pa.Schema
+    chunks: tuple[Chunk, ...]
+    in_order: bool = True
+
+    def table(self) -> pa.Table:
+        """All rows; nothing is copied."""
+        return pa.Table.from_batches([chunk.rows for chunk in self.chunks], self.schema)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return sum(chunk.nbytes for chunk in self.chunks)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return sum(len(chunk.keys) for chunk in self.chunks)
+
+    def moved(self, state: RelationState, columns: ArrowColumns, changes: Sequence[Change]) -> CachedRelation:
+        """The rows in a later state, which differs by these changes, in order of their keys."""
+        chunks: list[Chunk] = []
+        if not self.chunks:
+            there = [(key, row) for key, row in changes if row is not None]
+            new = Chunk.of(columns, [key for key, _ in there], [row for _, row in there])
+            return CachedRelation(state, self.schema, tuple(new.divided()))
+        firsts = [chunk.keys[0] for chunk in self.chunks[1:]]
+        touched = {
+            place: list(of) for place, of in groupby(changes, key=lambda change: bisect_right(firsts, change[0]))
+        }
+        for place, chunk in enumerate(self.chunks):
+            chunks.extend(chunk.moved(columns, touched[place]) if place in touched else [chunk])
+        return CachedRelation(state, self.schema, tuple(chunks))
+
+
+class RelationCache:
+    """The kept rows of one SQL process, up to a size; what was not asked for longest goes first."""
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[str, CachedRelation] = OrderedDict()
+        self._turns: dict[str, threading.Lock] = {}
+
+    @property
+    def relation_bytes_max(self) -> int:
+        """How much memory the rows of one relation may take."""
+        return min(KEPT_RELATION_BYTES_MAX, self._bytes_max * 3 // 4)
+
+    def get(self, name: str) -> CachedRelation | None:
+        """What is kept of a relation."""
+        with self._lock:
+            if name in self._rows:
+                self._rows.move_to_end(name)
+            return self._rows.get(name)
+
+    def put(self, name: str, rows: CachedRelation) -> None:
+        """Keep these rows in place of those that were kept of the relation."""
+        with self._lock:
+            self._rows.pop(name, None)
+            self._rows[name] = rows
+            while self.nbytes > self._bytes_max:
+                self._rows.popitem(last=False)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return sum(rows.nbytes for rows in self._rows.values())
+
+    @contextmanager
+    def turn(self, name: str, ending: Ending) -> Iterator[None]:
+        """One reads a relation at a time: the others then find it kept."""
+        with self._lock:
+            turn = self._turns.setdefault(name, threading.Lock())
+        while not turn.acquire(timeout=_TURN_S):
+            ending.check()
+        try:
+            yield
+        finally:
+            turn.release()

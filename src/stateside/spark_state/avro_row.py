@@ -1,0 +1,193 @@
+"""Rows that Spark was told to encode with Avro (`spark.sql.streaming.stateStore.encodingFormat=avro`), without their
+version byte.
+
+    row      := id (i16, little-endian)  record      the id is that of the schema that the row was written with
+    key part := record                               the first of the two parts of a key has no id
+    record   := Avro's binary form of the columns, in the schema that Spark makes of them:
+
+    boolean, float, double, string, binary           as they are
+    byte, short, integer, date                       int; days since 1970
+    long, timestamp, timestamp_ntz                   long; microseconds since 1970
+    decimal                                          fixed, of the fewest bytes that hold its digits, big-endian
+    array, map (with strings as keys), struct        array, map, record
+    column, field of a struct                        union of null and its type; so are arrays, maps and structs inside
+                                                     arrays and maps, other elements are not
+
+A query's value may get other columns when it starts again. Rows then have the new id, older ones keep theirs and are
+read as Avro resolves them: by name, with null for a column that they lack. Keys never change.
+
+How a query's state has its rows encoded: as UnsafeRows, or with Avro, which only a `transformWithState` can have.
+
+That stands in every `offsets/N` and stays what it was when the query first ran. Only RocksDB's store heeds it.
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from io import BytesIO
+from typing import Any
+
+import fastavro
+
+from stateside.core.errors import CheckpointInvalid
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.spark_state.changelog import check_encoding
+from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.unsafe_row import RowDecoder, Value
+
+Versions = Callable[[], Mapping[int, Sequence[Column]]]  # the columns by id, looked up anew
+_ID = struct.Struct("<h")
+_EXACT = decimal.Context(prec=decimal.MAX_PREC)
+_PRIMITIVES = {
+    **{name: name for name in ("boolean", "float", "double", "string", "long")},
+    **dict.fromkeys(("byte", "short", "integer", "date"), "int"),
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), "long"),
+    "binary": "bytes",
+    "void": "null",
+    "null": "null",
+}
+
+
+class AvroDecoder:
+    """Decodes rows into these columns. Without `versions` all rows have the same ones, whatever their id.
+
+    With neither `versions` nor an id before the rows (`identified`), they are first parts of keys. CheckpointInvalid at
+    once for a type that Avro does not have, and at a row that is not as drawn.
+    """
+
+    def __init__(self, columns: Sequence[Column], versions: Versions | None = None, *, identified: bool = True) -> None:
+        self._schema = _schema(columns)
+        self._convert = [(column.name, _converter(parse_type(column.type))) for column in columns]
+        self._versions, self._identified = versions, identified
+        self._written: dict[int, Any] = {}
+
+    def decode(self, row: bytes) -> tuple[Value, ...]:
+        """The row's values, in the order of the columns."""
+        try:
+            written = self._written_as(_ID.unpack_from(row)[0]) if self._identified else self._schema
+            stream = BytesIO(row)
+            stream.seek(_ID.size if self._identified else 0)
+            record: Any = fastavro.schemaless_reader(stream, written, self._schema)
+            return tuple(convert(record[name]) for name, convert in self._convert)
+        except CheckpointInvalid:
+            raise
+        except Exception as error:  # whatever bytes that are no row make go wrong in there
+            raise CheckpointInvalid(f"A row of the state is no Avro as expected: {error!r}") from error
+
+    def _written_as(self, schema_id: int) -> Any:
+        if self._versions is None:
+            return self._schema
+        if schema_id not in self._written:
+            self._written = {number: _schema(columns) for number, columns in self._versions().items()}
+        if schema_id not in self._written:
+            raise CheckpointInvalid(
+                f"A row of the state was written with schema {schema_id}, which is in none of its schema files",
+                next_step="See whether files in _stateSchema were deleted by hand",
+            )
+        return self._written[schema_id]
+
+
+def _schema(columns: Sequence[Column]) -> Any:
+    fields = Struct(tuple(column.name for column in columns), tuple(parse_type(column.type) for column in columns))
+    return fastavro.parse_schema(_record(fields, "row"))
+
+
+def _record(type_: Struct, name: str) -> dict[str, Any]:
+    """Spark's names of records matter to nobody: a name that tells the place is as good, and never there twice."""
+    fields = [
+        {"name": field, "type": _or_null(_avro(part, f"{name}_{place}")), "default": None}
+        for place, (field, part) in enumerate(zip(type_.names, type_.types, strict=True))
+    ]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _avro(type_: SparkType, name: str) -> Any:
+    match type_:
+        case Primitive(plain) if plain in _PRIMITIVES:
+            return _PRIMITIVES[plain]
+        case Decimal():
+            return {"type": "fixed", "name": name, "size": _decimal_bytes(type_)}
+        case Struct():
+            return _record(type_, name)
+        case Array(element):
+            return {"type": "array", "items": _element(element, name)}
+        case Map(Primitive("string"), value):
+            return {"type": "map", "values": _element(value, name)}
+    raise CheckpointInvalid(f"Spark has no Avro for the type {type_}")
+
+
+def _element(type_: SparkType, name: str) -> Any:
+    inner = _avro(type_, name)
+    return _or_null(inner) if isinstance(type_, Struct | Array | Map) else inner
+
+
+def _or_null(avro: Any) -> Any:
+    return avro if avro == "null" else ["null", avro]
+
+
+def _decimal_bytes(type_: Decimal) -> int:
+    return next(size for size in range(1, 18) if 10**type_.precision <= 1 << 8 * size - 1)
+
+
+def _converter(type_: SparkType) -> Callable[[Any], Value]:
+    """What makes our values of fastavro's."""
+    some = _some(type_)
+    return lambda value: None if value is None else some(value)
+
+
+def _some(type_: SparkType) -> Callable[[Any], Value]:
+    match type_:
+        case Decimal():
+            return lambda raw: decimal.Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-type_.scale, _EXACT)
+        case Struct(names, types):
+            fields = [(name, _converter(part)) for name, part in zip(names, types, strict=True)]
+            return lambda record: tuple(convert(record[name]) for name, convert in fields)
+        case Array(element):
+            each = _converter(element)
+            return lambda values: tuple(map(each, values))
+        case Map(_, value):
+            of_value = _converter(value)
+            return lambda pairs: tuple((key, of_value(item)) for key, item in pairs.items())
+    return lambda value: value
+
+
+_SETTING = "spark.sql.streaming.stateStore.encodingFormat"
+
+
+class Encoding(Enum):
+    """A way of encoding rows, by Spark's name for it."""
+
+    UNSAFE_ROW = "unsaferow"
+    AVRO = "avro"
+
+    def decoder(
+        self, columns: Sequence[Column], versions: Versions | None = None, *, identified: bool = True
+    ) -> RowDecoder | AvroDecoder:
+        """A decoder of rows with these columns; see `AvroDecoder` for what the rest means to Avro."""
+        if self is Encoding.AVRO:
+            return AvroDecoder(columns, versions, identified=identified)
+        return RowDecoder(columns)
+
+
+def encoding_of(checkpoint: Checkpoint) -> Encoding:
+    """The encoding of the query's rows; FileNotFoundError before its first batch is committed."""
+    batches = checkpoint.commits()
+    if not batches:
+        raise FileNotFoundError(checkpoint.storage.path("commits"))
+    plan, path = checkpoint.plan(batches[-1]), checkpoint.storage.path(f"offsets/{batches[-1]}")
+    check_encoding(plan, path)
+    return Encoding(plan.conf.get(_SETTING, Encoding.UNSAFE_ROW.value).lower())
+
+
+def refuse_avro(checkpoint: Checkpoint) -> None:
+    """CheckpointInvalid for rows in Avro of an operator that, as far as is known, cannot have them."""
+    if encoding_of(checkpoint) is Encoding.AVRO:
+        raise CheckpointInvalid(
+            "The state's rows are encoded as avro, which can be read of a transformWithState only",
+            where=checkpoint.storage.path("offsets"),
+            next_step=f"Run the query on a new folder with {_SETTING}=unsaferow",
+        )

@@ -1,0 +1,199 @@
+"""The schemas of a state store with column families: what each family's keys and values are made of.
+
+    state/OPERATOR/_metadata/v2/BATCH names, for each start of the query, all schemas that the state ever had,
+    in "stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}], the newest one last:
+
+    state/OPERATOR/_stateSchema/default/NAME := "v3" (UTF)  families (i32)  family*
+    family := name (UTF)  id (i16)  schema (of the key)  id (i16)  schema (of the value)
+              encoder (of the key)  schema (of a map's key, else empty)
+
+where a schema, and the encoder, is a JSON text in chunks (see `schema`). The ids count the versions of a family's key
+and value: with Avro they may change, and every row says which one it was written with.
+
+Column families: the parts that `transformWithState` divides a state store into, one or more a state variable.
+
+A changelog tells families by ids. Their names stand in the snapshots: Spark writes one whenever the families change,
+before the changelog of that batch (see `snapshot`). Ids count up from 1 within a partition and are never given twice,
+unless Spark repartitions the state: that batch is a snapshot, of which they are learnt anew.
+
+Besides the family of its own name a variable may have others, whose names begin with `$`: counts, times to expire.
+
+The value of a list state: its entries one after the other, as RocksDB's own merge of appended values leaves them.
+
+    value     := entry (delimiter entry)*
+    entry     := size (i32, little-endian)  so many bytes: a value as of a value state (see `state_variables`)
+    delimiter := "," with merge operator 1, nothing with merge operator 2
+
+A changelog has `put` with all entries of a list, `merge` with the entries that come after those that the key had, and
+`delete`. Which merge operator a query has stands in every `offsets/N` from Spark 4.2 on, and stays; before there was
+only 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stateside.core.errors import CheckpointInvalid
+from stateside.core.storage import Storage
+from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
+from stateside.spark_state.changelog import Changelog, state_stem
+from stateside.spark_state.checksum import read_checked
+from stateside.spark_state.compression import damaged
+from stateside.spark_state.rocksdb_snapshot import read_contents
+from stateside.spark_state.schema import read_chunks, read_utf
+
+_ID = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A column family of a schema file, its key and value as Spark's JSON has their types."""
+
+    key: dict[str, Any]
+    value: dict[str, Any]
+    encoder: dict[str, Any]
+    key_id: int = 0
+    value_id: int = 0
+
+
+def read_families(storage: Storage, operator: int) -> dict[str, Family]:
+    """The families of an operator's state as they are now; FileNotFoundError before its first batch is planned."""
+    metadata, name = Checkpoint(storage).operator_metadata(operator)
+    try:
+        return list(schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))[-1]
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointInvalid(
+            f"The schemas of the state's column families cannot be read: {error!r}", where=storage.path(name)
+        ) from error
+
+
+def schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[str, Family]]:
+    """The schemas at these paths, of which only the names are used: the checkpoint may have been moved."""
+    *older, newest = [path.rsplit("/", 1)[-1] for path in paths]
+    for name in older:
+        with suppress(FileNotFoundError):  # an old one may be deleted some day
+            yield _read_schema(storage, operator, name)
+    try:
+        yield _read_schema(storage, operator, newest)
+    except FileNotFoundError as error:
+        raise ValueError(f"its schema {newest} is gone") from error
+
+
+def _read_schema(storage: Storage, operator: int, name: str) -> dict[str, Family]:
+    path = f"state/{operator}/_stateSchema/default/{name}"
+    content = read_checked(storage, path)
+    try:
+        version, at_byte = read_utf(content, 0)
+        if version != "v3":
+            raise ValueError(f"version {version!r} is not known")
+        (count,) = struct.unpack_from(">i", content, at_byte)
+        return dict(_families(content, at_byte + 4, count))
+    except (struct.error, ValueError) as error:
+        raise CheckpointInvalid(f"The state's schema cannot be read: {error}", where=storage.path(path)) from error
+
+
+def _families(content: bytes, at_byte: int, count: int) -> Iterator[tuple[str, Family]]:
+    for _ in range(count):
+        name, at_byte = read_utf(content, at_byte)
+        (key_id,) = _ID.unpack_from(content, at_byte)
+        key, at_byte = read_chunks(content, at_byte + _ID.size)
+        (value_id,) = _ID.unpack_from(content, at_byte)
+        value, at_byte = read_chunks(content, at_byte + _ID.size)
+        encoder, at_byte = read_chunks(content, at_byte)
+        _, at_byte = read_chunks(content, at_byte)  # a map's key stands in the key as well
+        yield name, Family(key, value, encoder, key_id, value_id)
+
+
+class ColumnFamilies:
+    """The names of one operator's families, looked up as ids are met, and kept until a snapshot has others."""
+
+    def __init__(self, storage: Storage, operator: int) -> None:
+        self._storage, self._operator = storage, operator
+        self._names: dict[int, dict[int, str]] = {}
+
+    def names(self, commit: Commit, partition: int, changelog: Changelog) -> Mapping[int, str]:
+        """The names by id of at least the families in this changelog; CheckpointInvalid if one has none."""
+        names = self._names.setdefault(partition, {})
+        ids = {change.family for change in changelog.changes if change.family is not None}
+        for snapshot in self._snapshots(commit, partition, changelog):
+            if ids <= names.keys():
+                break
+            names.update(self._mapping(snapshot))
+        unknown = ids - names.keys()
+        if unknown:
+            raise CheckpointInvalid(
+                f"The column family {min(unknown)} is in no snapshot up to batch {commit.batch}",
+                where=self._storage.path(state_stem(commit, self._operator, partition)),
+                next_step="Spark keeps a snapshot for every batch it keeps: see whether files were deleted by hand",
+            )
+        return names
+
+    def learn(self, partition: int, names: Mapping[int, str]) -> None:
+        """Keep the names that a snapshot of this partition has, all that count from its version on."""
+        self._names[partition] = dict(names)
+
+    def _snapshots(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[str]:
+        """The snapshots up to this batch that there may be, newest first, without looking further than is needed."""
+        yield f"{state_stem(commit, self._operator, partition)}.zip"
+        folder = f"state/{self._operator}/{partition}"
+        if commit.state_ids:
+            yield from (f"{folder}/{version}_{state_id}.zip" for version, state_id in reversed(changelog.lineage))
+            return
+        stems = (name.removesuffix(".zip") for name in self._storage.names(folder) if name.endswith(".zip"))
+        older = (int(stem) for stem in stems if stem.isdigit() and int(stem) <= commit.batch)
+        yield from (f"{folder}/{version}.zip" for version in sorted(older, reverse=True))
+
+    def _mapping(self, name: str) -> Mapping[int, str]:
+        try:
+            return read_contents(self._storage, name).families
+        except FileNotFoundError:
+            return {}  # there is no snapshot of that version
+
+
+_SETTING = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
+_DELIMITERS = {"1": b",", "2": b""}
+_SIZE = struct.Struct("<i")
+
+
+def delimiter_of(checkpoint: Checkpoint) -> bytes:
+    """What stands between the entries of the query's lists; FileNotFoundError before its first batch is committed."""
+    batches = checkpoint.commits()
+    if not batches:
+        raise FileNotFoundError(checkpoint.storage.path("commits"))
+    return _delimiter(checkpoint.plan(batches[-1]), checkpoint.storage.path(f"offsets/{batches[-1]}"))
+
+
+def split_entries(value: bytes, delimiter: bytes, path: str) -> list[bytes]:
+    """The entries of a list, or of what was appended to one; CheckpointInvalid if they are not framed as known."""
+    return list(_entries(value, delimiter, path))
+
+
+def _delimiter(plan: Plan, path: str) -> bytes:
+    version = plan.conf.get(_SETTING, "1")
+    if version not in _DELIMITERS:
+        raise CheckpointInvalid(
+            f"Lists are kept by merge operator {version}, which is not known",
+            where=path,
+            next_step=f"Run the query on a new folder with {_SETTING}=2",
+        )
+    return _DELIMITERS[version]
+
+
+def _entries(value: bytes, delimiter: bytes, path: str) -> Iterator[bytes]:
+    at_byte = 0
+    while True:
+        begin = at_byte + _SIZE.size
+        size = _SIZE.unpack_from(value, at_byte)[0] if begin <= len(value) else -1
+        end = begin + size
+        if size < 0 or end > len(value):
+            raise damaged(path, 0, "an entry of a list is cut short")
+        yield value[begin:end]
+        if end == len(value):
+            return
+        if not value.startswith(delimiter, end):
+            raise damaged(path, 0, "two entries of a list are not apart as expected")
+        at_byte = end + len(delimiter)

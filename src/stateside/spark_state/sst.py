@@ -1,0 +1,294 @@
+"""The keys in a table file of RocksDB's (an SST), those of deletions too, which RocksDB itself hides.
+
+    file   := block*  footer (53 bytes)
+    footer := checksum type (u8)  place of the meta index  place of the index  zeros up to 41 bytes
+              format version (u32)  magic number (u64)
+    block  := content  codec (u8)  checksum of content and codec (u32)
+    place  := offset (varint)  size of the content (varint)
+    content, once expanded := entry*  offset of a restart (u32)*  number of restarts (u32)
+    entry  := bytes in common with the key before (varint)  further bytes (varint)  size of the value (varint)
+              further bytes of the key  value
+              in the index without the size; its value is a place, or, if there are bytes in common, the difference of
+              the block's size to the one before it (signed varint), next to which it lies
+    key    := the user's key  kind (u8)  sequence number (7 bytes)       in blocks that the index has the places of
+
+All numbers little-endian. The meta index has the places of other blocks by name, among them the table's properties, and
+deletions of whole ranges, if it has any. Spark writes format version 5; others are not understood here (`SstUnknown`),
+nor is what Spark does not use: partitioned indexes, hash indexes, deletions of ranges.
+
+What a batch changed in a RocksDB store without changelogs, where every version is a snapshot.
+
+Versions share their tables (see `snapshot`), so what is new between two of them is in few files: the batch's own rows
+in a new table, deletions as entries of their own, and what RocksDB has merged meanwhile, in new tables in place of
+several old ones. If neither the tables that came nor those that went have a key, both versions have the same entries of
+it in the same tables, and so the same value. Hence:
+
+1. The keys of the tables that only one of the two versions has, deletions included (`sst`), are all that can have
+   changed.
+2. The new version, opened, tells their values; a key that it has not is gone.
+
+Rows that were only moved from table to table come out as changes to what they were, which does no harm. A table that is
+not understood, or one of the version before that Spark has deleted, leaves nothing but to load the state anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import lz4.block
+import pyarrow as pa
+import xxhash
+
+from stateside.core.errors import CheckpointGap
+from stateside.core.storage import Storage
+from stateside.spark_state.batch_log import Commit
+from stateside.spark_state.changelog import Changelog, row_block, state_stem
+from stateside.spark_state.checksum import crc32c, read_checked
+from stateside.spark_state.compression import damaged
+from stateside.spark_state.rocksdb_snapshot import Contents, StateSnapshot, read_contents
+from stateside.spark_state.slices import ChangeBlock, Slices, StateChange
+
+_FOOTER_BYTES = 53
+_MAGIC = 0x88E241B785F4CFF7
+_VERSIONS = (4, 5)
+_TRAILER = struct.Struct("<BI")
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_KIND_AND_SEQUENCE_BYTES = 8
+_NO_CHECKSUM, _CRC32C, _XXH3 = 0, 1, 4
+_LAST_BYTE_FACTOR = 0x6B9083D9
+_PLAIN, _SNAPPY, _ZLIB, _LZ4, _LZ4HC, _ZSTD = 0, 1, 2, 4, 5, 7
+_RANGE_DELETIONS = b"rocksdb.range_del"
+_PROPERTIES = b"rocksdb.properties"
+_INDEX_TYPE = b"rocksdb.block.based.table.index.type"
+_BINARY_SEARCH = _U32.pack(0)
+Place = tuple[int, int]
+
+
+class SstUnknown(Exception):
+    """A table in a form that is not understood, or damaged: its keys have to be found in another way."""
+
+
+def read_keys(content: bytes) -> Iterator[bytes]:
+    """The keys of a table file, in order, each once; SstUnknown, perhaps after some, if it cannot be read."""
+    try:
+        yield from _Table(content).keys()
+    except (struct.error, IndexError, ValueError, OverflowError, lz4.block.LZ4BlockError, zlib.error) as error:
+        raise SstUnknown(f"the table is damaged: {error!r}") from error
+
+
+class _Table:
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        footer = content[-_FOOTER_BYTES:]
+        if len(footer) < _FOOTER_BYTES or _U64.unpack_from(footer, 45)[0] != _MAGIC:
+            raise SstUnknown("it is no table of RocksDB's")
+        (version,) = _U32.unpack_from(footer, 41)
+        if version not in _VERSIONS:
+            raise SstUnknown(f"tables of format version {version} are not known")
+        self._checksum = footer[0]
+        meta, at_byte = _place(footer, 1)
+        self._index, _ = _place(footer, at_byte)
+        self._check_known({key: _place(value, 0)[0] for key, value in _entries(self._block(meta))})
+
+    def keys(self) -> Iterator[bytes]:
+        before = None
+        for place in _places(self._block(self._index)):
+            for internal, _ in _entries(self._block(place)):
+                key = internal[:-_KIND_AND_SEQUENCE_BYTES]
+                if key != before:
+                    yield key
+                before = key
+
+    def _check_known(self, meta: dict[bytes, Place]) -> None:
+        if _RANGE_DELETIONS in meta:
+            raise SstUnknown("the table has deletions of ranges")
+        properties = dict(_entries(self._block(meta[_PROPERTIES]))) if _PROPERTIES in meta else {}
+        if properties.get(_INDEX_TYPE, _BINARY_SEARCH) != _BINARY_SEARCH:
+            raise SstUnknown("the table's index is of a kind that is not known")
+
+    def _block(self, place: Place) -> bytes:
+        offset, size = place
+        end = offset + size
+        codec, checksum = _TRAILER.unpack_from(self._content, end)
+        stored = self._content[offset:end]
+        self._check(stored, codec, checksum)
+        return _expanded(stored, codec)
+
+    def _check(self, stored: bytes, codec: int, checksum: int) -> None:
+        if self._checksum == _XXH3:
+            found = (xxhash.xxh3_64_intdigest(stored) ^ codec * _LAST_BYTE_FACTOR) & 0xFFFFFFFF
+        elif self._checksum == _CRC32C:
+            found = _masked(crc32c(stored + bytes([codec])))
+        elif self._checksum == _NO_CHECKSUM:
+            return
+        else:
+            raise SstUnknown(f"checksums of type {self._checksum} are not known")
+        if found != checksum:
+            raise SstUnknown("the table is damaged: a block does not match its checksum")
+
+
+def _masked(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _expanded(stored: bytes, codec: int) -> bytes:
+    if codec == _PLAIN:
+        return stored
+    size, at_byte = _varint(stored, 0)
+    if codec == _SNAPPY:  # whose own form begins with the size
+        return bytes(pa.Codec("snappy").decompress(stored, size, asbytes=True))
+    if codec in (_LZ4, _LZ4HC):
+        return bytes(lz4.block.decompress(stored[at_byte:], uncompressed_size=size))
+    if codec == _ZSTD:
+        return bytes(pa.Codec("zstd").decompress(stored[at_byte:], size, asbytes=True))
+    if codec == _ZLIB:
+        return zlib.decompress(stored[at_byte:], -zlib.MAX_WBITS)
+    raise SstUnknown(f"blocks in the codec {codec} are not known")
+
+
+def _end_of_entries(block: bytes) -> int:
+    restarts = int(_U32.unpack_from(block, len(block) - _U32.size)[0])
+    if restarts >> 31:
+        raise SstUnknown("the table has hash indexes in its blocks")
+    end = len(block) - _U32.size * (restarts + 1)
+    if end < 0:
+        raise IndexError("a block is cut short")
+    return end
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of a block."""
+    at_byte, end, key = 0, _end_of_entries(block), b""
+    while at_byte < end:
+        shared, at_byte = _varint(block, at_byte)
+        further, at_byte = _varint(block, at_byte)
+        size, at_byte = _varint(block, at_byte)
+        value_at = at_byte + further
+        if value_at + size > end or shared > len(key):
+            raise IndexError("an entry is cut short")
+        key = key[:shared] + block[at_byte:value_at]
+        at_byte = value_at + size
+        yield key, block[value_at:at_byte]
+
+
+def _places(index: bytes) -> Iterator[Place]:
+    """The places of the blocks with keys."""
+    at_byte, end = 0, _end_of_entries(index)
+    offset = size = 0
+    while at_byte < end:
+        shared, at_byte = _varint(index, at_byte)
+        further, at_byte = _varint(index, at_byte)
+        at_byte += further
+        if shared:
+            difference, at_byte = _varint(index, at_byte)
+            offset, size = offset + size + _TRAILER.size, size + (difference >> 1 ^ -(difference & 1))
+        else:
+            (offset, size), at_byte = _place(index, at_byte)
+        yield offset, size
+
+
+def _place(content: bytes, at_byte: int) -> tuple[Place, int]:
+    offset, at_byte = _varint(content, at_byte)
+    size, at_byte = _varint(content, at_byte)
+    return (offset, size), at_byte
+
+
+def _varint(content: bytes, at_byte: int) -> tuple[int, int]:
+    """A number in seven bits a byte, the low ones first, and the byte after it."""
+    number = content[at_byte]
+    at_byte += 1
+    if number < 0x80:
+        return number, at_byte
+    number &= 0x7F
+    for shift in range(7, 70, 7):
+        byte = content[at_byte]
+        at_byte += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at_byte
+    raise ValueError("a number has no end")
+
+
+KEYS_AT_ONCE = 10_000
+_FAMILY = struct.Struct("<h")
+_DEFAULT = {"default"}
+
+
+def read_version_changes(
+    storage: Storage,
+    before: Commit | None,
+    commit: Commit,
+    operator: int,
+    partition: int,
+    scratch: Path,
+    *,
+    prefixed: bool = False,
+) -> Changelog:
+    """What the batch changed in one partition, of which it and the batch before it (None: it is the first) wrote zips.
+
+    `scratch` is a folder of the reader's own, on the checkpoint's disk if possible. CheckpointGap if there is no zip of
+    the batch, or if the difference to the version before it cannot be told.
+    """
+    name = f"{state_stem(commit, operator, partition)}.zip"
+    contents = _contents(storage, name, commit)
+    older = _contents(storage, f"{state_stem(before, operator, partition)}.zip", before) if before else None
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        keys = sorted(set(_changed_keys(storage, f"state/{operator}/{partition}", contents, older)))
+        with StateSnapshot(storage, name, scratch) as snapshot:
+            values = list(_values(snapshot, keys))
+            if set(contents.families.values()) > _DEFAULT:
+                return Changelog(list(map(_in_family, keys, values)))
+            return Changelog(_plain(keys, values, snapshot.path, prefixed))
+    except FileNotFoundError as error:
+        raise _untold(storage.path(name), commit, f"a table is gone, {error}") from None
+    except (SstUnknown, struct.error, IndexError) as error:
+        raise _untold(storage.path(name), commit, str(error)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _contents(storage: Storage, name: str, commit: Commit) -> Contents:
+    try:
+        return read_contents(storage, name)
+    except FileNotFoundError:
+        raise _untold(storage.path(name), commit, "that version is gone") from None
+
+
+def _changed_keys(storage: Storage, folder: str, contents: Contents, older: Contents | None) -> Iterator[bytes]:
+    """The keys of the tables that only one of the two versions has."""
+    for name in _tables(contents) ^ (_tables(older) if older else set()):
+        yield from read_keys(read_checked(storage, f"{folder}/{name}"))
+
+
+def _tables(contents: Contents) -> set[str]:
+    return {table.stored_name for table in contents.tables if table.stored_name.startswith("SSTs/")}
+
+
+def _values(snapshot: StateSnapshot, keys: Iterable[bytes]) -> Iterator[bytes | None]:
+    left = iter(keys)
+    while some := list(islice(left, KEYS_AT_ONCE)):
+        yield from snapshot.values(some)
+
+
+def _in_family(key: bytes, value: bytes | None) -> StateChange:
+    return StateChange(key[_FAMILY.size :], value, _FAMILY.unpack_from(key)[0])
+
+
+def _plain(keys: list[bytes], values: list[bytes | None], path: str, prefixed: bool) -> ChangeBlock:
+    pairs = ChangeBlock(Slices.of(keys), Slices.of(values))
+    return row_block(pairs, lambda at, reason: damaged(path, at, reason), prefixed=prefixed)
+
+
+def _untold(path: str, commit: Commit, reason: str) -> CheckpointGap:
+    return CheckpointGap(
+        f"What batch {commit.batch} changed cannot be told: {reason}",
+        where=path,
+        next_step="The state is loaded anew; faster is spark.sql.streaming.stateStore.rocksdb"
+        ".changelogCheckpointing.enabled=true",
+    )

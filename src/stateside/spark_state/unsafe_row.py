@@ -1,0 +1,198 @@
+"""UnsafeRow, Spark's binary row.
+
+    row   := ┌───────────────────────┬───────────────────┬──────────────────────┐
+             │ null bits             │ 8 bytes a column  │ variable part        │
+             │ 8 bytes a 64 columns  │                   │                      │
+             └───────────────────────┴───────────────────┴──────────────────────┘
+    array := ┌──────────┬──────────────────────┬───────────────────┬───────────────┐
+             │ i64      │ null bits            │ elements, 1 to 8  │ variable part │
+             │ elements │ 8 bytes a 64 of them │ bytes each        │               │
+             └──────────┴──────────────────────┴───────────────────┴───────────────┘
+    map   := i64 size of the keys' array, array of keys, array of values
+
+All numbers little-endian. What has a fixed size stands in its place; of anything else the 8 bytes there hold its size
+(low half) and its offset (high half) from the start of the row or array that it belongs to. A struct is a row of its
+own. A decimal of up to 18 digits is its unscaled number in 8 bytes; a larger one is that number's bytes, big-endian.
+
+Values come out as Python's `bool`, `int`, `float`, `str`, `bytes`, `Decimal`; a date as days and a timestamp as
+microseconds since 1970, intervals as months or microseconds, all `int`; a struct as a tuple, an array as a tuple, a map
+as a tuple of pairs, a calendar interval as (months, days, microseconds).
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+from collections.abc import Callable, Sequence
+
+from stateside.core.errors import CheckpointInvalid
+from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+
+Value = bool | int | float | str | bytes | decimal.Decimal | tuple["Value", ...] | None
+Read = Callable[[bytes, int], Value]  # a part's value, from the bytes it stands in and its place there
+
+_DAY_TIME_PARTS = (
+    *("day", "hour", "minute", "second", "day to hour", "day to minute", "day to second"),
+    *("hour to minute", "hour to second", "minute to second"),
+)
+_FIXED: dict[str, str] = {
+    "boolean": "<?",
+    "byte": "<b",
+    "short": "<h",
+    "integer": "<i",
+    "long": "<q",
+    "float": "<f",
+    "double": "<d",
+    "date": "<i",
+    "timestamp": "<q",
+    "timestamp_ntz": "<q",
+    **{f"interval {part}": "<i" for part in ("year", "month", "year to month")},
+    **{f"interval {part}": "<q" for part in _DAY_TIME_PARTS},
+}
+_TEXTS: dict[str, Callable[[bytes], Value]] = {"string": lambda raw: raw.decode(), "binary": bytes}
+SERVED_TYPES = frozenset(name for name in (*_FIXED, *_TEXTS) if not name.startswith("interval"))
+_SIZE_AND_OFFSET = struct.Struct("<II")
+_COUNT = struct.Struct("<q")
+_CALENDAR_INTERVAL = struct.Struct("<iiq")
+_WORD_BYTES = 8
+_EXACT = decimal.Context(prec=decimal.MAX_PREC)
+
+
+class RowDecoder:
+    """Decodes rows of one schema; CheckpointInvalid at once if a type is not known."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        readers = [_column_reader(column) for column in columns]
+        self._words = _words([column.type for column in columns])
+        self._read = _row_reader(readers) if self._words is None else _fixed_row_reader(self._words)
+
+    def decode(self, row: bytes) -> tuple[Value, ...]:
+        """The row's values, in the order of the columns."""
+        return self._read(row)
+
+    def decode_all(self, rows: Sequence[bytes]) -> Sequence[Sequence[Value]]:
+        """The same for many rows: all at once, if they are of nothing but numbers."""
+        if self._words is None or set(map(len, rows)) != {self._words.size}:
+            return list(map(self._read, rows))
+        found = self._words.iter_unpack(b"".join(rows))
+        return [values[1:] if not values[0] else _without(values[0], values[1:]) for values in found]
+
+
+def _column_reader(column: Column) -> Read:
+    try:
+        return reader_of(parse_type(column.type))
+    except CheckpointInvalid as error:
+        raise CheckpointInvalid(
+            f"The state's column {column.name!r} has the type {column.type}, which is not known", next_step=error.what
+        ) from error
+
+
+def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]:
+    first_byte = _null_bytes(len(readers))
+    places = [(i // 8, 1 << i % 8, first_byte + i * _WORD_BYTES, read) for i, read in enumerate(readers)]
+
+    def read_row(row: bytes) -> tuple[Value, ...]:
+        return tuple(None if row[at] & bit else read(row, place) for at, bit, place, read in places)
+
+    return read_row
+
+
+def _words(types: Sequence[str]) -> struct.Struct | None:
+    """A row of nothing but numbers, as of counts and sums, its null bits first; None for others."""
+    if not 0 < len(types) <= 64 or not all(type_ in _FIXED for type_ in types):
+        return None
+    words = (_FIXED[type_][1:] + f"{_WORD_BYTES - struct.calcsize(_FIXED[type_])}x" for type_ in types)
+    return struct.Struct("<Q" + "".join(words))
+
+
+def _fixed_row_reader(row_of_words: struct.Struct) -> Callable[[bytes], tuple[Value, ...]]:
+    """Reads such rows, all columns at once."""
+
+    def read_row(row: bytes) -> tuple[Value, ...]:
+        nulls, *values = row_of_words.unpack_from(row)
+        return _without(nulls, values) if nulls else tuple(values)
+
+    return read_row
+
+
+def _without(nulls: int, values: Sequence[Value]) -> tuple[Value, ...]:
+    """The values, None for those whose bit is set."""
+    return tuple(None if nulls >> place & 1 else value for place, value in enumerate(values))
+
+
+def reader_of(type_: SparkType) -> Read:
+    """What reads values of this type; CheckpointInvalid if it is not known."""
+    match type_:
+        case Primitive(name) if name in _FIXED:
+            fixed = struct.Struct(_FIXED[name])
+            return lambda row, at: fixed.unpack_from(row, at)[0]
+        case Primitive(name) if name in _TEXTS:
+            return _variable(_TEXTS[name])
+        case Primitive("interval"):
+            return _variable(_CALENDAR_INTERVAL.unpack)
+        case Primitive("void" | "null"):
+            return lambda row, at: None
+        case Decimal():
+            return _decimal_reader(type_)
+        case Struct(_, types):
+            return _variable(_row_reader([reader_of(part) for part in types]))
+        case Array(element):
+            return _variable(_array_reader(element))
+        case Map(key, value):
+            return _variable(_map_reader(key, value))
+    raise CheckpointInvalid(f"Types that are known: {', '.join([*_FIXED, *_TEXTS])}, decimal, struct, array, map")
+
+
+def _variable(convert: Callable[[bytes], Value]) -> Read:
+    """Reads what lies elsewhere: its size and offset stand in its place."""
+
+    def read(row: bytes, at: int) -> Value:
+        size, offset = _SIZE_AND_OFFSET.unpack_from(row, at)
+        return convert(row[offset : offset + size])
+
+    return read
+
+
+def _decimal_reader(type_: Decimal) -> Read:
+    def scaled(unscaled: int) -> Value:
+        return decimal.Decimal(unscaled).scaleb(-type_.scale, _EXACT)
+
+    if type_.compact:
+        return lambda row, at: scaled(_COUNT.unpack_from(row, at)[0])
+    return _variable(lambda raw: scaled(int.from_bytes(raw, "big", signed=True)))
+
+
+def _array_reader(element: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
+    read, size = reader_of(element), _element_bytes(element)
+
+    def read_array(array: bytes) -> tuple[Value, ...]:
+        (count,) = _COUNT.unpack_from(array)
+        first = _WORD_BYTES + _null_bytes(count)
+        return tuple(None if _is_null(array, i) else read(array, first + i * size) for i in range(count))
+
+    return read_array
+
+
+def _map_reader(key: SparkType, value: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
+    read_keys, read_values = _array_reader(key), _array_reader(value)
+
+    def read_map(content: bytes) -> tuple[Value, ...]:
+        (size,) = _COUNT.unpack_from(content)
+        keys = read_keys(content[_WORD_BYTES : _WORD_BYTES + size])
+        return tuple(zip(keys, read_values(content[_WORD_BYTES + size :]), strict=True))
+
+    return read_map
+
+
+def _element_bytes(type_: SparkType) -> int:
+    """How much room an element takes in an array: less than 8 bytes for the small types."""
+    return struct.calcsize(_FIXED[type_.name]) if isinstance(type_, Primitive) and type_.name in _FIXED else _WORD_BYTES
+
+
+def _is_null(array: bytes, index: int) -> bool:
+    return bool(array[_WORD_BYTES + index // 8] & 1 << index % 8)
+
+
+def _null_bytes(count: int) -> int:
+    return (count + 63) // 64 * 8

@@ -1,0 +1,331 @@
+"""Runs scenarios: the system under load, the faults one after the other, the way back to rest, and the judgement.
+
+The judgement: what the auditor finds in each replica, and what is not as the generator made it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stateside.billing.audit import Audit, audit, live_rows, recheck
+from stateside.billing.generator import Generator
+from stateside.billing.invoicing.documents import dead_letters_table, documents_table
+from stateside.billing.model import VIEW
+from stateside.core.errors import RequestInvalid, StatesideError
+from stateside.serving.clients import Client
+from stateside.testbed.chaos import disk
+from stateside.testbed.chaos.billing_system import Guarantee, System
+from stateside.testbed.chaos.faults import Fault
+from stateside.testbed.chaos.load import ChaosLoad
+from stateside.testbed.chaos.report import Result
+from stateside.testbed.chaos.scenarios import ChaosScenario
+from stateside.testbed.chaos.witness import AnswerLog, Seen, Witness, running_bill, whole_bill
+from stateside.testbed.component import Interrupts
+from stateside.testbed.demo_folder import StageFolder
+from stateside.testbed.feeder import NUDGE
+from stateside.testbed.proof import DemoOutcome, differences
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the auditor found, and what is not as the generator made it."""
+
+    audit: Audit  # of the first replica
+    outcome: DemoOutcome
+    differences: tuple[str, ...]
+    answers: int  # that clients were given meanwhile, and that were compared
+    wrong_answers: tuple[str, ...]  # those that are not what the journal says at their own stamp
+    never_journalled: int  # events that the producer made and the journal does not have
+    journalled_twice: int  # events that the journal has more often than the producer made them
+
+    @classmethod
+    def of(cls, system: System, load: ChaosLoad, record: AnswerLog) -> Judged:
+        """Judge a system that has come to rest and still serves, by what each of its replicas has."""
+        generator, ids = load.generator(), [event.id for event in system.journal.events()]
+        found = [one for one in ids if not one.startswith(NUDGE)]
+        lost, doubled = lost_and_doubled([arrival.event.id for arrival in generator.arrivals()], found)
+        nudges = len(ids) - len(found)
+        judged = [_judge(system, number, generator, nudges) for number in range(len(system.replicas))]
+        (audited, outcome, off), others = judged[0], judged[1:]
+        known = {*audited.differences(), *off}
+        more = [
+            f"Of replica {number}: {told}"
+            for number, (other, _, apart) in enumerate(others, 2)
+            for told in (*other.differences(), *apart)
+            if told not in known
+        ]
+        rows, bills = record.answers(running_bill), record.answers(whole_bill)
+        answers, verdict = recheck(system.layout, system.desk.folder / "recheck", rows, bills)
+        return cls(audited, outcome, (*off, *more), answers, verdict.sentences, lost, doubled)
+
+
+def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:
+    """How many of the ids that were made were not found, and how many were found more often than they were made."""
+    ours, theirs = Counter(made), Counter(found)
+    return (ours - theirs).total(), (theirs - ours).total()
+
+
+def _judge(system: System, number: int, generator: Generator, nudges: int) -> tuple[Audit, DemoOutcome, list[str]]:
+    """One replica: what the auditor finds, what came out, and what of it is not as the generator made it."""
+    layout, report = system.layout, generator.report()
+    with Client(system.urls[number], direct=True) as client:
+
+        def ask(customer: str, floor: Any) -> dict[str, Any]:
+            return dict(client.rows(VIEW, customer, min_position=floor).document)
+
+        end = system.journal.end()
+        audited = audit(
+            layout,
+            live_rows(system.replicas[number]),
+            ask=ask,
+            get=lambda path, floor: client.get(path, min_position=str(floor)),
+        )
+        rows = [row for customer in range(generator.customers) for row in ask(f"c{customer}", end)["rows"]]
+    outcome = DemoOutcome.of(documents_table(layout).read(), dead_letters_table(layout).read(), rows)
+    return audited, outcome, differences(generator, report, outcome, audited.counts, nudges)
+
+
+LEAD_S = 3.0  # how long all is well before a fault
+RECOVERY_S_MAX = 180.0
+DRAIN_S_MAX = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosSettings:
+    """How scenarios are run. For each fault events are laid out over `seconds`."""
+
+    seconds: float = 30.0
+    customers: int = 60
+    seed: int = 1
+    guarantee: Guarantee = "exactly-once"
+
+
+def run_scenarios(
+    scenarios: Sequence[ChaosScenario],
+    settings: ChaosSettings,
+    folder: Path | None,
+    console: Console,
+    so_far: Callable[[Sequence[Result]], None] = lambda results: None,
+) -> list[Result]:
+    """Run them one after the other, each in a folder of its own below this one, or in a temporary one.
+
+    One that could not be carried out does not keep the others from being tried. `so_far` is called after each, with all
+    results up to then. However it ends, no process is left. RequestInvalid, and nothing is run, if one of the folders
+    is there already.
+    """
+    with Interrupts() as interrupts, StageFolder(folder, console, prefix="stateside-chaos-") as place:
+        _check_new(place.root, scenarios)
+        results: list[Result] = []
+        for each in scenarios:
+            interrupts.check()
+            results.append(_tried(each, settings, place.root / each.name, console, interrupts))
+            console.print(f"{each.name}: {results[-1].verdict()}", highlight=False, soft_wrap=True)
+            so_far(results)
+        place.kept = not all(result.ok for result in results)
+        return results
+
+
+def _check_new(root: Path, scenarios: Sequence[ChaosScenario]) -> None:
+    for folder in (root / each.name for each in scenarios):
+        if folder.exists():
+            raise RequestInvalid(
+                "This folder has the outcome of an earlier run", where=str(folder), next_step="Use a new --dir"
+            )
+
+
+def _tried(
+    scenario: ChaosScenario, settings: ChaosSettings, folder: Path, console: Console, interrupts: Interrupts
+) -> Result:
+    began_s = time.monotonic()
+    without = disk.refusal() if scenario.shape.small_disk else None
+    if without:
+        return Result(scenario.name, scenario.part, scenario.happening, 0.0, skipped=without)
+    try:
+        return ScenarioRun(scenario, settings, folder, console, interrupts).play()
+    except Exception as error:  # of a library, too: what the others came to is not lost by it
+        seconds = time.monotonic() - began_s
+        problem = f"It was not carried out: {error if isinstance(error, StatesideError | OSError) else repr(error)}"
+        return Result(scenario.name, scenario.part, scenario.happening, seconds, problems=(problem,))
+
+
+class ScenarioRun:
+    """One scenario from its start to its judgement."""
+
+    def __init__(
+        self,
+        scenario: ChaosScenario,
+        settings: ChaosSettings,
+        folder: Path,
+        console: Console,
+        interrupts: Interrupts,
+    ) -> None:
+        self._scenario, self._settings = scenario, settings
+        self._folder, self._console = folder, console
+        self._interrupts = interrupts
+        self._began_s = time.monotonic()
+
+    def play(self) -> Result:
+        """Go through it."""
+        self._folder.mkdir(parents=True)
+        self._tell("starting the system")
+        with self._system() as system:
+            load = self._load(system)
+            system.await_driver()
+            system.start_writer(load)
+            record = AnswerLog(self._folder / "answers.jsonl")
+            witness = self._witness(system, record)
+            witness.start()
+            try:
+                suffered = self._suffer_all(system)
+                self._come_to_rest(system)
+            finally:
+                witness.stop()
+            self._tell("auditing")
+            with self._interrupts.at_once():
+                judged = Judged.of(system, load, record)
+            spans = [(each.began_s, each.ended_s) for each in suffered]
+            fails_view = any(each.fault.fails_view for each in suffered)
+            unexplained = system.unexplained(witness.seen.unreached, spans, fails_view=fails_view)
+        return self._result(judged, witness.seen, suffered, unexplained)
+
+    def _system(self) -> System:
+        return System(
+            self._scenario.shape,
+            self._folder,
+            guarantee=self._settings.guarantee,
+            interrupts=self._interrupts,
+            tell=self._tell,
+        )
+
+    def _load(self, system: System) -> ChaosLoad:
+        settings = self._settings
+        seconds = settings.seconds * len(self._scenario.faults)
+        load = ChaosLoad(str(system.layout.root), system.urls, seconds, settings.customers, settings.seed)
+        if settings.guarantee == "exactly-once":
+            return load
+        return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice, and here are two
+
+    def _witness(self, system: System, record: AnswerLog) -> Witness:
+        questions = [running_bill, whole_bill]
+        return Witness(system.urls, self._settings.customers, self._settings.seed, questions, record)
+
+    def _suffer_all(self, system: System) -> list[Suffered]:
+        """All faults, one after the other, with events left for each of them."""
+        faults = self._scenario.faults
+        return [self.suffer(system, fault, len(faults) - number) for number, fault in enumerate(faults)]
+
+    def suffer(self, system: System, fault: Fault, left: int) -> Suffered:
+        """Inject a fault while events come in, heal it, and wait until all is well again. So many are left, with it."""
+        self._lead(system, left)
+        self._tell(f"{fault.part} {fault.happening}")
+        began, began_s = system.journal.end(), time.monotonic()
+        broken = fault.inject(system)
+        system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
+        system.let_pass(fault.away_s)
+        since_s = time.monotonic() if broken.since_s is None else broken.since_s
+        end = None if fault.stops_producer else system.journal.end()
+        with self._interrupts.at_once():  # a part of a cluster may take its time
+            broken.heal()
+        floor = system.journal.end()
+        system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
+        ended_s = time.monotonic()
+        over = (end or floor) if broken.since_s is None else system.journal.end()
+        appended = sum(
+            1 for _ in system.journal.events(broken.began or began, over)
+        )  # on Kafka not each offset has one
+        broken.settle()
+        return Suffered(fault, ended_s - since_s, appended, broken.missed, began_s, ended_s)
+
+    def _lead(self, system: System, left: int) -> None:
+        """Let all be well for a while, up to a moment at which the producer is in the middle of its appends."""
+        system.desk.go_on(left + 1)
+        system.let_pass(LEAD_S)
+        system.desk.go_on(left + 1)
+        end, desk = system.journal.end(), system.desk
+        system.wait("a producer that appends", lambda: desk.drained() or system.journal.end() != end, RECOVERY_S_MAX)
+
+    def _come_to_rest(self, system: System) -> None:
+        """Until every replica has everything: the producer asks only one of them."""
+        self._tell("coming to rest")
+        system.desk.hurry()
+        system.wait("an end", system.desk.drained, DRAIN_S_MAX + self._settings.seconds)
+        end, watermark_us = system.journal.end(), system.desk.watermark_us()
+        system.wait("an end in every replica", lambda: system.answers_cover(end, watermark_us), DRAIN_S_MAX)
+
+    def _result(self, judged: Judged, seen: Seen, suffered: Sequence[Suffered], unexplained: Sequence[str]) -> Result:
+        scenario, found = self._scenario, judged.audit.balance
+        return Result(
+            scenario=scenario.name,
+            part=scenario.part,
+            happening=scenario.happening,
+            seconds=round(time.monotonic() - self._began_s, 1),
+            events=judged.audit.counts["events"],
+            events_meanwhile=sum(each.appended for each in suffered),
+            events_lost=found.events_lost + judged.never_journalled,
+            events_doubled=found.events_doubled + judged.journalled_twice,
+            invoices=judged.outcome.invoices,
+            invoices_missing=found.invoices_missing,
+            invoices_doubled=found.invoices_doubled,
+            sums_off=len(judged.differences),
+            requests_answered=seen.answered,
+            requests_failed=seen.failed,
+            answers_compared=judged.answers,
+            answers_wrong=len(judged.wrong_answers),
+            no_answer_s=round(seen.no_answer_s, 2),
+            no_fresh_answer_s=round(seen.no_fresh_answer_s, 2),
+            recovery_s=round(max(each.recovery_s for each in suffered), 1),
+            faults=tuple(each.name for each in suffered),
+            problems=(
+                *judged.audit.differences(),
+                *judged.differences,
+                *judged.wrong_answers,
+                *_failed(seen),
+                *_idle(suffered),
+                *(each.missed for each in suffered if each.missed),
+                *unexplained,
+            ),
+        )
+
+    def _tell(self, what: str) -> None:
+        passed_s = time.monotonic() - self._began_s
+        self._console.print(f"{self._scenario.name}: {passed_s:5.1f} s: {what}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Suffered:
+    """A fault that is over: how long the way back took, and how many events came in while it lasted.
+
+    All was not well from `began_s` to `ended_s`, of time.monotonic().
+    """
+
+    fault: Fault
+    recovery_s: float
+    appended: int
+    missed: str = ""
+    began_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What happened to what."""
+        return f"{self.fault.part} {self.fault.happening}"
+
+
+def _idle(suffered: Sequence[Suffered]) -> list[str]:
+    """Faults that hit a system in which nothing went on, and so show nothing."""
+    idle = (each for each in suffered if not each.appended and not each.fault.stops_producer)
+    return [f"No event was appended while this lasted: {each.name}" for each in idle]
+
+
+def _failed(seen: Seen) -> list[str]:
+    failed = seen.failed or not seen.answered
+    told = [f"{seen.failed} requests failed: {'; '.join(seen.failures) or 'none was answered'}"] if failed else []
+    hidden = seen.server_errors.items()
+    return told + [f"A server failed {count} times, whether a retry helped or not: {what}" for what, count in hidden]

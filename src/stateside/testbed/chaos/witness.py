@@ -1,0 +1,220 @@
+"""The witness: a client that keeps asking while things break. It records every answer, and every server's own failures.
+
+It asks in turn as applications do, of whichever server answers, and each server directly. Every single attempt is
+listened to: a failure that a retry at another server hides is still one. `judgement` compares the recorded answers with
+the journal, each at its own stamp.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from stateside.billing.model import VIEW
+from stateside.core.errors import StatesideError
+from stateside.serving.clients import Client
+from stateside.serving.clients.steps import NoReply, Reply, Send
+from stateside.serving.clients.transport import error_of
+from stateside.testbed.demo.bill_client import FAILURES_KEPT, bill_path
+
+PAUSE_S = 0.02
+DEADLINE_S = 5.0  # who has no answer by then counts the request as failed
+FRESH_MS_MAX = 5_000  # an answer that is older than this is not fresh
+
+Document = Mapping[str, Any]
+Ask = Callable[[Client, str], Document]  # asks for a customer; the answer, with its stamp
+
+
+class LongestSilence:
+    """The longest time in which something that should happen all the time did not."""
+
+    def __init__(self, began_s: float) -> None:
+        self._last_s = began_s
+        self._longest_s = 0.0
+
+    def broken(self, now_s: float) -> None:
+        """It happens now."""
+        self._longest_s = self.longest_s(now_s)
+        self._last_s = now_s
+
+    def longest_s(self, now_s: float) -> float:
+        """The longest one so far, the present one included."""
+        return max(self._longest_s, now_s - self._last_s)
+
+
+class Seen:
+    """What a witness has seen: how many requests were answered and failed, and the longest silences.
+
+    `server_errors` has the failures of single servers, by server and reason: those that no retry excuses. `unreached`
+    has the times at which a single server did not reply at all, as one that is killed does not.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self.answered = 0
+        self.failed = 0
+        self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
+        self.server_errors: Counter[str] = Counter()
+        self.unreached: defaultdict[str, list[float]] = defaultdict(list)
+        self._any, self._fresh = LongestSilence(began_s), LongestSilence(began_s)
+        self._ended_s = began_s
+
+    def note_answer(self, now_s: float, age_ms: int) -> None:
+        """An answer came, and was so old."""
+        self.answered += 1
+        self._any.broken(now_s)
+        if age_ms <= FRESH_MS_MAX:
+            self._fresh.broken(now_s)
+        self._ended_s = now_s
+
+    def note_failure(self, now_s: float, why: str) -> None:
+        """A request was not answered as promised."""
+        self.failed += 1
+        self.failures.append(why)
+        self._ended_s = now_s
+
+    def note_attempt(self, url: str, now_s: float, got: Reply | NoReply) -> None:
+        """A single server failed, or did not reply; what becomes of the request does not matter."""
+        if isinstance(got, NoReply):
+            self.unreached[url].append(now_s)
+        else:
+            self.note_server_error(url, error_of(got, url))
+
+    def note_server_error(self, url: str, error: Exception) -> None:
+        """A single server replied, and that was no answer."""
+        self.server_errors[f"{url}: {_told(error)}"] += 1
+
+    def attempts_failed(self) -> int:
+        """How many attempts at single servers failed, in whichever way."""
+        return self.server_errors.total() + sum(map(len, self.unreached.values()))
+
+    @property
+    def no_answer_s(self) -> float:
+        """The longest time without an answer."""
+        return self._any.longest_s(self._ended_s)
+
+    @property
+    def no_fresh_answer_s(self) -> float:
+        """The longest time without an answer that was fresh."""
+        return self._fresh.longest_s(self._ended_s)
+
+
+def running_bill(client: Client, customer: str) -> Document:
+    """Ask for a customer's running bill, which needs nothing but a replica."""
+    return client.rows(VIEW, customer, source="live").document
+
+
+def whole_bill(client: Client, customer: str) -> Document:
+    """Ask for a customer's bill with all documents, which needs the invoice store too."""
+    return client.get(bill_path(customer))
+
+
+class AnswerLog:
+    """The answers of a scenario, a line of JSON each: on disk, however long the scenario lasts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w")
+
+    def add(self, question: Ask, customer: str, document: Document) -> None:
+        """Record an answer."""
+        self._file.write(json.dumps([question.__name__, customer, document]) + "\n")
+
+    def close(self) -> None:
+        """Record no more."""
+        self._file.close()
+
+    def answers(self, question: Ask) -> Iterator[tuple[str, Document]]:
+        """The answers to this question, each with its customer."""
+        with self._path.open() as lines:
+            for name, customer, document in map(json.loads, lines):
+                if name == question.__name__:
+                    yield customer, document
+
+
+class Listening(Client):
+    """A client that reports each attempt that a server failed at, also where another server answered after that."""
+
+    def __init__(self, urls: str | Sequence[str], failed: Callable[[str, Reply | NoReply], None], **how: Any) -> None:
+        super().__init__(urls, **how)
+        self._failed = failed
+
+    def _send(self, step: Send) -> Reply | NoReply:
+        got = super()._send(step)
+        if isinstance(got, NoReply) or got.status >= 500:
+            self._failed(step.url, got)
+        return got
+
+
+class Witness:
+    """Asks for one random customer's bill after the other, in a thread."""
+
+    def __init__(
+        self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask], record: AnswerLog
+    ) -> None:
+        self._client = Listening(urls, self._note_attempt, deadline_s=DEADLINE_S)
+        self._single = {url: Listening(url, self._note_attempt, direct=True, deadline_s=DEADLINE_S) for url in urls}
+        self._customers, self._questions, self._record = customers, questions, record
+        self._random = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask, and to count."""
+        self.seen = Seen(time.monotonic())
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._record.close()
+        for client in (self._client, *self._single.values()):
+            client.close()
+
+    def _run(self) -> None:
+        turns = cycle([None, *self._single])
+        while not self._stop.wait(PAUSE_S):
+            question, customer = self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}"
+            url = next(turns)
+            if url is None:
+                self._ask(question, customer)
+            else:
+                self._ask_one(url, question, customer)
+
+    def _ask(self, question: Ask, customer: str) -> None:
+        try:
+            age_ms = self._answered(self._client, question, customer)
+        except Exception as error:  # whatever it is, the request was not answered as promised
+            self.seen.note_failure(time.monotonic(), _told(error))
+        else:
+            self.seen.note_answer(time.monotonic(), age_ms)
+
+    def _ask_one(self, url: str, question: Ask, customer: str) -> None:
+        before = self.seen.attempts_failed()
+        try:
+            self._answered(self._single[url], question, customer)
+        except Exception as error:
+            if self.seen.attempts_failed() == before:  # a reply came, and was none of what may come
+                self.seen.note_server_error(url, error)
+
+    def _note_attempt(self, url: str, got: Reply | NoReply) -> None:
+        self.seen.note_attempt(url, time.monotonic(), got)
+
+    def _answered(self, client: Client, question: Ask, customer: str) -> int:
+        """How old the answer is, which is recorded."""
+        document = question(client, customer)
+        age_ms = int(document["stamp"]["age_ms"])
+        self._record.add(question, customer, document)
+        return age_ms
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}"

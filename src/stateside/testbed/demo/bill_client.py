@@ -1,0 +1,113 @@
+"""The asker: a client that keeps asking for bills, and remembers how it was answered.
+
+A sample: how large many values were, in a bounded room, however long they go on to come.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from array import array
+from collections import deque
+from typing import Any
+
+from stateside.core.errors import StatesideError
+from stateside.core.positions import Position
+from stateside.serving.clients import Client
+
+KEPT_MAX = 100_000  # half an hour of answers; of more, a fair choice
+
+
+class Sample:
+    """Values, of which all are counted and so many are kept: each with the same chance, once there are more."""
+
+    def __init__(self, kept_max: int = KEPT_MAX) -> None:
+        self.count = 0
+        self._kept, self._kept_max = array("d"), kept_max
+        self._largest = 0.0
+        self._random = random.Random(0)
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.count += 1
+        self._largest = max(self._largest, value)
+        if len(self._kept) < self._kept_max:
+            self._kept.append(value)
+        elif (place := self._random.randrange(self.count)) < self._kept_max:
+            self._kept[place] = value
+
+    def quantiles(self) -> dict[str, float]:
+        """The middle one, one that 99 of 100 do not exceed, and the largest of all."""
+        ordered = sorted(self._kept) or [0]
+        found = {"p50": ordered[len(ordered) // 2], "p99": ordered[len(ordered) * 99 // 100], "max": self._largest}
+        return {name: round(value, 2) for name, value in found.items()}
+
+
+PAUSE_S = 0.01
+READY_PAUSE_S = 0.1
+FAILURES_KEPT = 5
+
+
+def bill_path(customer: str) -> str:
+    """Where a customer's bill is."""
+    return f"/v1/customers/{customer}/bill"
+
+
+class BillClient:
+    """Asks for one random customer's bill after the other, in a thread, until it is stopped.
+
+    Whatever is not a stamped answer is a failed request: an error, no answer, no JSON, no stamp.
+    """
+
+    def __init__(self, url: str, customers: int, seed: int) -> None:
+        self.latencies_ms, self.ages_ms = Sample(), Sample()
+        self.failed = 0
+        self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
+        self.stamp: dict[str, Any] | None = None
+        self._client = Client(url, direct=True)  # a request that fails is to be counted, not hidden by another try
+        self._customers = customers
+        self._random = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="asker", daemon=True)
+
+    def wait_until_ready(self, position: Position, timeout_s: float) -> bool:
+        """Whether an answer that covers the position came in time: before it, requests are not counted.
+
+        The position is one that only a batch of this run can reach, so an old replica in the folder does not pass.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                self.stamp = self._client.get(bill_path("c0"), min_position=position, wait_ms=100)["stamp"]
+                return True
+            except Exception:
+                time.sleep(READY_PAUSE_S)
+        return False
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(PAUSE_S):
+            self._ask(f"c{self._random.randrange(self._customers)}")
+
+    def _ask(self, customer: str) -> None:
+        began_s = time.monotonic()
+        try:
+            stamp = self._client.get(bill_path(customer))["stamp"]
+            age_ms = int(stamp["age_ms"])
+        except Exception as error:  # whatever it is, the request was not answered as promised
+            self.failed += 1
+            self.failures.append(str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}")
+            return
+        self.latencies_ms.add((time.monotonic() - began_s) * 1_000)
+        self.ages_ms.add(age_ms)
+        self.stamp = stamp

@@ -1,0 +1,237 @@
+"""The closing report of a demo: what went in, what came out, and whether it adds up.
+
+The snapshot: a demo's outcome as one HTML file that needs no server, to look at when everything has been stopped.
+
+It has the numbers that the pages had when the demo ended, in the same look, and nothing in it moves: no script, no
+other file, no other host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from stateside.billing.audit import Audit
+from stateside.billing.generator import EVEN_MICROS, ExpectedTotals
+from stateside.billing.money import format_micros
+from stateside.core.clock import age_text
+from stateside.testbed.demo.bill_client import Sample
+from stateside.testbed.proof import DemoOutcome
+
+DIFFERENCES_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """Everything that was measured and proved; `as_dict` is the form for machines, `lines` the one for people."""
+
+    seconds: float
+    customers: int
+    expected: ExpectedTotals
+    outcome: DemoOutcome
+    differences: Sequence[str]  # between these two
+    audit: Audit
+    latencies_ms: Sample
+    ages_ms: Sample
+    requests_failed: int
+    failures: Sequence[str]
+    pipeline_restarts: int
+    cluster_restarts: int
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it must be, a sentence each."""
+        found = [*self.audit.differences(), *self.differences]
+        if self.requests_failed or not self.latencies_ms.count:
+            found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything adds up."""
+        return self.audit.ok and not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for machines."""
+        return {
+            "ok": self.ok,
+            "problems": self.problems[:DIFFERENCES_SHOWN],
+            "seconds": round(self.seconds, 1),
+            "customers": self.customers,
+            "events": self.audit.counts,
+            "expected": self.expected.as_dict(),
+            "documents": {
+                "invoices": self.outcome.invoices,
+                "late_invoices": self.outcome.late_invoices,
+                "notes": self.outcome.notes,
+                "periods": list(self.outcome.sealed_periods),
+                "corrected": len(self.outcome.corrected),
+            },
+            "dead_letters": dict(self.outcome.dead_letters),
+            "sums": {
+                "accounts": len(self.outcome.amounts),
+                "even_micros": EVEN_MICROS,
+                "found_micros": sum(self.outcome.amounts.values()),
+                "off": len(self.differences),
+            },
+            "laws": {verdict.law: verdict.broken for verdict in self.audit.verdicts},
+            "requests": {"answered": self.latencies_ms.count, "failed": self.requests_failed},
+            "latency_ms": self.latencies_ms.quantiles(),
+            "age_ms": self.ages_ms.quantiles(),
+            "pipeline": {"restarts": self.pipeline_restarts},
+            "cluster": {"restarts": self.cluster_restarts},
+        }
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        d = self.as_dict()
+        counts, latency, age = self.audit.counts, d["latency_ms"], d["age_ms"]
+        parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if name != "events")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.outcome.dead_letters.items()))
+        broken = [verdict.text for verdict in self.audit.verdicts if verdict.broken]
+        return [
+            f"events     {counts['events']:,} journalled = {parts}",
+            f"documents  {self.outcome.invoices:,} invoices for the periods {', '.join(self.outcome.sealed_periods)}, "
+            f"{self.outcome.late_invoices:,} of them for late events alone; {self.outcome.notes:,} notes",
+            f"late       {self.expected.events.get('note', 0):,} events came too late, for {len(self.expected.late):,} "
+            f"customers' periods; {len(self.outcome.corrected):,} were corrected",
+            f"dead       {reasons or 'none'}",
+            f"sums       {len(self.outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
+            f"documents and open bills together; {len(self.differences)} differences to what the generator made",
+            f"audit      {len(self.audit.verdicts)} laws, {len(broken)} of them broken",
+            *(f"broken     {text}" for text in broken),
+            f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
+            f"latency p50 {age_text(latency['p50'])}, p99 {age_text(latency['p99'])}",
+            f"freshness  age of answers p50 {age_text(age['p50'])}, p99 {age_text(age['p99'])}, "
+            f"at most {age_text(age['max'])}; "
+            f"pipeline restarts {self.pipeline_restarts}"
+            + (f", parts of the cluster {self.cluster_restarts}" if self.cluster_restarts else ""),
+            *(f"problem    {problem}" for problem in d["problems"]),
+            "Everything adds up." if d["ok"] else "It does NOT add up.",
+        ]
+
+
+NAME: Final = "stateside-demo.html"
+_BAR_PX_MAX: Final = 120
+_STYLE: Final = """
+main { max-width: 62rem }
+.card { padding: 1.25rem }
+.card h2 { margin-bottom: .75rem }
+.verdict { font-size: 1.75rem; font-weight: 640; letter-spacing: -.03em }
+.ok { color: var(--good) }
+.off { color: var(--bad) }
+.facts { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin-top: 1rem }
+.facts dt { color: var(--ink-3); font-size: .75rem }
+.facts dd { font-weight: 570 }
+.batches { display: flex; align-items: flex-end; gap: 2px; height: 130px }
+.batches i { flex: 1; min-width: 2px; background: var(--c1); border-radius: 2px 2px 0 0 }
+pre { white-space: pre-wrap; overflow-wrap: anywhere }
+.table-wrap { margin: 0 -1.25rem }
+"""
+
+
+def snapshot(
+    report: Mapping[str, Any],
+    lines: Sequence[str],
+    periods: Sequence[Mapping[str, Any]],
+    bill: Mapping[str, Any],
+    batches: Sequence[Mapping[str, Any]],
+) -> str:
+    """The file's content, of the report for machines and for people, and of what the server answered in the end."""
+    verdict = ("ok", "Everything adds up.") if report["ok"] else ("off", "It does NOT add up.")
+    parts = [
+        _card("", f'<p class="verdict {verdict[0]}">{verdict[1]}</p>{_facts(report)}'),
+        _card(
+            "All customers, by period",
+            _table(("Period", "Events", "Still open", "On invoices and notes", "Together"), _totals(periods)),
+        ),
+        _card(
+            f"The bill of {bill['customer']}",
+            _table(("Period", "State", "Documents", "Events", "Charged"), _bill(bill)),
+        ),
+        _card("Time of each batch", _bars(batches)),
+        _card("The report", f"<pre>{escape(chr(10).join(lines))}</pre>"),
+    ]
+    return _page("".join(parts))
+
+
+def _page(body: str) -> str:
+    base = files("stateside.serving.pages").joinpath("static", "base.css").read_text()
+    style = base[base.index(":root") :] + _STYLE  # without the fonts, which are files of their own
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>A demo of Stateside</title><style>{style}</style></head>"
+        f"<body><main><h1>A demo of Stateside</h1><p>&nbsp;</p>{body}</main></body></html>\n"
+    )
+
+
+def _facts(report: Mapping[str, Any]) -> str:
+    documents, requests = report["documents"], report["requests"]
+    facts = [
+        ("Customers", f"{report['customers']:,}"),
+        ("Events", f"{report['events']['events']:,}"),
+        ("Invoices", f"{documents['invoices']:,}"),
+        ("Notes", f"{documents['notes']:,}"),
+        ("Dead letters", f"{sum(report['dead_letters'].values()):,}"),
+        ("Answered", f"{requests['answered']:,}, {requests['failed']} failed"),
+        ("Latency", _quantiles(report["latency_ms"])),
+        ("Age of answers", _quantiles(report["age_ms"])),
+    ]
+    shown = (f'<div><dt>{name}</dt><dd class="num">{escape(value)}</dd></div>' for name, value in facts)
+    return f'<dl class="facts">{"".join(shown)}</dl>'
+
+
+def _quantiles(found: Mapping[str, Any]) -> str:
+    return f"{age_text(found['p50'])}, 99 of 100 within {age_text(found['p99'])}"
+
+
+def _totals(periods: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[str]]:
+    for period in periods:
+        for total in period["currencies"]:
+            names = ("open_micros", "charged_micros", "total_micros")
+            money = [_money(total[name], total["currency"]) for name in names]
+            yield period["period"], f"{total['events']:,}", *money
+
+
+def _bill(bill: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    for period in reversed(bill["periods"]):
+        documents = ", ".join(document["number"] for document in period["documents"])
+        charged = _money(period["charged_micros"], period["currency"])
+        yield period["period"], period["state"], documents, f"{period['events']:,}", charged
+
+
+def _bars(batches: Sequence[Mapping[str, Any]]) -> str:
+    longest = max((batch["duration_ms"] for batch in batches), default=1)
+    bars = (
+        f'<i style="height:{max(2, _BAR_PX_MAX * batch["duration_ms"] // longest)}px" '
+        f'title="batch {batch["batch"]}: {age_text(batch["duration_ms"])}, {batch["rows"]:,} events"></i>'
+        for batch in batches
+    )
+    text = f"The last {len(batches)} batches; the longest took {age_text(longest)}."
+    return f'<div class="batches" role="img" aria-label="{text}">{"".join(bars)}</div><p class="small muted">{text}</p>'
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col"{_right(index)}>{name}</th>' for index, name in enumerate(names))
+    body = "".join(
+        "<tr>" + "".join(f"<td{_right(index)}>{escape(value)}</td>" for index, value in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="table-wrap"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _right(index: int) -> str:
+    return ' class="right"' if index else ""
+
+
+def _card(title: str, content: str) -> str:
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f'<section class="card">{heading}{content}</section>'
+
+
+def _money(micros: int, currency: str) -> str:
+    return format_micros(micros, currency)

@@ -1,0 +1,128 @@
+"""The demo's folder: a new one, that of an earlier demo, or a temporary one. Never that of another application.
+
+The file that the report of a demo or of chaos goes to, for machines.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from stateside.core.errors import RequestInvalid
+from stateside.core.storage import write_atomically
+
+NOTE = "demo.json"
+_SIGNS_OF_AN_APPLICATION = ("journal", "views", "tables")
+
+
+class StageFolder:
+    """The folder that was asked for, or a temporary one.
+
+    A temporary one is removed at the end, unless there is something to find out: an error, or `kept` was set.
+    """
+
+    def __init__(self, folder: Path | None, console: Console, *, prefix: str = "stateside-demo-") -> None:
+        self.temporary = folder is None
+        self.kept = False
+        self._asked_for, self._prefix = folder, prefix
+        self._console = console
+
+    def __enter__(self) -> StageFolder:
+        self.root = self._asked_for.absolute() if self._asked_for else Path(tempfile.mkdtemp(prefix=self._prefix))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self.temporary:
+            return
+        if self.kept or (kind and kind is not KeyboardInterrupt):
+            say = f"Kept for you to look into: {self.root}, with the logs of all parts"
+            self._console.print(say, highlight=False, soft_wrap=True)
+        else:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def claim(self, settings: Mapping[str, Any]) -> None:
+        """Note the demo's settings here, or find the same ones noted: otherwise nothing could be proved in the end.
+
+        RequestInvalid, with nothing changed, if others are noted, or if the folder is another application's.
+        """
+        note = self.root / NOTE
+        if not note.exists():
+            self._refuse_another_application()
+            write_atomically(note, json.dumps(settings).encode())
+        elif (found := _read(note)) != settings:
+            raise RequestInvalid(
+                f"This folder has a demo with {found}, now {settings} was asked for",
+                where=str(self.root),
+                next_step="Continue with the same settings, or use a new --dir",
+            )
+
+    def _refuse_another_application(self) -> None:
+        found = [name for name in _SIGNS_OF_AN_APPLICATION if (self.root / name).exists()]
+        if found:
+            raise RequestInvalid(
+                f"This folder belongs to another application: it has {' and '.join(found)}, but no {NOTE}",
+                where=str(self.root),
+                next_step="Use a new --dir",
+            )
+
+
+def _read(note: Path) -> object:
+    try:
+        return json.loads(note.read_bytes())
+    except ValueError as error:
+        raise RequestInvalid(
+            f"The demo's settings are damaged: {error}", where=str(note), next_step="Use a new --dir"
+        ) from error
+
+
+class ForMachines(Protocol):
+    """A report that can be written as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its content."""
+
+
+class ReportFile:
+    """The file that the report for machines goes to. It never holds the report of another run than the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def clear(self) -> None:
+        """At the start: remove the report of an earlier run. If none can be written here, that is an error now.
+
+        What a link leads to is emptied, and what is no file (a pipe, a terminal) left alone.
+        """
+        if not self._path.parent.is_dir():
+            raise RequestInvalid(
+                f"There is no folder {self._path.parent} for the report", next_step="Make it, or choose another --json"
+            )
+        if self._is_plain():
+            self._path.touch()
+            self._path.unlink()
+        elif self._path.is_file():
+            self._path.write_text("")
+
+    def write(self, report: ForMachines) -> None:
+        """At the end: the report, as JSON; whoever waits for the file to appear finds it whole."""
+        content = json.dumps(report.as_dict(), indent=2).encode() + b"\n"
+        if self._is_plain():
+            write_atomically(self._path, content)
+        else:
+            self._path.write_bytes(content)
+
+    def write_so_far(self, report: ForMachines) -> None:
+        """Before the end: what there is so far, in case the end does not come. A pipe gets the whole report alone."""
+        if self._is_plain():
+            self.write(report)
+
+    def _is_plain(self) -> bool:
+        """Whether it is an ordinary file, or nothing yet."""
+        return not self._path.is_symlink() and (self._path.is_file() or not self._path.exists())

@@ -1,0 +1,216 @@
+"""The catalogue of a view: how the rows of a state store become the view's rows.
+
+The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffers
+give which column and how (`finalise` has the ways), and writes it, as JSON, beside the checkpoint; readers need neither
+the user's code nor Spark. What is stored depends on the catalogue's `kind`:
+
+    aggregation     key row: the grouping columns; value row: the buffers
+    session         key row: the grouping columns without the session window, then the session's start;
+                    value row: all grouping columns, the session window among them, then the buffers
+    state-variable  one variable of a `transformWithState`, its name in `family`: see `variable_catalogue`
+    join            one side of a stream-stream join, in a `store` or a column `family`: see `join`
+    groups          what flatMapGroupsWithState or applyInPandasWithState keeps: see `groups`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stateside.core.errors import CheckpointInvalid, ViewInvalid
+from stateside.spark_state.schema import Column, StateSchema
+from stateside.spark_state.types import parse_type
+
+VERSION = 4
+_VERSIONS_READ = (2, 3, 4)  # 2 had no computed columns, 3 no archive
+
+Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumn:
+    """A column of the state: its place in the key or value row, and its name and type there."""
+
+    index: int
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of a view's key: its name and Spark type, where the state's key has it, and what it is made of.
+
+    Of a session window the state's key has the start only; `whole` is where the value row has all of it.
+    """
+
+    name: str
+    type: str
+    stored: StateColumn
+    expression: str
+    whole: StateColumn | None = None
+
+    @property
+    def asked_type(self) -> str:
+        """The type that the replica's key has it as, and that readers ask by."""
+        return self.stored.type if self.whole else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """A column of a view: its name and Spark type, the way it is finalised, out of which buffers, and what it means.
+
+    Spark itself would let a `count` go on where a `sum` of the same type left off; `expression` tells them apart.
+    `null_on_overflow` says what Spark answers for a number that grew too large: null, or else an error.
+    """
+
+    name: str
+    type: str
+    finaliser: str
+    buffers: tuple[StateColumn, ...]
+    expression: str
+    null_on_overflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A column that readers make: a long, out of the long column `of` by the steps that the key's columns `by` tell.
+
+    The steps stand in the view's table of steps (see `steps`), under the texts of `by`. The state has nothing of it.
+    """
+
+    name: str
+    of: str
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tumbling window among the key's columns: the size of its buckets, and where they begin after 1970.
+
+    With a watermark, `delay_us` is its delay: a bucket leaves the state once the watermark has passed its end.
+    """
+
+    column: str
+    size_us: int
+    offset_us: int
+    delay_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """A view as it is served: the key's columns in the order they are asked by, then the values' columns.
+
+    `rollups` names, for each coarser key that sums are kept by, its columns in the order they are asked by. They are
+    the replica's: the state knows nothing of them. `computed` columns stand behind the others in rows and in rollups
+    (see `computed`); the state knows nothing of them either.
+
+    `archive` names the table that rows go to when they leave the state, each once, with the batch that sealed it and
+    these same columns but the computed ones; None if there is none.
+
+    `query` is the id of the query that the catalogue was inferred from (see `inferred`), and of no other; None if it
+    was derived from a plan. An inferred one need not show all columns of the state.
+    """
+
+    application: str
+    view: str
+    operator: int
+    key: tuple[KeyColumn, ...]
+    columns: tuple[ViewColumn, ...]
+    kind: Kind = "aggregation"
+    window: Window | None = None
+    family: str | None = None
+    store: str | None = None  # the view's own, where the operator has several in a partition
+    rollups: tuple[tuple[str, ...], ...] = ()
+    query: str | None = None
+    computed: tuple[Computed, ...] = ()
+    archive: str | None = None
+
+    def as_json(self) -> bytes:
+        """The file's content."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=2).encode()
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> Catalogue:
+        """The catalogue in a file's content."""
+        try:
+            document: dict[str, Any] = json.loads(content)
+            version = document.pop("version")
+            if version in _VERSIONS_READ:
+                return _catalogue(document)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointInvalid(
+                f"The catalogue cannot be read: {error}",
+                where=where,
+                next_step="Delete this file and start the view again: run writes it anew",
+            ) from error
+        raise CheckpointInvalid(
+            f"The catalogue cannot be read: it has version {version}, this Stateside writes {VERSION}",
+            where=where,
+            next_step="Run the view on a new folder, or with the Stateside that wrote it",
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Catalogue:
+        """The catalogue in a file."""
+        return cls.parse(path.read_bytes(), str(path))
+
+    def check(self, schema: StateSchema) -> None:
+        """Refuse a state that is not the one this catalogue was derived for, rather than serve it wrongly."""
+        wholes = [column.whole for column in self.key if column.whole]
+        buffers = {buffer.index: buffer for column in self.columns for buffer in column.buffers}
+        others = len(self.key) if self.kind == "session" else 0  # columns of the value row that are no buffers
+        self._check("key", [column.stored for column in self.key], schema.key, len(self.key))
+        count = others + len(buffers) if self.query is None else len(schema.value)
+        self._check("value", [*wholes, *buffers.values()], schema.value, count)
+
+    def check_query(self, query: str | None) -> None:
+        """Refuse the state of another query than the one that the catalogue was inferred from."""
+        if self.query is not None and self.query != query:
+            raise ViewInvalid(
+                f"The view {self.view!r} was inferred from the query {self.query}, the checkpoint is of {query} now",
+                next_step="Wait a moment: the server infers the views anew",
+            )
+
+    def _check(self, part: str, declared: Sequence[StateColumn], found: Sequence[Column], count: int) -> None:
+        if len(found) != count:
+            raise self._unfit(f"its {part} should have {count} columns, the state's has {len(found)}")
+        for column in declared:
+            there = found[column.index] if column.index < len(found) else None
+            if there is None or there.name != column.name or parse_type(there.type) != parse_type(column.type):
+                raise self._unfit(
+                    f"{part} column {column.index} should be {column.name} {column.type}, the state has "
+                    f"{there and f'{there.name} {there.type}'}"
+                )
+
+    def _unfit(self, difference: str) -> ViewInvalid:
+        return ViewInvalid(
+            f"The view {self.view!r} does not fit its state: {difference}",
+            next_step="The query was changed on an old checkpoint: start it on a new folder",
+        )
+
+
+def _catalogue(document: dict[str, Any]) -> Catalogue:
+    key = tuple(_key_column(column) for column in document.pop("key"))
+    columns = tuple(_view_column(column) for column in document.pop("columns"))
+    window = document.pop("window")
+    rollups = tuple(tuple(names) for names in document.pop("rollups", ()))
+    window = Window(**window) if window else None
+    computed = tuple(_computed(column) for column in document.pop("computed", ()))
+    return Catalogue(**document, key=key, columns=columns, window=window, rollups=rollups, computed=computed)
+
+
+def _computed(document: dict[str, Any]) -> Computed:
+    return Computed(**document | {"by": tuple(document["by"])})
+
+
+def _key_column(document: dict[str, Any]) -> KeyColumn:
+    stored, whole = StateColumn(**document.pop("stored")), document.pop("whole")
+    return KeyColumn(**document, stored=stored, whole=StateColumn(**whole) if whole else None)
+
+
+def _view_column(document: dict[str, Any]) -> ViewColumn:
+    buffers = tuple(StateColumn(**buffer) for buffer in document.pop("buffers"))
+    return ViewColumn(**document, buffers=buffers)

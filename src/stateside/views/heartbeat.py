@@ -1,0 +1,77 @@
+"""The heartbeat of a running view: it tells an idle job, whose last batch is still fresh, from a dead one.
+
+The runner writes it beside the checkpoint a few times a second; readers take it as it is, and its absence as silence.
+
+    running   a batch is being worked on
+    idle      nothing waits: the last batch is up to date
+    holding   the view waits, and `why` says for what: a sink that is away, the pause before a restart
+    stopped   the runner was told to stop
+    failed    the view has ended, and `why` says by what
+    removed   the application that runs here does not declare the view any more
+
+A job that was killed wrote none of the last three: a heartbeat older than `SILENCE_S` means that the job is *down*.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from stateside.core.errors import PositionInvalid
+from stateside.core.positions import Position
+
+State = Literal["running", "idle", "holding", "stopped", "failed", "removed"]
+ENDED = ("stopped", "failed", "removed")
+SILENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """At `time_us` the view was in this state at this batch, and its source ended at `source_end`, if that is known.
+
+    `end_us` says when the source ended there, if that is only known for an earlier time.
+    """
+
+    time_us: int
+    source_end: Position | None
+    state: State
+    batch: int | None = None
+    why: str | None = None
+    end_us: int | None = None
+
+    def as_json(self) -> bytes:
+        """The file's content."""
+        end = None if self.source_end is None else str(self.source_end)
+        return json.dumps(asdict(self) | {"source_end": end}).encode()
+
+    @classmethod
+    def load(cls, path: Path) -> Heartbeat | None:
+        """The heartbeat in a file; None where there is none, or none that can be read.
+
+        It is not written durably: a loss of power may leave an empty file, which is silence too.
+        """
+        try:
+            document = json.loads(path.read_bytes())
+            end = document.get("source_end")
+            return cls(**document | {"source_end": None if end is None else Position.parse(end)})
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, PositionInvalid):
+            return None
+
+    def state_at(self, now_us: int) -> State | Literal["down"]:
+        """The state as a reader sees it at this time: `down` if the runner ended without a word."""
+        silent = now_us - self.time_us > SILENCE_S * 1_000_000
+        return "down" if silent and self.state not in ENDED else self.state
+
+    def outage(self, now_us: int) -> str | None:
+        """Why no newer batch comes, in a sentence, and since when; None while the job runs."""
+        since = f"{datetime.fromtimestamp(self.time_us / 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return {
+            "down": f"The job is down: it gave its last sign of life at {since}",
+            "stopped": f"The job was stopped at {since}",
+            "failed": f"The job failed at {since}",
+            "removed": f"The application does not declare this view any more; its job stopped at {since}",
+            "holding": "The job waits, and its log says for what",
+        }.get(self.state_at(now_us))

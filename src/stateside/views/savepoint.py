@@ -1,0 +1,283 @@
+"""Savepoints: a view's checkpoint as it was after one batch, from which the job can be begun again later.
+
+    views/VIEW/savepoints/NAME/checkpoint/       the files that a query needs to go on after that batch
+    views/VIEW/savepoints/NAME/savepoint.json    {"batch": 128, "position": "0:40960", "watermark_us": 1768…,
+                                                  "taken_us": 1768…, "bytes": 1048576, "fingerprint": "…"}
+
+Taking one is safe while the job runs: nothing waits for it, and nothing of the checkpoint is written. Spark never
+changes a file, it only adds some and deletes old ones; so links are enough, which take no room until Spark has deleted
+its own. Where there can be none, files are copied.
+
+1. The newest finished batch is chosen, and its files are brought into a folder whose name begins with a dot. If Spark
+   deletes one meanwhile, a newer batch is chosen.
+2. The batch must still be the same one. All is made durable, which Spark itself does not see to. Then the folder is
+   given its name, in one step.
+
+A crash before step 2 leaves a folder that nobody sees, and that the next one removes. A batch has one savepoint.
+
+Which files of a checkpoint a query needs to go on after one of its batches; Spark keeps those of many more.
+
+metadata, sources/…                          what the query is, and what its sources noted
+offsets/N, commits/N, and those of N - 1     the batch, and the one before, from which Spark begins
+state/OPERATOR/_…, state/OPERATOR/P/_…       what the state looks like
+state/OPERATOR/P/…                           of every partition the newest snapshot, and the changes after it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stateside.core.errors import CheckpointGap, CheckpointInvalid, OperatingError, PositionInvalid
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.positions import Position
+from stateside.core.storage import Storage, lock_within, make_durable, sync_directory, write_atomically
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.spark_state.changelog import state_stem
+from stateside.spark_state.checksum import checksum_names
+from stateside.spark_state.hdfs_store import newest_delta_chain
+from stateside.spark_state.provider import Provider, provider_of
+from stateside.spark_state.rocksdb_snapshot import file_names, newest_chain
+from stateside.views.other_state import JOIN_STORES, StoreCheckpoint, one_store
+
+_LOGS = ("offsets", "commits")
+
+
+def needed_files(checkpoint: Checkpoint, batch: int) -> Iterator[str]:
+    """Their names, each once; CheckpointGap if the state of the batch can no longer be had.
+
+    Checksums, which not every file has, are named too. FileNotFoundError if Spark deletes a file that is looked at.
+    """
+    storage = checkpoint.storage
+    for name in storage.names():
+        if name not in (*_LOGS, "state"):
+            yield from _all_within(storage, name)
+    for log in _LOGS:
+        for number in range(max(batch - 1, 0), batch + 1):
+            yield from (f"{log}/{number}", *checksum_names(f"{log}/{number}"))
+    for operator in checkpoint.operators():
+        yield from _of_operator(checkpoint, batch, operator)
+
+
+def _of_operator(checkpoint: Checkpoint, batch: int, operator: int) -> Iterator[str]:
+    storage, folder = checkpoint.storage, f"state/{operator}"
+    for name in storage.names(folder):
+        if not name.isdigit():
+            yield from _all_within(storage, f"{folder}/{name}")
+    for partition in range(checkpoint.partitions(operator, checkpoint.plan(batch), checkpoint.commit(batch))):
+        inside = storage.names(f"{folder}/{partition}")
+        for name in inside:
+            if name.startswith("_"):
+                yield from _all_within(storage, f"{folder}/{partition}/{name}")
+        stores = [name for name in inside if name in JOIN_STORES]
+        for store in stores:
+            one = StoreCheckpoint(one_store(storage, operator, store))
+            place = f"{folder}/{partition}"
+            for name in _of_partition(one, batch, operator, partition):
+                yield name.replace(place, f"{place}/{store}", 1)
+            yield from (
+                found
+                for name in storage.names(f"{place}/{store}")
+                if name.startswith("_")
+                for found in _all_within(storage, f"{place}/{store}/{name}")
+            )
+        if not stores:
+            yield from _of_partition(checkpoint, batch, operator, partition)
+
+
+def _of_partition(checkpoint: Checkpoint, batch: int, operator: int, partition: int) -> Iterator[str]:
+    storage, commit = checkpoint.storage, checkpoint.commit(batch)
+    provider = provider_of(checkpoint.plan(batch), storage.path(f"offsets/{batch}"))
+    if provider is Provider.HDFS:
+        deltas = newest_delta_chain(storage, commit, operator, partition)
+        names = None if deltas is None else deltas.file_names()
+    else:
+        chain = newest_chain(storage, commit, operator, partition)
+        names = None if chain is None else file_names(storage, chain)
+        if names is not None and chain is not None and chain.snapshot is not None:
+            own = f"{state_stem(chain.snapshot, operator, partition)}.changelog"  # which says what was before it
+            names += [own] if storage.exists(own) else []
+    if names is None:
+        raise CheckpointGap(
+            f"The state of batch {batch} cannot be had any more in partition {partition} of operator {operator}",
+            where=storage.path(f"state/{operator}/{partition}"),
+            next_step="Take one of a newer batch",
+        )
+    for name in dict.fromkeys(names):
+        yield name
+        yield from checksum_names(name)
+
+
+def _all_within(storage: Storage, name: str) -> Iterator[str]:
+    """A file, or all files of a folder."""
+    if not storage.is_folder(name):
+        yield name
+        return
+    for inside in storage.names(name):
+        yield from _all_within(storage, str(PurePosixPath(name) / inside))
+
+
+CHOICES_MAX: Final = 5  # Spark deletes files while they are being brought: so often a newer batch is chosen
+WAIT_S_MAX: Final = 30.0
+RESTORING: Final = "checkpoint.restoring-"  # a copy that is to be a view's checkpoint (`ops.restoring`)
+_TAKING: Final = ".taking-"
+_OPTIONAL: Final = ".crc"  # not every file has checksums
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """One of a view's savepoints. Times are microseconds since 1970."""
+
+    folder: Path
+    batch: int
+    position: Position
+    watermark_us: int
+    taken_us: int
+    bytes: int
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """What it is called, as long as it is there."""
+        return self.folder.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """The files."""
+        return self.folder / "checkpoint"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in its file, and in answers."""
+        told = {name: value for name, value in asdict(self).items() if name != "folder"}
+        return {"name": self.name, **told, "position": str(self.position)}
+
+    @classmethod
+    def read(cls, folder: Path) -> Savepoint:
+        """The one in this folder; CheckpointInvalid if it cannot be read."""
+        path = folder / "savepoint.json"
+        try:
+            document = json.loads(path.read_bytes())
+            numbers = {name: int(document[name]) for name in ("batch", "watermark_us", "taken_us", "bytes")}
+            position, fingerprint = Position.parse(document["position"]), str(document["fingerprint"])
+            return cls(folder=folder, position=position, fingerprint=fingerprint, **numbers)
+        except (OSError, ValueError, LookupError, TypeError, PositionInvalid) as error:
+            raise CheckpointInvalid(
+                f"This savepoint cannot be read: {error!r}", where=str(path), next_step="Delete its folder"
+            ) from error
+
+
+def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None] | None = None) -> list[Savepoint]:
+    """Those that a view has, oldest first. One that cannot be read is told to `on_damaged`, or raised without that.
+
+    Whoever deletes what no savepoint needs must not go on without one of them.
+    """
+    found = []
+    for folder in names(view):
+        try:
+            found.append(Savepoint.read(view.savepoints / folder))
+        except CheckpointInvalid as error:
+            if not (view.savepoints / folder).exists():
+                continue  # it was deleted meanwhile
+            if on_damaged is None:
+                raise
+            on_damaged(error)
+    return sorted(found, key=lambda one: (one.taken_us, one.batch))
+
+
+def names(view: ViewLayout) -> list[str]:
+    """What a view's savepoints are called, whether they can be read or not."""
+    return sorted(path.name for path in view.savepoints.glob("*") if not path.name.startswith("."))
+
+
+def take(view: ViewLayout, now_us: int) -> Savepoint:
+    """Take one of the newest finished batch, or give the one that there is of it already.
+
+    CheckpointInvalid if no batch is finished yet; CheckpointGap if Spark deletes files faster than they are brought.
+    """
+    view.savepoints.mkdir(parents=True, exist_ok=True)
+    with _alone(view.savepoints):
+        for left in view.savepoints.glob(f"{_TAKING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        for _ in range(CHOICES_MAX):
+            with suppress(FileNotFoundError, CheckpointGap):
+                return _take(view, Checkpoint(Storage.at(view.checkpoint)), now_us)
+    raise CheckpointGap(
+        f"Spark deletes the files of {view.name!r} faster than they can be brought",
+        where=str(view.checkpoint),
+        next_step="Let Spark keep more batches (minBatchesToRetain), or stop the job first",
+    )
+
+
+def check_whole(layout: Layout) -> None:
+    """CheckpointInvalid if a view's restore was interrupted, and has left no checkpoint: a job would begin anew.
+
+    For whoever is about to run the jobs of the folder, and keeps a restore from being under way meanwhile.
+    """
+    for copy in sorted((layout.root / "views").glob(f"*/{RESTORING}*")):
+        view = ViewLayout(copy.parent)
+        if not view.checkpoint.exists():
+            raise CheckpointInvalid(
+                f"A restore of the view {view.name!r} was interrupted, and it has no checkpoint",
+                where=str(copy),
+                next_step="Repeat `stateside savepoint restore`; or delete this folder, if the view is to begin anew",
+            )
+
+
+def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
+    commits = checkpoint.commits()
+    if not commits:
+        raise CheckpointInvalid(f"The view {view.name!r} has no finished batch yet", next_step="Wait for its first one")
+    batch = commits[-1]
+    fingerprint = checkpoint.fingerprint(batch)
+    if fingerprint is None:
+        raise FileNotFoundError(checkpoint.storage.path(f"commits/{batch}"))
+    final = view.savepoints / f"batch-{batch}-{fingerprint[:8]}"
+    if final.exists():
+        return Savepoint.read(final)
+    taking = view.savepoints / f"{_TAKING}{secrets.token_hex(8)}"
+    try:
+        size_bytes = _bring(checkpoint, batch, taking / "checkpoint")
+        if checkpoint.fingerprint(batch) != fingerprint:
+            raise FileNotFoundError(checkpoint.storage.path(f"commits/{batch}"))
+        plan = checkpoint.plan(batch)
+        made = Savepoint(final, batch, plan.position, plan.watermark_us, now_us, size_bytes, fingerprint)
+        write_atomically(taking / "savepoint.json", json.dumps(made.as_dict()).encode())
+        make_durable(taking)
+        taking.rename(final)
+    finally:
+        shutil.rmtree(taking, ignore_errors=True)
+    sync_directory(view.savepoints)
+    return made
+
+
+def _bring(checkpoint: Checkpoint, batch: int, target: Path) -> int:
+    """Bring all files; how many bytes they have."""
+    size_bytes = 0
+    for name in dict.fromkeys(needed_files(checkpoint, batch)):
+        try:
+            checkpoint.storage.bring(name, target / name)
+        except FileNotFoundError:
+            if not name.endswith(_OPTIONAL):
+                raise
+            continue
+        size_bytes += (target / name).stat().st_size
+    return size_bytes
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While nobody else takes one here."""
+    handle = lock_within(folder / ".lock", WAIT_S_MAX)
+    if handle is None:
+        raise OperatingError("Another savepoint of this view is being taken", next_step="Look for it in a while")
+    try:
+        yield
+    finally:
+        os.close(handle)
