@@ -40,10 +40,10 @@ _APPENDED, _SEQUENCE = (SCHEMA.get_field_index(name) for name in ("appended", "s
 class Message(Protocol):
     """One of Kafka's client's."""
 
-    def key(self) -> bytes | None: ...  # noqa: D102
-    def value(self) -> bytes | None: ...  # noqa: D102
-    def headers(self) -> Any: ...  # noqa: D102
-    def offset(self) -> int | None: ...  # noqa: D102
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> Any: ...
+    def offset(self) -> int | None: ...
 
 
 class NoEvent(Exception):
