@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from pyspark.sql import SparkSession
 
 from stateside.core.errors import ViewInvalid
@@ -30,7 +32,10 @@ from tests.journal.kafka.topics import delete, new_topic, send, stored_value
 DRIVER = Path(__file__).with_name("kafka_journal_driver.py")
 DRIVER_S_MAX = 250  # 15 s on two idle cores
 YEAR_2099_US = 4_070_908_800_000_000
-KAFKA_ROW = "partition int, offset long, headers array<struct<key:string,value:binary>>, key binary, value binary"
+KAFKA_ROW = (
+    "partition int, offset long, headers array<struct<key:string,value:binary>>, key binary, value binary, "
+    "timestamp timestamp, timestampType int"
+)
 
 EVENTS = [
     Event("a", "emma", "call", 1_700_000_000_123_456, {"amount": 7, "deep": {"x": [1, None]}}, ("x", "ü"), version=3),
@@ -59,12 +64,25 @@ NO_EVENTS = [
 
 
 def parsed(spark: SparkSession, sent: list[Sent], fields: str = "amount long") -> list[dict[str, Any]]:
-    rows = [(0, at, each.headers(), each.key(), each.value()) for at, each in enumerate(sent)]
+    rows = [
+        (0, at, each.headers(), each.key(), each.value(), *_as_spark_has_it(each.clock)) for at, each in enumerate(sent)
+    ]
     return [row.asDict() for row in parse_events(spark.createDataFrame(rows, KAFKA_ROW), fields).collect()]
+
+
+def _as_spark_has_it(clock: tuple[int, int]) -> tuple[datetime, int]:
+    kind, time_ms = clock
+    return datetime.fromtimestamp(min(time_ms, YEAR_2099_US // 1_000) / 1_000, UTC), kind - 1
 
 
 @pytest.mark.spark
 class TestEvents:
+    def test_the_append_time_is_never_later_than_the_brokers(self, spark: SparkSession) -> None:
+        claims = stored_value("a", 1, appended_us=YEAR_2099_US)
+        clock = (TIMESTAMP_LOG_APPEND_TIME, 1_700_000_000_000)
+        (row,) = parsed(spark, [Sent(claims, clock=clock)])
+        assert row["appended"].timestamp() == 1_700_000_000.000999
+
     def test_events_have_the_columns_of_the_journal(self, spark: SparkSession) -> None:
         batch, _ = numbered(encode(EVENTS, 1_700_000_000_000_001), lambda entities: [4])
         rows = parsed(spark, [Sent(value, its_headers=[("stateside-event", b"1")]) for value in values_of(batch)])

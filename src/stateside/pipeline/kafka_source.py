@@ -53,12 +53,15 @@ _VALUE = (
     "sequence bigint, version smallint, metadata string, data string, extra string"
 )
 _NEEDED = ("id", "entity", "type", "time_us", "appended_us", "sequence")
+_BROKER_TIME = (
+    "if(timestampType = 1, timestamp_micros(unix_millis(timestamp) * 1000 + 999), null)"  # else the producer's
+)
 _COLUMNS = {
     "id": "_it.id",
     "entity": "_it.entity",
     "type": "_it.type",
     "time": "timestamp_micros(_it.time_us)",
-    "appended": "timestamp_micros(_it.appended_us)",
+    "appended": f"if(_it is null, null, least(timestamp_micros(_it.appended_us), {_BROKER_TIME}))",
     "tags": "if(_it is null, null, coalesce(_it.tags, array()))",
     "payload": "if(_it is null, null, coalesce(_it.payload, '{}'))",
     "sequence": "_it.sequence",
@@ -127,12 +130,21 @@ def parse_events(messages: DataFrame, fields: str, carried: Sequence[str] = ()) 
     The value is parsed inside of an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
     what it was asked for, and would not see a second object, or rubbish, behind the first.
     """
-    texts = messages.selectExpr(*("partition", "offset", "headers", "key", "cast(value as string) as value", *carried))
+    given = ("partition", "offset", "headers", "key", "timestamp", "timestampType")
+    texts = messages.selectExpr(*given, "cast(value as string) as value", *carried)
     wrapped = """concat('{"it":', value, ',"end":true}')"""
     parsed = texts.selectExpr("*", f"{_from_json(wrapped, f'it struct<{_VALUE}>, end boolean')} as _parsed")
     judged = parsed.selectExpr("*", f"coalesce({_judgement()}, true) as _malformed")
     told = judged.selectExpr(
-        *("partition", "offset", "make_valid_utf8(value) as value", "_malformed", *carried),
+        *(
+            "partition",
+            "offset",
+            "timestamp",
+            "timestampType",
+            "make_valid_utf8(value) as value",
+            "_malformed",
+            *carried,
+        ),
         "if(_malformed, null, _parsed.it) as _it",
     )
     columns = [f"{expression} as {name}" for name, expression in _COLUMNS.items()]

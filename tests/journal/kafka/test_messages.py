@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from stateside.journal.columns import decode, encode
 from stateside.journal.index import numbered
 from stateside.journal.kafka.messages import HEADERS, NoEvent, batch_of, values_of
 from tests.journal.kafka.topics import stored_value
+
+YEAR_2099_US = 4_070_908_800_000_000
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Sent:
     its_key: bytes | None = b"emma"
     its_headers: Any = None
     at: int = 17
+    clock: tuple[int, int] = (TIMESTAMP_LOG_APPEND_TIME, 2**53)  # by default far later than what it says itself
 
     def key(self) -> bytes | None:
         return self.its_key
@@ -38,6 +42,9 @@ class Sent:
 
     def offset(self) -> int:
         return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.clock
 
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=20)
@@ -125,3 +132,13 @@ def test_what_is_no_event_is_told_with_its_offset_and_why(sent: Sent, reason: st
 def test_others_headers_are_none_of_our_business() -> None:
     _, batch = batch_of([Sent(stored_value("a", 1), its_headers=[("trace", b"x"), ("stateside-event", b"1")])])
     assert isinstance(batch, pa.RecordBatch)
+
+
+def test_the_append_time_is_never_later_than_the_brokers() -> None:
+    sent = stored_value("a", 1, appended_us=YEAR_2099_US)
+    for clock, expected_us in (
+        ((TIMESTAMP_LOG_APPEND_TIME, 1_700_000_000_000), 1_700_000_000_000_999),
+        ((TIMESTAMP_CREATE_TIME, 1_700_000_000_000), YEAR_2099_US),  # the producer's own clock says nothing
+    ):
+        _, batch = batch_of([Sent(sent, clock=clock)])
+        assert [event.appended_us for event in decode(batch)] == [expected_us]

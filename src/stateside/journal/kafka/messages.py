@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 import pyarrow as pa
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from stateside.core.errors import EventRefused
 from stateside.journal.columns import SCHEMA, encode
@@ -44,6 +45,7 @@ class Message(Protocol):
     def value(self) -> bytes | None: ...
     def headers(self) -> Any: ...
     def offset(self) -> int | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
 
 
 class NoEvent(Exception):
@@ -84,7 +86,7 @@ def batch_of(messages: Sequence[Message]) -> tuple[Offsets, pa.RecordBatch]:
         try:
             fields = _fields(message)
             events.append(_event(fields))
-            given.append((fields["appended_us"], fields["sequence"]))
+            given.append((_appended_us(message, fields["appended_us"]), fields["sequence"]))
         except (ValueError, TypeError, RecursionError) as error:
             raise NoEvent(offset_of(message), str(error)) from error
     try:
@@ -94,6 +96,12 @@ def batch_of(messages: Sequence[Message]) -> tuple[Offsets, pa.RecordBatch]:
     batch = _with_column(batch, _APPENDED, pa.array([appended for appended, _ in given], SCHEMA.field(_APPENDED).type))
     batch = _with_column(batch, _SEQUENCE, pa.array([sequence for _, sequence in given], pa.int64()))
     return np.array([offset_of(message) for message in messages], np.int64), batch
+
+
+def _appended_us(message: Message, claimed_us: int) -> int:
+    """The append time: never later than the broker's clock says, whatever the message claims."""
+    kind, timestamp_ms = message.timestamp()
+    return min(claimed_us, timestamp_ms * 1_000 + 999) if kind == TIMESTAMP_LOG_APPEND_TIME else claimed_us
 
 
 def _fields(message: Message) -> dict[str, Any]:
