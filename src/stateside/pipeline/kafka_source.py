@@ -53,9 +53,8 @@ _VALUE = (
     "sequence bigint, version smallint, metadata string, data string, extra string"
 )
 _NEEDED = ("id", "entity", "type", "time_us", "appended_us", "sequence")
-_BROKER_TIME = (
-    "if(timestampType = 1, timestamp_micros(unix_millis(timestamp) * 1000 + 999), null)"  # else the producer's
-)
+# Of a topic that keeps the producers' times there is none.
+_BROKER_TIME = "if(timestampType = 1, timestamp_micros(unix_millis(timestamp) * 1000 + 999), null)"
 _COLUMNS = {
     "id": "_it.id",
     "entity": "_it.entity",
@@ -136,15 +135,8 @@ def parse_events(messages: DataFrame, fields: str, carried: Sequence[str] = ()) 
     parsed = texts.selectExpr("*", f"{_from_json(wrapped, f'it struct<{_VALUE}>, end boolean')} as _parsed")
     judged = parsed.selectExpr("*", f"coalesce({_judgement()}, true) as _malformed")
     told = judged.selectExpr(
-        *(
-            "partition",
-            "offset",
-            "timestamp",
-            "timestampType",
-            "make_valid_utf8(value) as value",
-            "_malformed",
-            *carried,
-        ),
+        *("partition", "offset", "timestamp", "timestampType", "_malformed", *carried),
+        "make_valid_utf8(value) as value",
         "if(_malformed, null, _parsed.it) as _it",
     )
     columns = [f"{expression} as {name}" for name, expression in _COLUMNS.items()]

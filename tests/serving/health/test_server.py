@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -134,15 +136,12 @@ def test_a_worker_that_is_killed_is_replaced_and_the_other_one_answers_meanwhile
 def test_stopping_it_finishes_what_was_asked(cluster: Cluster) -> None:
     """The answer waits for a batch that does not come; SIGTERM comes meanwhile, and the answer is given."""
     url = cluster.start("stopping")
-    found: list[httpx.Response] = []
-    asking = threading.Thread(
-        target=lambda: found.append(httpx.get(f"{url}{ROWS}?min_position=0:999999&wait_ms=2000", timeout=30))
-    )
-    asking.start()
-    time.sleep(0.7)
+    asking = HTTPConnection(urlsplit(url).netloc, timeout=90)
+    asking.request("GET", f"{ROWS}?min_position=0:999999&wait_ms=2000")
+    httpx.get(f"{url}/readyz")  # the server's loop has taken in the question before this one
     cluster.stop("stopping")
-    asking.join()
-    assert [answer.status_code for answer in found] == [503]
-    assert found[0].json()["type"].endswith("not-fresh-enough")
+    answer = asking.getresponse()
+    assert answer.status == 503
+    assert json.load(answer)["type"].endswith("not-fresh-enough")
     with pytest.raises(httpx.TransportError):
         httpx.get(url)
