@@ -47,6 +47,7 @@ lint: $(STAMP) ## check style, types and which room imports which
 	$(VENV)/mypy
 	$(VENV)/mypy tools
 	$(VENV)/lint-imports
+	@$(VENV)/python tools/shape.py
 
 screenshots: $(STAMP) $(BROWSER) ## take the pictures of the pages in docs/pages anew
 	$(VENV)/python tools/screenshots.py $(ARGS)
