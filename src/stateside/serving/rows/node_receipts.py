@@ -2,7 +2,7 @@
 
 A batch's position covers each node's log up to the first event that is missing from the batch. So events after an
 unmerged event are not reported as covered, even if the batch has them. If a stamp does not cover a receipt for a while,
-a background thread looks up the place of the receipt's events in the merged stream, which reads a segment or more.
+a background thread looks up the place of the receipt's events in the merged stream; a lookup reads a segment or more.
 """
 
 from __future__ import annotations

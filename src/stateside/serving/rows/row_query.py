@@ -117,7 +117,7 @@ ORDERED_LIMIT_MAX = 1_000  # caps the default as well
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """The rows whose key begins with these values and meets the filter, `limit` per page.
+    """The rows with this key prefix that meet the filter, `limit` per page.
 
     `texts` is the unparsed query; its digest ties a cursor to the query.
     """

@@ -59,8 +59,8 @@ class RollupReader:
     ) -> list[dict[str, Any]]:
         """The rows of the rollup by these columns whose rollup key begins with `key` and has the `wanted` values.
 
-        With `tallies` each row has the numbers behind its values instead: tallies of several shards can be added up,
-        averages and rounded sums cannot.
+        With `tallies` each row has the numbers that make up its values instead: tallies of several shards can be added
+        up, averages and rounded sums cannot.
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
         codec, number = self.codec(columns), self.number(snapshot, columns)

@@ -10,7 +10,7 @@ is also ignored after a request that ends the connection:
 
     with `Connection: close`, or of HTTP/1.0;
     with `Upgrade` to another protocol, as the parser takes later bytes for that protocol;
-    with `Expect: 100-continue`: after an early refusal the body may or may not follow, and cannot be told apart.
+    with `Expect: 100-continue`: after an early refusal, later bytes may be the body or a new request.
 
 A body that arrives after the answer is read and dropped. If the body is malformed, the connection is closed silently.
 """
@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         self._waiting_s: float | None = time.monotonic()  # start of the wait for a request's head
         self._head_bytes = 0
         self._is_whole = True  # the last request is complete
-        self._in_body = False  # the last request's head is complete
+        self._in_body = False  # the last request's head is complete, its body is not
         self._is_over = False  # further input is ignored
         self._answering: RequestResponseCycle | None = None  # the request being answered, or answered last
         self._problem: StatesideError | None = None  # ends the connection once earlier requests are answered
