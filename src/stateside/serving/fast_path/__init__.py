@@ -1,1 +1,1 @@
-"""Point lookups answered where their bytes arrive: deletable without changing an answer."""
+"""The fast path for point lookups, in the connection itself: deleting this package changes no answer."""

@@ -1,11 +1,11 @@
-"""The short way: bytes of a request in, bytes of the answer out, for the questions that come most often.
+"""The fast path: request bytes in, answer bytes out, for the most frequent queries.
 
     GET /v1/views/{view}/rows/{key...}    with a whole key
     POST /v1/views/{view}/lookup          with whole keys
 
-without parameters, asked by who reaches all rows of a view without an archive. The answer is to the byte the one of the
-long way, through the server's parser, the application and its routes (`tests/serving/web/test_short_way.py`); or there
-is none, and the long way gives it. That is so for whatever is not so plain (`head`), and for every error.
+without parameters, from a principal that may read all rows, of a view without an archive. The answer equals, byte for
+byte, that of the full path through parser, application and routes (`tests/serving/web/test_short_way.py`). All other
+requests (`web.head`), and all errors, are left to the full path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECURITY: Final = "".join(f"{name}: {value}\r\n" for name, value in security_he
 
 
 class Peer:
-    """Whoever is at the other end of a connection: from which address, and with which head, last time."""
+    """The other end of a connection: its address, and the request head it sent last."""
 
     __slots__ = ("_head", "_lines", "address")
 
@@ -47,28 +47,28 @@ class Peer:
         self._head: Head | None = None
 
     def head(self, lines: bytes) -> Head | None:
-        """What these lines say: most often what they said last time."""
+        """Parses header lines; repeated lines, the usual case, are not parsed again."""
         if lines != self._lines:
             self._lines, self._head = lines, Head.parse(lines)
         return self._head
 
 
 class FastPath:
-    """Answers what can be answered at once: one for each worker process."""
+    """Answers point lookups at once: one instance per worker process."""
 
     def __init__(self, views: ViewReaders, guard: Guard, metrics: Metrics) -> None:
         self._views, self._guard, self._metrics = views, guard, metrics
         self._dated, self._date = 0, b""
         self._kept: dict[str, PointReader] = {}
-        self._points: dict[str, PointReader] = {}  # those whose catalogue was looked at a moment ago
+        self._points: dict[str, PointReader] = {}  # with a catalogue checked less than MOMENT_S ago
 
     def answer(self, asker: Peer, data: bytes) -> bytes | None:
-        """The answer to a request that these bytes are, all of it and nothing else; None if it is for the long way."""
+        """The answer if the bytes are exactly one request for the fast path; else None."""
         try:
             if data.startswith(b"GET "):
                 return self._row(asker, data)
             return self._rows(asker, data) if data.startswith(b"POST ") else None
-        except Exception:  # whatever it is, the long way meets it as well, and tells it as it should be told
+        except Exception:  # the full path meets the same error, and reports it properly
             return None
 
     def _row(self, asker: Peer, data: bytes) -> bytes | None:
@@ -112,7 +112,7 @@ class FastPath:
         return answer
 
     def _let_in(self, asker: Peer, head: Head) -> Principal | None:
-        """Who asks, if there is room, and all rows are for them; the request is counted then, and only then."""
+        """The principal, if it may read all rows and its limits admit the request; only then is the request counted."""
         holder = self._guard.holder(head.authorization, head.host)
         if not reaches_all(holder) or "read" not in holder.roles:
             return None
@@ -132,7 +132,7 @@ class FastPath:
         return self._date
 
     def _of(self, view: str) -> PointReader | None:
-        """What finds a view's rows; None if it has an archive too."""
+        """The point reader of a view; None if the view has an archive."""
         found = self._points.get(view)
         if found is None:
             reader = self._views.get(view)
@@ -143,5 +143,5 @@ class FastPath:
         return found if found.reader.sealed is None else None
 
     def _let_go(self, view: str) -> None:
-        """Have a view's catalogue looked at again before its next answer, and its snapshot taken anew."""
+        """Make the next answer check the view's catalogue and take a new snapshot."""
         self._points.pop(view).moment.release()

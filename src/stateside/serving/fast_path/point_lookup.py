@@ -1,17 +1,16 @@
-"""The short way to rows: whole keys, at the newest batch, in a view without an archive, all rows of which are for who
-asks. Most questions are of this kind, so they are answered with as little as can be, and never wait.
+"""Point lookups of the fast path: whole keys, at the newest batch, in a view without an archive, without a scope.
 
-What it says is to the byte what `lookup` says of the same keys (`tests/serving/web/test_short_way.py`). Whatever is not
-so simple, errors included, it leaves to the long way.
+Most queries are of this kind, so the fast path does as little as possible and never waits. Its answer equals, byte for
+byte, that of `rows.lookup` for the same keys (`tests/serving/web/test_short_way.py`). Everything else, errors included,
+is left to the full path.
 
-Rows kept as answers show them, from one answer to the next, and always of the newest batch.
+A cache keeps rendered rows of the newest batch between answers, by the name of the key as in a URL: its parts joined
+with slashes. One table serves instead of two, since among many rows each further memory access dominates the time. When
+the replica moves on, the keys that new batches stored leave the cache, by the replica's history
+(`replica.changes`); all other rows are unchanged. If the history does not reach back, or exceeds
+`TOUCHED_BYTES_MAX`, the whole cache is dropped.
 
-They are kept by the name that a key is asked for by, its parts with slashes between them: a table and not two, since
-among many rows each further look at memory is what takes the time. When the replica moves on, the keys that its new
-batches stored are let go, by what its history has of them (`changes`); the others' rows are as they were. Where the
-history does not reach back, or says too much, all of them are let go.
-
-Memory: `KEPT_BYTES_MAX` for each view and worker process, about; beyond that the older half goes.
+Memory: about `KEPT_BYTES_MAX` for each view and worker process; beyond the limit the older half is dropped.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from stateside.serving.stamp import Stamp
 from stateside.spark_state.types import Primitive
 
 KEPT_BYTES_MAX: Final = 64 << 20
-NAME_CHARS_MAX: Final = 256  # longer names, and longer rows, are not kept
+NAME_CHARS_MAX: Final = 256  # longer names, and longer rows, are not cached
 ROW_BYTES_MAX: Final = 4_096
-TOUCHED_BYTES_MAX: Final = 512 << 10  # of history: read in a millisecond, while nothing else is answered
-_OVERHEAD_BYTES: Final = 400  # of a row in memory, beside its own bytes: three objects and their places in two tables
+TOUCHED_BYTES_MAX: Final = 512 << 10  # of history: read in 1 ms, during which nothing else is answered
+_OVERHEAD_BYTES: Final = 400  # per row beside its own bytes: three objects and their entries in two tables
 
 
 class RowCache:
-    """The rows of one view, by name."""
+    """The cached rows of one view, by name."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
         self._place: object = None
         self._batch: AppliedBatch | None = None
-        self._names: dict[bytes, str] = {}  # of the keys that are kept: the first that each was asked for by
+        self._names: dict[bytes, str] = {}  # by cached key: the first name that a client used for the key
         self.rows: dict[str, bytes] = {}
 
     def move(self, snapshot: Snapshot, batch: AppliedBatch) -> None:
-        """Be of this snapshot from now on, which stands at this batch."""
+        """Move the cache to a snapshot at this batch: drop changed rows."""
         if self._place is not snapshot.place:
             self._let_go(None)
         elif self._batch is not None and batch != self._batch:
@@ -62,7 +61,7 @@ class RowCache:
         self._place, self._batch = snapshot.place, batch
 
     def keep(self, rows: Iterable[tuple[str, bytes, bytes]]) -> None:
-        """Keep these names' rows, whose keys are in the middle."""
+        """Cache rows, given as (name, key, row)."""
         for name, key, row in rows:
             if len(name) <= NAME_CHARS_MAX and len(row) <= ROW_BYTES_MAX and self._names.setdefault(key, name) == name:
                 self._bytes += 0 if name in self.rows else len(row) + _OVERHEAD_BYTES
@@ -94,7 +93,7 @@ _SLASHES: Final = methodcaller("count", "/")
 
 
 class StampText:
-    """The stamp of a batch, with its headers and its text around the age: the same for all answers of the batch."""
+    """A batch's stamp as header and body text around the age: the same for all answers of the batch."""
 
     __slots__ = ("batch", "behind_age", "headers", "heard", "place", "stamp", "up_to_age")
 
@@ -108,28 +107,28 @@ class StampText:
         self.up_to_age, self.behind_age = before + _AGE[:-2], _AGE[-1:] + behind[:-1] + b',"rows":['
 
     def is_of(self, snapshot: Snapshot, batch: AppliedBatch | None, heard: bool) -> bool:
-        """Whether it is what this snapshot's stamp would be; of a replica that was rebuilt that has another name."""
+        """Whether this is the snapshot's stamp; a rebuilt replica has another `place`."""
         return self.batch is batch and self.heard is heard and self.place is snapshot.place
 
 
-Found = tuple[StampText, int, bytes]  # what it is an answer of, its age in ms, and its JSON
+Found = tuple[StampText, int, bytes]  # stamp, age in ms, JSON body
 
 
 class PointReader:
-    """Finds the rows of whole keys of one view. None, or an error, is for whatever the long way has to answer."""
+    """Finds the rows of whole keys of one view. Returns None, or raises, where the full path has to answer."""
 
     def __init__(self, reader: ViewReader) -> None:
         self.reader, self._shape = reader, reader.shape
-        self._parts = len(self._shape.key_texts.parts)  # of a whole key
+        self._parts = len(self._shape.key_texts.parts)  # in a whole key
         self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in WHOLE]
         self.moment = ReusedSnapshot(reader.replica)
         self._kept = RowCache()
-        self._snapshot: Snapshot | None = None  # of which is what follows
+        self._snapshot: Snapshot | None = None  # of `_told` and `_since_us`
         self._told: StampText | None = None
         self._since_us = 0
 
     def find(self, name: str) -> Found | None:
-        """The answer for one key, named as in an address: its parts with slashes between them."""
+        """The answer for one key, named as in a URL: its parts joined with slashes."""
         told = self._look()
         if told is None:
             return None
@@ -162,7 +161,7 @@ class PointReader:
         return self._answer(told, b",".join(rows))  # type: ignore[arg-type]  # there is no None any more
 
     def _names(self, given: Sequence[Any]) -> Sequence[str] | None:
-        """What keys in JSON would be called in an address; None if that would not mean the same."""
+        """The names of JSON keys as in a URL; None if a name would mean another key."""
         types = set(map(type, given))
         if types == {list} and set(map(type, chain.from_iterable(given))) == {str}:
             names = list(map("/".join, given))
@@ -173,7 +172,7 @@ class PointReader:
         return names if set(map(_SLASHES, names)) == {self._parts - 1} else None
 
     def _read(self, names: Sequence[str], keys: Sequence[bytes], told: StampText) -> dict[str, bytes]:
-        """The rows of these keys as they are shown, by name, out of the replica; of those that there are."""
+        """The rendered rows of these keys from the replica, by name; absent keys are left out."""
         assert self._snapshot is not None
         for key in keys if told.stamp.share is not None else ():
             check_held(told.stamp, self._shape.codec, key)
@@ -192,14 +191,14 @@ class PointReader:
         return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, rows, _END)
 
     def _look(self) -> StampText | None:
-        """Be at the newest batch; what answers are answers of."""
+        """Move to the newest batch, and return its stamp."""
         snapshot = self.moment.snapshot()
         if snapshot is not self._snapshot:
             self._move(snapshot)
         return self._told
 
     def _move(self, snapshot: Snapshot) -> None:
-        self._snapshot = None  # should it fail, the next answer begins here again
+        self._snapshot = None  # after a failure the next answer starts here again
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()
         if self._told is None or not self._told.is_of(snapshot, batch, fresh_us is not None):
             stamp = self.reader.stamp_of(snapshot)

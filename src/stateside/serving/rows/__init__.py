@@ -1,5 +1,5 @@
-"""Views as readers see them: rows out of a replica, in one snapshot, with the stamp of that snapshot.
+"""Row reads: queries against a view's replica, answered from one snapshot and with the stamp of the snapshot.
 
-`views` has a `reader` for each; its `shape` and `columns` say how rows are asked for and shown. A `question` is
-answered page by page (`scan`, `cursor`) or, if it is for whole keys, by a `lookup`, within the `scope` of who asks.
+`view_readers` keeps a `view_reader` per view; `shape` and `view_columns` map keys and columns. A `row_query` is
+answered page by page (`scan`), or as a `lookup` of whole keys, within the `scope` of the principal.
 """

@@ -1,13 +1,13 @@
-"""Sealed rows: those that have left a view's state for its table in the archive, as readers of the view see them.
+"""Sealed rows: rows that left a view's state for its archive table, read as rows of the view.
 
 At the moment of sealing no row is missing and none is there twice:
 
 1. The view's sink stores the rows that batch N closes, with N as their `sealed_batch`, before Spark commits N.
-2. Spark commits N. Its state has these rows no more.
+2. Spark commits N. Its state no longer has these rows.
 3. The replica moves to N, in one transaction.
 
-A reader takes a snapshot of the replica, which stands at N, and opens the table after that: so the table has all rows
-that were sealed up to N. It may have those of N + 1 too, which the snapshot still has as live ones; they do not count.
+A reader takes a snapshot of the replica at batch N, and opens the table after the snapshot: so the table has all rows
+sealed up to N. Rows of N + 1 in the table are still live in the snapshot, and do not count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from stateside.serving.rows.view_columns import Values
 from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct
 from stateside.spark_state.unsafe_row import Value
 
-SEALED_ROWS_MAX = 20_000  # that one question looks at
+SEALED_ROWS_MAX = 20_000  # read by one query
 
-_FOUND_BY = ("string", "byte", "short", "integer", "long")  # types of columns that files are chosen by
+_FOUND_BY = ("string", "byte", "short", "integer", "long")  # column types that files are pruned by
 _NUMBERS = {"timestamp": pa.int64(), "timestamp_ntz": pa.int64(), "date": pa.int32()}
 
 
 class SealedRows:
-    """The sealed rows of one view. Any thread may ask."""
+    """The sealed rows of one view. Thread-safe."""
 
     def __init__(self, shape: Shape, table: FollowedTable) -> None:
         self._shape, self._table = shape, table
@@ -46,7 +46,7 @@ class SealedRows:
 
     @classmethod
     def of(cls, shape: Shape, layout: ViewLayout) -> SealedRows | None:
-        """Those of a view, by its catalogue; None if it has no archive."""
+        """The sealed rows of a view, by its catalogue; None without an archive."""
         name = shape.catalogue.archive
         if name is None:
             return None
@@ -54,22 +54,22 @@ class SealedRows:
         return cls(shape, FollowedTable(folder.table(name), layout.mark(name)))
 
     def rows(self, key: Sequence[Value], batch: int) -> list[Found]:
-        """The rows sealed up to a batch whose key begins with these values, in the order of their keys.
+        """The rows sealed up to a batch whose key begins with these values, in key order.
 
-        Called after the snapshot was taken that stands at this batch. KeyInvalid if there are too many.
+        Call after taking the snapshot at this batch. KeyInvalid for more than `SEALED_ROWS_MAX` rows.
         """
         prefix = self._shape.codec.encode(key)
         found = self._read({name: [value] for name, value in zip(self._key_names, key, strict=False)}, batch)
         return sorted((row for row in found if row[0].startswith(prefix)), key=lambda row: row[0])
 
     def of_keys(self, keys: Sequence[Sequence[Value]], batch: int) -> dict[bytes, Values]:
-        """Of these whole keys those whose rows were sealed up to a batch, encoded, each with its row; as for `rows`."""
+        """The rows of these whole keys sealed up to a batch, by encoded key; otherwise like `rows`."""
         encoded = {self._shape.codec.encode(key) for key in keys}
         wanted = {name: [key[place] for key in keys] for place, name in enumerate(self._key_names)}
         return {key: values for key, values in self._read(wanted, batch) if key in encoded}
 
     def _read(self, wanted: Mapping[str, Sequence[Value]], batch: int) -> Iterator[Found]:
-        """The rows whose key's columns have one of these values each; others too, where a column cannot be told by."""
+        """A superset of the rows with one of the wanted values in each key column: some types cannot be filtered by."""
         sets = {name: list(dict.fromkeys(values)) for name, values in wanted.items() if self._found_by(name, values)}
         equal = {name: values[0] for name, values in sets.items() if len(values) == 1}
         among = {name: values for name, values in sets.items() if name not in equal}
@@ -111,11 +111,11 @@ def _start(session: Value) -> Value:
 
 
 def _mask(column: Any, type_: SparkType, wanted: Sequence[Value]) -> Any:
-    """Which rows have one of these values, or a struct one of these in each field; None where that cannot be told."""
+    """The rows with one of the wanted values, in a struct field by field; None if the type cannot be filtered by."""
     if None in wanted:
         return None
     if isinstance(type_, Struct):
-        tuples = [value if isinstance(value, tuple) else (value,) for value in wanted]  # of a session only its start
+        tuples = [value if isinstance(value, tuple) else (value,) for value in wanted]  # a session: its start only
         parts = enumerate(zip(type_.types, zip(*tuples, strict=False), strict=False))
         masks = [_mask(pc.struct_field(column, [place]), part, fields) for place, (part, fields) in parts]
         return reduce(pc.and_, [mask for mask in masks if mask is not None], pc.is_valid(column))
@@ -126,7 +126,7 @@ def _mask(column: Any, type_: SparkType, wanted: Sequence[Value]) -> Any:
 
 
 def _listed(column: Any, type_: SparkType) -> list[Any]:
-    """The values of an Arrow array as a state's decoder has them: times as numbers, structs and lists as tuples."""
+    """The values of an Arrow array as a state decoder returns them: times as numbers, structs and lists as tuples."""
     match type_:
         case Struct(_, types):
             fields = [_listed(part, of) for part, of in zip(column.flatten(), types, strict=True)]
@@ -143,7 +143,7 @@ def _listed(column: Any, type_: SparkType) -> list[Any]:
 
 
 def _divided(column: Any, flat: list[Any]) -> list[Any]:
-    """The elements of all lists, divided into these lists."""
+    """The flattened elements of all lists, regrouped into the lists."""
     found: list[Any] = []
     begin = 0
     for length in pc.list_value_length(column).to_pylist():

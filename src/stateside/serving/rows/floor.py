@@ -1,4 +1,4 @@
-"""The floor: what a reader asks for at least. An answer that has less is not given."""
+"""The floor: the minimum freshness that a reader asks for. An answer below the floor is refused."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from stateside.serving.stamp import Stamp
 
 WAIT_MS_DEFAULT = 5_000
 WAIT_MS_MAX = 30_000
-STUCK = ". Its replica does not move: the server's log has the cause"  # which may name paths: not for everybody
+STUCK = ". Its replica does not move: the server's log has the cause"  # not in the answer: the cause may name paths
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the reader asks for at least: events up to a position, an age at most, and how long it would wait for it."""
+    """The least position, the greatest age, and how long the reader waits for both."""
 
     min_position: Position | None = None
     max_age_ms: int | None = None
     wait_ms: int = WAIT_MS_DEFAULT
-    sought: Sought | None = field(default=None, compare=False, repr=False)  # of a `min_position` of nodes
-    positions: PositionCodec = field(default=PLAIN, compare=False, repr=False)  # how who asks is shown them
+    sought: Sought | None = field(default=None, compare=False, repr=False)  # if `min_position` is in node logs
+    positions: PositionCodec = field(default=PLAIN, compare=False, repr=False)  # encodes positions for the reader
 
     def missing(self, stamp: Stamp) -> str | None:
-        """What the stamp lacks, if anything."""
+        """What the stamp lacks of the floor; None if nothing."""
         if self.min_position and not self._covers(stamp.position, self.min_position):
             stands, asked = (self.positions.encode(each) for each in (stamp.position, self.min_position))
             return f"it stands at position {stands}, {asked} was asked for"
@@ -40,7 +40,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """At which batch to read: the newest one, or this one, and with a fingerprint this very run of it."""
+    """The batch to read at: the newest, or a given one; with a fingerprint, one run of the batch."""
 
     batch: int | None = None
     fingerprint: str | None = None

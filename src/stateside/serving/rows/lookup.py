@@ -1,4 +1,4 @@
-"""Lookups: many keys at once, out of one snapshot. Rows stand in the order of the keys, null where there is none."""
+"""Lookups: the rows of many whole keys from one snapshot, in the order of the keys, null for a key without a row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stateside.serving.stamp import Source, Stamp
 from stateside.spark_state.unsafe_row import Value
 
 KEYS_MAX = 1_000
-KEYS_AT_ONCE_MAX = 100  # more of them are looked up in a thread, and other requests are answered meanwhile
+KEYS_AT_ONCE_MAX = 100  # beyond, a thread looks the keys up while other requests are answered
 
 
 @dataclass(frozen=True, slots=True)
 class LookupAnswer:
-    """For each key its row, or None if there is none, and the stamp of the snapshot that they come from."""
+    """For each key its row or None, and the stamp of the snapshot."""
 
     stamp: Stamp
     rows: list[dict[str, Any] | None]
@@ -32,7 +32,7 @@ class LookupAnswer:
 def parse_keys(shape: Shape, document: Mapping[str, Any]) -> Sequence[Sequence[Value]]:
     """The keys in a lookup's body.
 
-    RequestInvalid if it has anything but a list of up to 1,000 keys, KeyInvalid if one is no whole key of the view.
+    RequestInvalid unless the body is a list of up to 1,000 keys; KeyInvalid if one is no whole key of the view.
     """
     given = document.get("keys")
     if set(document) != {"keys"} or not isinstance(given, list) or not given:
@@ -54,7 +54,7 @@ async def lookup(
     show: Show | None = None,
     source: Source = "live",
 ) -> LookupAnswer:
-    """The rows of these whole keys; waits like every read. AccessDenied if one of the keys is another's."""
+    """The rows of these whole keys; waits like every read. AccessDenied for a key out of scope."""
     if scope is not EVERYTHING:
         keys = [scope.narrowed(key) for key in keys]
     asked = _LookupKeys(reader, keys, scope, show or reader.shape.columns.shown, source)
@@ -73,7 +73,7 @@ class _LookupKeys:
         self._keys, self._encoded = keys, codec.encode_all(keys) if codec.types else [NO_KEY] * len(keys)
 
     def answer(self, snapshot: Snapshot, stamp: Stamp) -> LookupAnswer:
-        """Their rows: first the live ones, then, of those that are not live, the sealed ones."""
+        """The rows of the keys: live rows first, then sealed rows for keys without a live one."""
         for key in self._encoded if stamp.share is not None else ():
             check_held(stamp, self._reader.shape.codec, key)
         found: dict[bytes, Values] = {} if self._source == "archive" else self._live(snapshot)

@@ -1,8 +1,8 @@
-"""Receipts of nodes: for a reader who waits for its own event where many write.
+"""Receipts of node logs: lets a reader wait for its own event where several nodes write the journal.
 
-A batch's position says how far it has each node's log, up to the first event there that is not in it. So behind an
-event that waits to be merged nothing is said to be covered, though it may be. Where a stamp does not cover a receipt
-for a while, the place of its events in the merged stream is looked up instead: aside, as that reads a segment or more.
+A batch's position covers each node's log up to the first event that is missing from the batch. So events after an
+unmerged event are not reported as covered, even if the batch has them. If a stamp does not cover a receipt for a while,
+a background thread looks up the place of the receipt's events in the merged stream; a lookup reads a segment or more.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stateside.journal.merge.receipts import Wanted
 from stateside.journal.nodes.log import node_logs
 from stateside.journal.partitions import StoredStream, is_merged
 
-LOOK_S = 0.1  # a receipt is looked up if it is not covered after so long, and so often
+LOOK_S = 0.1  # delay before the first lookup of an uncovered receipt, and between lookups
 
 log = logging.getLogger(__name__)
 
 
 class Sought:
-    """A position that a reader asks for, some of it of nodes' logs. Any number of threads may ask, of one request."""
+    """A position asked for, partly in node logs. Thread-safe; one per request."""
 
     def __init__(self, folder: Path, position: Position, logs: frozenset[str]) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Sought:
         self._look_at_s: float | None = None
 
     def covered_by(self, position: Position) -> bool:
-        """Whether all of it lies before a position in the merged stream. Does not wait: asked again it may know."""
+        """Whether a position in the merged stream covers the whole receipt. Never waits: a later call may know more."""
         if not position.covers(self._rest):
             return False
         if self._place is None and not position.covers(self._receipt):
@@ -47,7 +47,7 @@ class Sought:
         return self._place is None or position.covers(self._place)
 
     def _look(self) -> None:
-        """Look it up, unless that was done just now."""
+        """Start a lookup, at most one per `LOOK_S`."""
         now_s = time.monotonic()
         self._look_at_s = now_s + LOOK_S if self._look_at_s is None else self._look_at_s
         if now_s < self._look_at_s or (self._thread is not None and self._thread.is_alive()):
@@ -64,14 +64,14 @@ class Sought:
             log.warning("the place of %s in the merged stream is not known: %s", self._receipt, error)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was found: another process looks for itself."""
+        """The state without search results: another process searches for itself."""
         return self.__dict__ | {"_wanted": None, "_place": None, "_thread": None, "_look_at_s": None}
 
 
 def sought(folder: Path, position: Position) -> Sought | None:
-    """What is asked for, if some of it is of nodes' logs. PositionAhead if one of them, or the stream, ends before it.
+    """The search for a position that is partly in node logs; None without such parts, or in a folder without nodes.
 
-    Of a folder without nodes nothing is said.
+    PositionAhead if a log or the stream ends before the position.
     """
     if not is_merged(folder):
         return None

@@ -1,6 +1,6 @@
-"""The order of an answer's rows, where it is not that of their keys: by one column, the first few.
+"""Column order: the first rows of an answer by one column instead of by key.
 
-Rows with the same value stand in the order of their keys. Null is the least of all values, NaN the greatest.
+Rows with equal values stand in key order. Null is the least of all values, NaN the greatest.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 
 from stateside.serving.rows.view_columns import ColumnSet, Comparable, Values
 
-Found = tuple[bytes, Values]  # a row: its key, as the replica has it, and its values
+Found = tuple[bytes, Values]  # encoded key, values
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """By a column, from the least value on or, descending, from the greatest."""
+    """Ascending or descending order by a column."""
 
     column: Comparable
     descending: bool
 
     @classmethod
     def parse(cls, columns: ColumnSet, text: str) -> Order:
-        """`total`, or `-total` for descending; RequestInvalid if there is no such column, or it cannot be compared."""
+        """`total`, or `-total` for descending; RequestInvalid if there is no such comparable column."""
         descending = text.startswith("-")
         return cls(columns.comparable(text[1:] if descending else text), descending)
 
     def first(self, rows: Iterable[Found], count: int) -> list[Found]:
-        """The first rows in this order, of rows that come in the order of their keys. Memory: as many rows as that."""
-        choose = heapq.nlargest if self.descending else heapq.nsmallest  # both leave equal ones in their order
+        """The first `count` rows in this order, of rows in key order. Memory: `count` rows."""
+        choose = heapq.nlargest if self.descending else heapq.nsmallest  # both are stable
         return choose(count, rows, key=lambda row: self._rank(row))
 
     def is_behind(self, row: Found, last: Found) -> bool:
-        """Whether a row stands behind another one."""
+        """Whether a row comes after another one."""
         rank, before = self._rank(row), self._rank(last)
         if rank == before:
             return row[0] > last[0]

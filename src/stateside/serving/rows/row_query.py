@@ -1,13 +1,13 @@
-"""A question: which rows of a view are asked for, in which order, and how they are shown.
+"""A row query: key prefix, filter, order, columns, limit and source of a read of one view.
 
-Filters: conditions that rows must meet, as a question's parameters `where` name them.
+A filter is a set of predicates, given by the parameters `where`:
 
     where=total>=1000           a column, one of = != < <= > >=, and a value, written as in a key
     where=window.start<2026-01-31T00:00:00Z
     where=country is null       or: is not null
 
-Several are and-ed. A null meets no condition but `is null`, not even !=. The longest name of a column and the longest
-operator count; between them and the value stands nothing.
+Predicates are and-ed. A null meets no predicate but `is null`, not even !=. The longest matching column name and the
+longest matching operator win; no blanks stand around the operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stateside.serving.stamp import Source
 from stateside.spark_state.unsafe_row import Value
 
 CONDITIONS_MAX = 16
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {  # the longer ones first: `<=` begins with `<`
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {  # longer ones first: `<=` begins with `<`
     "!=": operator.ne,
     "<=": operator.le,
     ">=": operator.ge,
@@ -42,7 +42,7 @@ _NULL = {" is null": True, " is not null": False}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One condition: how a column compares with a value; without an operator, whether it is null, as the value says."""
+    """One predicate: a column compared with a value; without an operator a null test with `value` as its result."""
 
     column: Comparable
     operator: str | None
@@ -50,7 +50,7 @@ class Comparison:
 
     @classmethod
     def parse(cls, columns: ColumnSet, text: str) -> Comparison:
-        """The condition that a text states; RequestInvalid if it is none."""
+        """Parses a predicate; RequestInvalid if the text is none."""
         for column in columns.named_first(text):
             rest = text[len(column.name) :]
             if rest in _NULL:
@@ -70,7 +70,6 @@ class Comparison:
         )
 
     def meets(self, values: Values) -> bool:
-        """Whether a row meets it."""
         found = self.column.of(values)
         if self.operator is None:
             return (found is None) == self.value
@@ -80,13 +79,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions that must all be met."""
+    """Predicates, all of which a row must meet."""
 
     conditions: tuple[Comparison, ...] = ()
 
     @classmethod
     def parse(cls, columns: ColumnSet, texts: Sequence[str]) -> Filter:
-        """The filter that these texts state; RequestInvalid if one is no condition, or there are too many."""
+        """Parses the predicates; RequestInvalid for a malformed one, or more than `CONDITIONS_MAX`."""
         if len(texts) > CONDITIONS_MAX:
             raise RequestInvalid(
                 f"There are {len(texts)} filters, more than {CONDITIONS_MAX}", next_step="Ask with fewer, or with SQL"
@@ -94,34 +93,33 @@ class Filter:
         return cls(tuple(Comparison.parse(columns, text) for text in texts))
 
     def meets(self, values: Values) -> bool:
-        """Whether a row meets all of them."""
         return all(condition.meets(values) for condition in self.conditions)
 
     def narrowed(self, shape: Shape, key: Sequence[Value]) -> list[Value]:
-        """A key's first parts with those behind them that this filter fixes: then no other rows need to be read."""
+        """A key prefix extended by the parts that this filter fixes, so that fewer rows are read."""
         found = list(key)
         equal = {each.column.name: each.value for each in self.conditions if each.operator == "="}
         for name, _ in following(shape.key_parts, found):
-            if name not in equal or isinstance(equal[name], float):  # 0.0 equals -0.0, which has a key of its own
+            if name not in equal or isinstance(equal[name], float):  # 0.0 equals -0.0, but their keys differ
                 break
             try:
                 shape.codec.encode([*found, equal[name]])
-            except KeyInvalid:  # no row can have it, and the condition says so of each
+            except KeyInvalid:  # no row has such a value: the predicate rejects every row
                 break
             found.append(equal[name])
         return found
 
 
-LIMIT_DEFAULT = 100  # of a scan; of a question by key it is ROWS_MAX
+LIMIT_DEFAULT = 100  # of a scan; a query by key has ROWS_MAX
 LIMIT_MAX = ROWS_MAX
-ORDERED_LIMIT_MAX = 1_000  # also where it is not given
+ORDERED_LIMIT_MAX = 1_000  # caps the default as well
 
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """The rows whose key begins with these values and that meet the filter, so many a page.
+    """The rows with this key prefix that meet the filter, `limit` per page.
 
-    `texts` is what it was parsed from: its pages are told from those of other questions by that.
+    `texts` is the unparsed query; its digest ties a cursor to the query.
     """
 
     texts: Sequence[Any]
@@ -131,7 +129,7 @@ class RowQuery:
     show: Show
     limit: int
     source: Source
-    point: bool  # one whole key, and nothing else: answered without a scan
+    point: bool  # one whole key and nothing else: answered without a scan
 
     @classmethod
     def parse(
@@ -142,7 +140,7 @@ class RowQuery:
         parameters: Mapping[str, str],
         limit: int | None,
     ) -> RowQuery:
-        """What the parts of a key and the parameters ask for; KeyInvalid or RequestInvalid if that cannot be asked."""
+        """Parses key parts and parameters; KeyInvalid or RequestInvalid if they make no query."""
         shape = reader.shape
         order = Order.parse(shape.columns, parameters["order"]) if "order" in parameters else None
         chosen = {name: parameters.get(name) for name in ("order", "columns")}
@@ -160,12 +158,12 @@ class RowQuery:
         )
 
     def digest(self) -> str:
-        """The same for all pages of a question; the limit may differ from page to page."""
+        """A hash of the query, equal for all its pages; the limit may differ from page to page."""
         return blake2b(json.dumps(self.texts).encode(), digest_size=8).hexdigest()
 
 
 def parse_columns(shape: Shape, text: str | None) -> Show:
-    """What shows the columns that a parameter names, joined by commas; all of them without it."""
+    """The renderer for the columns in a comma-separated parameter; for all columns without the parameter."""
     return shape.columns.shown if text is None else shape.columns.shower(text.split(","))
 
 
@@ -182,7 +180,7 @@ def _limit(given: int | None, *, ordered: bool, by_key: bool) -> int:
 
 
 def parse_source(reader: ViewReader, given: str | None, *, by_key: bool) -> Source:
-    """Where rows are looked for; both, by default, if there is an archive and a key to find them by."""
+    """The source of the rows; by default both, if the view has an archive and the query a key."""
     if given is None:
         return "both" if reader.sealed is not None and by_key else "live"
     if given not in get_args(Source):

@@ -1,18 +1,17 @@
-"""Scans: the rows of a view page by page, filtered, in the order of their keys or of a column.
+"""Scans: pages of a view's rows, filtered, in key order or in the order of a column; and the cursors between pages.
 
-All pages of a question are of the batch of the first one (see `cursor`). A page in key order looks at a bounded number
-of rows: with a filter that few rows meet it comes back short, or empty, with a cursor to go on from. A page in another
-order looks at all rows of the question's range, each time: that must not be too many, and the answer has the first few.
+All pages of a query belong to the batch of the first page, read from the replica's history. A page in key order reads a
+bounded number of rows: with a selective filter the page may be short or empty, and still have a cursor. A page in
+column order reads all rows in the query's range, for every page, so the range is bounded and the limit is low.
 
-Cursors: where the next page of a question begins. Whoever has one gets no row that they could not ask for, because
-every page is answered within the scope of who asks. A scoped token gets it encrypted (`access.position_codec`), as the
-last key that a page looked at may be another's.
+A cursor is the place where the next page begins. A cursor gives access to nothing, because every page is answered
+within the scope of its principal. A scoped token gets the cursor encrypted (`access.position_codec`), since the last
+key that a page read may belong to another principal.
 
     cursor := base64url without padding of: 6 bytes of blake2b over the rest, JSON
     JSON   := {"v": 1, "view": …, "batch": …, "fingerprint": …, "after": key in hex, "question": hash}
 
-A question's pages are all of one batch: the one that the first page was of, out of the replica's history. The
-fingerprint says of which run; `after` is the last key that the page looked at.
+`fingerprint` identifies the run of the batch; `after` is the last key that the page read.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _CHECK_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Behind which key, of which batch, the page of this question begins."""
+    """The view, batch and query of the next page, and the key after which the page begins."""
 
     view: str
     batch: int
@@ -61,7 +60,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str, view: str, question: str) -> Cursor:
-        """The cursor in a text; CursorInvalid if it is damaged, or of another view or question."""
+        """Parses a cursor; CursorInvalid if the text is damaged, or belongs to another view or query."""
         try:
             cursor = cls._parse(text)
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -82,9 +81,7 @@ class Cursor:
             after=bytes.fromhex(document["after"]),
             question=str(document["question"]),
         )
-        if (
-            cursor.batch < 0 or check != _check(content) or str(cursor) != text
-        ):  # so all of it is as `str` would write it
+        if cursor.batch < 0 or check != _check(content) or str(cursor) != text:  # one canonical text per cursor
             raise ValueError(text)
         return cursor
 
@@ -99,14 +96,14 @@ def _invalid(what: str) -> CursorInvalid:
     )
 
 
-ROWS_LOOKED_AT_MAX = 20_000  # by a page in key order
-ORDERED_ROWS_MAX = 200_000  # in the range of a question in another order
-_BEHIND = b"\xff"  # behind a key's first parts: what follows them begins with 00 or 01
+ROWS_LOOKED_AT_MAX = 20_000  # per page in key order
+ORDERED_ROWS_MAX = 200_000  # in the range of a query in column order
+_BEHIND = b"\xff"  # after all keys with a prefix: the next part of a key begins with 00 or 01
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPage:
-    """Some of a question's rows, the stamp of the batch that all its pages are of, and where the next page begins."""
+    """One page of rows, the stamp of the query's batch, and the cursor of the next page."""
 
     stamp: Stamp
     rows: list[dict[str, Any]]
@@ -122,13 +119,13 @@ async def page(
     cursor: str | None = None,
     scope: Scope = EVERYTHING,
 ) -> ScanPage:
-    """A page of a question: the first one or, with a cursor, the one that begins there.
+    """The first page of a query or, with a cursor, the page where the cursor points.
 
-    The floor is the first page's: the others are of the same batch, whatever it says. CursorInvalid for a cursor of
-    another question, HistoryGone once the replica's history has no longer the batch, AccessDenied for another's key.
+    The floor applies to the first page only: later pages stay on its batch. CursorInvalid for a cursor of another
+    query, HistoryGone once the replica's history has dropped the batch, AccessDenied for a key of another principal.
     """
     narrowed = partial(question.filter.narrowed, reader.shape)
-    key = narrowed(scope.narrowed(narrowed(question.key)))  # what a filter names is asked for, and may be another's
+    key = narrowed(scope.narrowed(narrowed(question.key)))  # a filter too may name another principal's key
     after, positions = None, floor.positions
     if cursor is not None:
         begun = Cursor.parse(positions.parse_cursor(cursor), reader.shape.catalogue.view, question.digest())
@@ -148,7 +145,7 @@ async def page(
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """A question in one snapshot."""
+    """A query in one snapshot."""
 
     reader: ViewReader
     question: RowQuery
@@ -159,7 +156,7 @@ class _Scan:
     positions: PositionCodec
 
     def page(self, after: bytes | None) -> ScanPage:
-        """The page behind a key; the first one without."""
+        """The page after a key; the first page for None."""
         codec = self.reader.shape.codec
         check_held(self.stamp, codec, codec.encode(self.key), scattered=self.question.source == "live")
         in_order = self._in_key_order if self.question.order is None else self._in_order
@@ -169,7 +166,7 @@ class _Scan:
         return ScanPage(stamp, shown, None if last is None else self._cursor(last))
 
     def _in_key_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
-        """Rows, and the last key that was looked at if there are more behind it."""
+        """Rows, and the last key read if more rows follow."""
         rows: list[Sequence[Value]] = []
         last = None
         for looked_at, (key, row) in enumerate(self._range(after)):
@@ -181,7 +178,7 @@ class _Scan:
         return rows, None
 
     def _in_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
-        """The same in the question's order; the last key is that of the last row."""
+        """Like `_in_key_order`, in the query's order; the key is that of the last row returned."""
         order, limit = self.question.order, self.question.limit
         assert order is not None
         rows = self._all_rows()
@@ -203,7 +200,7 @@ class _Scan:
                 yield key, values
 
     def _row_of(self, key: bytes) -> Found:
-        """The row that the page before ended with: it is of the same batch."""
+        """The last row of the previous page, in the same batch."""
         for found, row in self._range(None, key):
             if found == key and self._wanted(values := self._values(found, row)):
                 return found, values
@@ -211,7 +208,7 @@ class _Scan:
         raise CursorInvalid("The row that this cursor names is not there", next_step="Begin anew, without it")
 
     def _range(self, after: bytes | None, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
-        """The keys of the question's range behind `after`, in order, with their rows, or their values if sealed."""
+        """The keys of the query's range after `after`, in order, each with its row (live) or values (sealed)."""
         prefix = self.reader.shape.codec.encode(self.key)
         begin = max(prefix, first, b"" if after is None else after + b"\x00")
         live: Iterator[tuple[bytes, Any]] = iter(())

@@ -1,10 +1,10 @@
-"""The scope: which of a view's rows there are for the holder of a token.
+"""The scope of a read: the rows of a view that a principal may see, and the keys that a sharded replica holds.
 
-A holder may have values that rows must have in certain columns (`Holder.rows_of`). Where these are the key's first
-columns, only that range of the keys is read. A key that is another's is refused, not answered with no rows: else nobody
-could tell a wrong token from a customer without rows.
+A principal may be limited to rows with certain values in certain columns (`Principal.rows_of`). Where these are the
+key's first columns, only the matching range of keys is read. A key of another principal is refused instead of answered
+with no rows: otherwise a wrong token would look like a customer without rows.
 
-Whether a replica holds what it is asked for: one with a share of the keys never says that another one's is empty.
+A replica with one shard of the keys refuses keys of other shards, and never reports them as absent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stateside.spark_state.unsafe_row import Value
 
 
 class Scope:
-    """The rows of one view whose columns have these values; without any, all of them."""
+    """The rows of one view whose columns have these values; all rows without values."""
 
     def __init__(self, columns: Sequence[tuple[Comparable, Value]] = (), key: Sequence[Leaf] = ()) -> None:
         self._columns, self._key = tuple(columns), tuple(key)
@@ -33,22 +33,22 @@ class Scope:
 
     @classmethod
     def of(cls, shape: Shape, where: Mapping[str, str]) -> Scope:
-        """The scope that `Holder.rows_of` gives; AccessDenied if a value is none of its column's type."""
+        """The scope for a `Principal.rows_of`; AccessDenied if a value does not fit its column's type."""
         if not where:
             return EVERYTHING
         key = [(column.name, parse_type(column.asked_type)) for column in shape.catalogue.key]
         return cls([_parsed(shape, name, text) for name, text in where.items()], key)
 
     def has(self, values: Values) -> bool:
-        """Whether a row belongs to it."""
+        """Whether a row is in scope."""
         return all(column.of(values) == value for column, value in self._columns)
 
     def narrowed(self, key: Sequence[Value]) -> list[Value]:
-        """A key, or its first parts, with the parts behind them that this scope fixes; AccessDenied for another's."""
+        """A key or key prefix, extended by the parts that this scope fixes; AccessDenied for a key out of scope."""
         return self._narrowed(self._key, key)
 
     def narrowed_coarser(self, columns: Sequence[str], key: Sequence[Value]) -> list[Value]:
-        """The same for a rollup by these columns; AccessDenied too if it adds rows up of which some are another's."""
+        """Like `narrowed` for a rollup; AccessDenied too if the rollup adds up rows out of scope."""
         if not set(self.wanted) <= set(columns):
             raise AccessDenied(
                 f"A rollup by {','.join(columns) or 'nothing'} has rows that this token does not reach",
@@ -58,7 +58,7 @@ class Scope:
         return self._narrowed([(name, types[name]) for name in columns] if self.wanted else (), key)
 
     def check_all_of(self, key: Sequence[Value]) -> None:
-        """AccessDenied unless all rows whose keys begin with these values belong to it."""
+        """AccessDenied unless all rows with this key prefix are in scope."""
         self.narrowed(key)
         given = {name for (name, _), _ in zip(self._key, key, strict=False)}
         if not set(self.wanted) <= given:
@@ -101,10 +101,10 @@ _parse = lru_cache(maxsize=64)(Share.parse)
 
 
 def check_held(stamp: Stamp, codec: KeyCodec, prefix: bytes, *, scattered: bool = True) -> None:
-    """Misdirected if the replica of this stamp holds a share, and keys that begin so are in another one.
+    """Misdirected if the replica holds a shard, and keys with this prefix belong to another shard.
 
-    Keys that do not have all of the leading column may be in any share. What is found of them here is the share's, as
-    the stamp says; with `scattered` False that is not good enough, and Misdirected too.
+    Keys with a prefix shorter than the leading column may be in any shard. The answer then covers this shard only, as
+    the stamp says; with `scattered` False such a prefix is Misdirected as well.
     """
     if stamp.share is None:
         return
@@ -121,7 +121,7 @@ def check_held(stamp: Stamp, codec: KeyCodec, prefix: bytes, *, scattered: bool 
 
 
 def not_whole(stamp: Stamp) -> Misdirected:
-    """For a question that only a server with all keys can answer."""
+    """The error for a query that only a server with all keys can answer."""
     return Misdirected(
         f"This server holds share {stamp.share} of the view {stamp.view!r}, and this is asked of all of its keys",
         next_step="Ask a server without a share; `location` names those that there are",

@@ -1,8 +1,7 @@
-"""The shape of a view: how its rows are asked for by key, and what they look like in an answer.
+"""The shape of a view: parses keys, and turns rows and rollup rows of a replica into rows of an answer.
 
-Rollups as readers see them: a view's rows added up by a coarser key, out of the same snapshot as its rows.
-
-Which rollups there are the replica says, snapshot by snapshot: they may be declared anew while a server runs.
+A rollup adds a view's rows up by a subset of the key's columns; rows and rollups come from the same snapshot. The
+snapshot names its rollups, because rollups may be declared again while a server runs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RollupReader:
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in self._rows.columns]
 
     def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
-        """A coarser key's values from their texts; KeyInvalid if they are none, RequestInvalid for other columns."""
+        """A rollup key from texts; KeyInvalid for a wrong part, RequestInvalid for a column that the key lacks."""
         return KeyTexts(f"the rollup by {_named(columns)}", self._leaves(columns)).parse(parts)
 
     def rows(
@@ -58,11 +57,10 @@ class RollupReader:
         *,
         tallies: bool = False,
     ) -> list[dict[str, Any]]:
-        """The rows of the rollup by these columns whose coarser key begins with these values.
+        """The rows of the rollup by these columns whose rollup key begins with `key` and has the `wanted` values.
 
-        Of these only the ones that have the `wanted` values in their key's columns.
-        With `tallies` each has the numbers that its values are made of in their place: those of several shares can be
-        added up, which averages and rounded sums cannot.
+        With `tallies` each row has the numbers that make up its values instead: tallies of several shards can be added
+        up, averages and rounded sums cannot.
         NotFreshEnough while the rollups have other computed columns than the catalogue.
         """
         codec, number = self.codec(columns), self.number(snapshot, columns)
@@ -80,13 +78,13 @@ class RollupReader:
         return rows
 
     def codec(self, columns: Sequence[str]) -> KeyCodec:
-        """What encodes the coarser keys of the rollup by these columns."""
+        """The key codec of the rollup by these columns."""
         return KeyCodec([self._types[name] for name in columns])
 
     def number(self, snapshot: Snapshot, columns: Sequence[str]) -> int:
         """The number of the rollup by these columns in a snapshot.
 
-        RequestInvalid if there is none; NotFreshEnough while they have other computed columns than the catalogue.
+        RequestInvalid if there is none; NotFreshEnough while rollups and catalogue differ in computed columns.
         """
         kept = snapshot.rollups()
         if tuple(columns) not in kept:
@@ -96,17 +94,17 @@ class RollupReader:
         return kept.index(tuple(columns))
 
     def values(self, columns: Sequence[str]) -> Callable[[bytes, bytes], tuple[Value, ...]]:
-        """What makes the values of a row of this rollup, the key's columns first, out of what a snapshot has."""
+        """A decoder from a stored rollup key and row to the row's values, the key's columns first."""
         codec = self.codec(columns)
         return lambda coarser, row: (*codec.decode(coarser), *self._rows.values(row))
 
     def shower(self, columns: Sequence[str]) -> Callable[[Sequence[Value]], dict[str, Any]]:
-        """What makes of these values the row of an answer."""
+        """A function from a rollup row's values to the row of an answer."""
         render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
         return lambda values: {name: show(value) for (name, show), value in zip(render, values, strict=True)}
 
     def columns(self) -> dict[str, Any]:
-        """How tallies become values: what `RollupRows` is made of."""
+        """The arguments of `RollupRows`, with which a client turns tallies into values."""
         return {"columns": [asdict(each) for each in self._columns], "computed": [asdict(c) for c in self._computed]}
 
     def _values(self, row: bytes) -> dict[str, Any]:
@@ -141,7 +139,7 @@ class RollupReader:
 
 
 def _tallies(row: bytes) -> dict[str, Any]:
-    return {"tallies": [str(number) for number in unpack(row)]}  # as texts: JSON's numbers would lose some
+    return {"tallies": [str(number) for number in unpack(row)]}  # as texts: JSON numbers would lose digits
 
 
 def _named(columns: Sequence[str]) -> str:
@@ -152,7 +150,7 @@ Finish = Callable[[Sequence[Value]], Value]
 
 
 class Shape:
-    """What a catalogue and the checkpoint's schema say of a view; ViewInvalid if they do not fit, or it has no way.
+    """A view by its catalogue and the checkpoint's schema; ViewInvalid if the two differ, or a type cannot be served.
 
     A view with computed columns needs its steps too.
     """
@@ -161,7 +159,7 @@ class Shape:
         self.catalogue = completed(catalogue, storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
-        self.codec = KeyCodec(asked)  # first: it refuses types that no key can have
+        self.codec = KeyCodec(asked)  # first: refuses types that no key can have
         self.key_texts = KeyTexts(repr(self.catalogue.view), self.key_parts)
         self.json_keys = JsonKeys(repr(self.catalogue.view), self.key_parts)
         self.keys_as_asked = all(isinstance(type_, Primitive) for _, type_ in self.key_parts)
@@ -171,7 +169,7 @@ class Shape:
         self._finish = [(each.places[0], each.places, _finish(each)) for each in self._finalisers]
         self._pick = _picker(self._finish)
         wholes = [None if column.whole is None else column.whole.index for column in self.catalogue.key]
-        self._wholes = wholes if any(at is not None for at in wholes) else []  # where the row has a session's window
+        self._wholes = wholes if any(at is not None for at in wholes) else []  # a session's window in the stored row
         shown = [(column.name, column.type) for column in self.catalogue.key]
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
@@ -181,26 +179,26 @@ class Shape:
         self.rollups = RollupReader(self.catalogue)
 
     def parse_key(self, parts: Sequence[str]) -> list[Value]:
-        """The key's values from their texts; KeyInvalid if there are too many, or one is not of its column's type."""
+        """Key values from texts; KeyInvalid for too many parts, or a part of the wrong type."""
         return self.key_texts.parse(parts)
 
     def row(self, key: bytes, row: bytes) -> dict[str, Any]:
-        """A row of the replica as it stands in an answer."""
+        """A stored row as a row of an answer."""
         return self.columns.shown(self.values(key, row))
 
     def values(self, key: bytes, row: bytes) -> tuple[Value, ...]:
-        """The values of a row of the replica, in the order of `columns`."""
+        """The values of a stored row, in the order of `columns`."""
         return self.values_of(self.codec.decode(key), row)
 
     def values_of(self, key: Sequence[Value], row: bytes) -> tuple[Value, ...]:
-        """The same for the key's values as they were asked for, if these are `keys_as_asked`.
+        """Like `values`, for a key that the caller has decoded, or parsed if `keys_as_asked`.
 
-        So are those of plain types; a decimal, for one, has all of its zeros only once it was read back.
+        Parsed keys of plain types equal the decoded ones; a parsed decimal, for one, may lack trailing zeros.
         """
         return self._values(key, self._decoder.decode(row))
 
     def values_of_all(self, keys: Sequence[Sequence[Value]], rows: Sequence[bytes]) -> list[tuple[Value, ...]]:
-        """The same for many rows; a column at a time, where values are as they are stored."""
+        """Like `values_of` for many rows; column by column where values are stored as shown."""
         decoder = self._decoder
         stored = decoder.decode_all(rows) if isinstance(decoder, RowDecoder) else map(decoder.decode, rows)
         if self._pick is None or self._wholes or self._computed.columns or not rows:
@@ -221,17 +219,17 @@ class Shape:
         ]
 
     def completed(self, keys: Sequence[Value], values: Sequence[Value]) -> tuple[Value, ...]:
-        """The values of all columns, from those of the key and of the catalogue's others; computed ones last."""
+        """The values of all columns from the key's and the stored ones: computed columns are added last."""
         return (*keys, *values, *self._computed.values(keys, values))
 
 
 def _picker(columns: Sequence[tuple[int, Sequence[int], Finish | None]]) -> Callable[[Any], tuple[Value, ...]] | None:
-    """What takes the columns' values out of a row's, where each is one of its buffers as it is."""
+    """A getter of all columns' values, if each column is exactly one stored buffer; else None."""
     if len(columns) < 2 or any(finish is not None for _, _, finish in columns):
         return None
     return itemgetter(*(place for place, _, _ in columns))
 
 
 def _finish(each: Finaliser) -> Finish | None:
-    """What makes a column's value of its buffers; None where that is its one buffer."""
+    """The function from a column's buffers to its value; None where the value is the one buffer."""
     return None if type(each).finish is Finaliser.finish else each.finish

@@ -1,19 +1,18 @@
-"""Sliding sums: a range of a tumbling window's buckets, combined into one row when it is asked for.
+"""Sliding sums: a range of a tumbling window's buckets, combined into one row at read time.
 
-The state holds every event once, in its bucket; any range of whole buckets is a sum that a reader can ask for. Which
-range:
+The state holds every event once, in its bucket; a reader can ask for the sum of any range of whole buckets:
 
     from, to      times, each on a bucket's border; a time inside a bucket is refused, never moved
     last          a duration of whole buckets (90s, 15m, 24h, 7d), counted back from `to`
-    no to         the end of this key's newest bucket or, if that is later, of the bucket that holds the newest event
-                  that the watermark has seen: the same for all keys, so that a key without new events goes down to none
-    no from, last all buckets of this key that are in the state
+    no to         the end of this key's newest bucket or, if later, of the bucket with the newest event that the
+                  watermark has seen: the same for all keys, so the sum of a key without new events falls to none
+    no from, last all buckets of this key in the state
 
-A computed column of a range is the sum of its buckets' values, as in a rollup; not what the steps would make of the
-range's number as a whole.
+A computed column of a range is the sum of its buckets' values, as in a rollup; the steps are not applied to the
+range's total.
 
-Under a watermark, buckets whose end it has passed have left the state: a range that begins before them is refused,
-because their numbers would be missing.
+Under a watermark, buckets whose end the watermark has passed have left the state. A range that begins before the live
+buckets is refused, because numbers would be missing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _UNITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "
 
 @dataclass(frozen=True, slots=True)
 class BucketRange:
-    """The range that a reader asks for; see the module's text."""
+    """The range asked for; see the module docstring."""
 
     from_us: int | None = None
     to_us: int | None = None
@@ -48,7 +47,7 @@ class BucketRange:
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str]) -> BucketRange:
-        """The span in a request's parameters; RequestInvalid if they are none."""
+        """The range in a request's parameters; RequestInvalid if the parameters name none."""
         times = {name: _time(name, parameters[name]) for name in ("from", "to") if name in parameters}
         last = parameters.get("last")
         if last is not None and "from" in times:
@@ -58,7 +57,7 @@ class BucketRange:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A range of buckets combined: the range, how many buckets it has, and their values; None without buckets."""
+    """A range of buckets combined: the range, the number of buckets, and the values (None without buckets)."""
 
     start_us: int
     end_us: int
@@ -81,7 +80,7 @@ class BucketSums:
         self._computed = computed
 
     def window(self, key: Sequence[Value]) -> Window:
-        """The view's window; RequestInvalid if the view has none, or its buckets of this key cannot be combined."""
+        """The view's window; RequestInvalid if the view has none, or the buckets of this key cannot be combined."""
         window, names = self._catalogue.window, [column.name for column in self._catalogue.key]
         view = self._catalogue.view
         if window is None:
@@ -106,7 +105,7 @@ class BucketSums:
         return window
 
     def read(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> Sum | None:
-        """The sum in this snapshot; None if no range was given and there is no bucket to tell one by."""
+        """The sum in a snapshot; None if no range was given and the key has no bucket to derive one from."""
         window = self.window(key)
         bounds = self._bounds(snapshot, stamp, key, span, window)
         if bounds is None:

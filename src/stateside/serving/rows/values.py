@@ -1,22 +1,21 @@
-"""Values as readers see them: key parts parsed from text, columns rendered for JSON.
+"""Key parsing and value rendering: key parts from text or JSON to values, column values to JSON.
 
 type                    in a key                       in an answer
 string, boolean         as it is; true, false          text; true, false
 whole numbers           digits                         a number
 float, double           a number, NaN, Infinity        a number; "NaN", "Infinity", "-Infinity" as text
-decimal                 digits with a point            text, all digits kept: JSON's numbers would lose some
+decimal                 digits with a point            text with all digits: a JSON number would lose some
 date                    2026-01-31                     the same
 timestamp               ISO 8601, UTC without a zone   ISO 8601 in UTC, with Z
 timestamp_ntz           ISO 8601 without a zone        the same
 binary                  base64 (of URLs)               the same
-interval                not in keys                    ISO 8601: P1Y2M, P3DT0.5S; a negative one with - in front
+interval                not in keys                    ISO 8601, each part with its sign: P14M, PT-90.5S, P1M-3DT4S
 struct                  its fields, a part each        an object
 array                   not in keys                    a list
 map                     not in keys                    an object if its keys are strings, else a list of
                                                        {"key": …, "value": …}
-interval                not in keys                    ISO 8601, each part with its sign: P14M, PT-90.5S, P1M-3DT4S
 
-Keys given as JSON: parts as texts, as in an address, or as JSON's own values; a struct's parts also as an object.
+Keys in JSON have parts as texts, as in a URL, or as JSON values; a struct's parts may also be an object.
 
 "emma"    ["emma", "2026-01-31"]    ["emma", 5, true, null]    [{"start": "2026-01-31T00:00:00Z", "end": …}]
 """
@@ -42,11 +41,11 @@ Leaf = tuple[str, SparkType]
 _FIRST_DAY = date(1970, 1, 1)
 _DAY_US = 86_400_000_000
 _NUMBER_CHARS_MAX = 400
-NO_VALUE = (ValueError, KeyError, OverflowError, decimal.InvalidOperation)  # what the parsers raise
+NO_VALUE = (ValueError, KeyError, OverflowError, decimal.InvalidOperation)  # raised by the parsers
 
 
 def leaves(columns: Sequence[Leaf]) -> Iterator[Leaf]:
-    """The parts that a key is asked by: its columns, and of a struct its fields as `column.field`."""
+    """The parts of a key: its columns, with a struct's fields as `column.field`."""
     for name, type_ in columns:
         if isinstance(type_, Struct):
             yield from leaves([(f"{name}.{field}", part) for field, part in zip(type_.names, type_.types, strict=True)])
@@ -55,12 +54,12 @@ def leaves(columns: Sequence[Leaf]) -> Iterator[Leaf]:
 
 
 def described(columns: Sequence[Leaf]) -> str:
-    """The parts of a key for people: name and type of each."""
+    """The parts of a key for messages: name and type of each."""
     return ", ".join(f"{name} ({type_name(type_)})" for name, type_ in leaves(columns))
 
 
 class KeyTexts:
-    """Parses keys of one view or rollup, which `of` names in errors, from texts: one for each of its `parts`."""
+    """Parses text keys of one view or rollup, one text for each of `parts`; errors name the view or rollup as `of`."""
 
     def __init__(self, of: str, columns: Sequence[Leaf]) -> None:
         self._of, self._columns = of, columns
@@ -70,7 +69,7 @@ class KeyTexts:
         self._parsers = [parser(type_) for _, type_ in self.parts]
 
     def parse(self, texts: Sequence[str]) -> list[Value]:
-        """The values of a key, or of its first parts; KeyInvalid if they are too many, or one is not of its type."""
+        """The values of a whole key or a key prefix; KeyInvalid for too many parts, or a part of the wrong type."""
         if len(texts) > len(self.parts):
             raise KeyInvalid(
                 f"The key has {len(texts)} parts, the key of {self._of} has {len(self.parts)}",
@@ -84,7 +83,7 @@ class KeyTexts:
 
 
 def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
-    """The values of leaves put into their structs, as far as there are values."""
+    """Leaf values grouped into their structs, as far as the values reach."""
     if not any(isinstance(type_, Struct) for type_ in types):
         return list(islice(values, len(types)))
     found: list[Value] = []
@@ -101,12 +100,12 @@ def nested(types: Sequence[SparkType], values: Iterator[Value]) -> list[Value]:
 
 
 def is_whole(columns: Sequence[Leaf], key: Sequence[Value]) -> bool:
-    """Whether these are the values of a whole key, none of its parts missing."""
+    """Whether `key` has a value for every part of the key."""
     return len(key) == len(columns) and _ends_whole(columns, key)
 
 
 def following(columns: Sequence[Leaf], key: Sequence[Value]) -> Sequence[Leaf]:
-    """The columns whose values may stand behind a key's first parts: none while a struct among these lacks fields."""
+    """The columns after a key prefix; none while the prefix ends inside a struct."""
     return columns[len(key) :] if _ends_whole(columns, key) else ()
 
 
@@ -121,7 +120,7 @@ def _has_all_fields(type_: SparkType, value: Value) -> bool:
 
 
 def parse(name: str, type_: SparkType, text: str) -> Value:
-    """The value of a key's part; KeyInvalid if the text is not of its type."""
+    """The value of one key part; KeyInvalid if the text is not of the part's type."""
     try:
         return parser(type_)(text)
     except NO_VALUE:
@@ -129,7 +128,7 @@ def parse(name: str, type_: SparkType, text: str) -> Value:
 
 
 def not_of_type(shown: str, name: str, type_: SparkType) -> KeyInvalid:
-    """For a key's part that is not of its type."""
+    """The error for a key part of the wrong type."""
     example = "12.50" if isinstance(type_, Decimal) else _EXAMPLES.get(type_name(type_), "2026")
     return KeyInvalid(
         f"{shown} is no {type_name(type_)}, which the key's part {name!r} is", next_step=f"Write it like {example}"
@@ -137,18 +136,18 @@ def not_of_type(shown: str, name: str, type_: SparkType) -> KeyInvalid:
 
 
 def renderer(type_: SparkType) -> Render:
-    """What turns a column's values into JSON's."""
+    """The function from a column's values to JSON values."""
     return renderer_if_any(type_) or (lambda value: value)
 
 
 def renderer_if_any(type_: SparkType) -> Render | None:
-    """The same; None where values stay as they are."""
+    """Like `renderer`; None where values need no conversion."""
     some = _renderer(type_)
     return (lambda value: None if value is None else some(value)) if some else None
 
 
 def type_name(type_: SparkType) -> str:
-    """The type for people."""
+    """The type's name for messages."""
     match type_:
         case Primitive(name):
             return name
@@ -157,7 +156,7 @@ def type_name(type_: SparkType) -> str:
     return type(type_).__name__.lower()
 
 
-_EXAMPLES = {  # of all others: whole numbers
+_EXAMPLES = {  # all other types: whole numbers
     "string": '"a text"',
     "boolean": "true or false",
     "float": "1.5",
@@ -180,7 +179,7 @@ _PARSERS: dict[str, Callable[[str], Value]] = {
 
 
 def parser(type_: SparkType) -> Callable[[str], Value]:
-    """What parses texts of this type; NO_VALUE where one is none of it."""
+    """The text parser of a type; the parser raises one of NO_VALUE for a text of another type."""
     if isinstance(type_, Decimal):
         return _decimal
     assert isinstance(type_, Primitive)
@@ -204,7 +203,7 @@ _RENDERERS: dict[str, Render] = {
 
 
 def _renderer(type_: SparkType) -> Render | None:
-    """For values that are there; None where they stay as they are."""
+    """The renderer of non-null values; None where values need no conversion."""
     match type_:
         case Primitive("interval"):
             return lambda parts: _interval(*parts)
@@ -240,7 +239,7 @@ def _no_number(number: float) -> str:
 
 
 def _interval(months: int, days: int, time_us: int) -> str:
-    """An interval as a text that says the same in every calendar: months, days and seconds stay apart."""
+    """An interval as text, valid in every calendar: months, days and seconds stay separate."""
     whole_s, rest_us = divmod(abs(time_us), 1_000_000)
     seconds = f"{'-' * (time_us < 0)}{whole_s}" + f".{rest_us:06}".rstrip("0").rstrip(".")
     date_part = f"{months}M" * (months != 0) + f"{days}D" * (days != 0)
@@ -253,7 +252,7 @@ _END = object()
 
 
 class JsonKeys:
-    """Parses whole keys of one view, one or many; `of` names it in errors."""
+    """Parses whole keys of one view from JSON, one or many; errors name the view as `of`."""
 
     def __init__(self, of: str, columns: Sequence[Leaf]) -> None:
         self._of, self._columns = of, columns
@@ -263,7 +262,7 @@ class JsonKeys:
         self._columnar = [_column_parser(type_) for _, type_ in self._places] if self._plain else []
 
     def parse_all(self, given: Sequence[Any]) -> Sequence[Sequence[Value]]:
-        """The same for many keys as `parse` for each: a column at a time, as far as they look alike."""
+        """Like `parse` for each key; column by column where all keys have the same form."""
         columns = self._columns_of(given)
         if columns is not None:
             with suppress(*NO_VALUE, _Unlike):
@@ -272,14 +271,14 @@ class JsonKeys:
         return [self.parse(key) for key in given]
 
     def _columns_of(self, given: Sequence[Any]) -> list[Sequence[Any]] | None:
-        """The keys' parts by column; None if the keys are not lists of so many parts, or of one part, texts."""
+        """The key parts by column; None unless all keys are lists of full length, or plain texts for a one-part key."""
         types = set(map(type, given))
         if self._columnar and types == {list} and set(map(len, given)) == {len(self._columnar)}:
             return list(zip(*given, strict=True))
         return [given] if types == {str} and len(self._columnar) == 1 else None
 
     def parse(self, given: Any) -> list[Value]:
-        """The values of a key; KeyInvalid if a part is missing, or is not of its type."""
+        """The values of a key; KeyInvalid if a part is missing or has the wrong type."""
         parts = given if isinstance(given, list) else [given]
         if not self._plain:
             parts = list(_spread(self._columns, iter(parts)))
@@ -293,11 +292,11 @@ class JsonKeys:
 
 
 class _Unlike(Exception):
-    """The parts of a column are not all of one kind: the keys are parsed one by one."""
+    """The parts of a column have several JSON types: the keys are parsed one by one."""
 
 
 def _column_parser(type_: SparkType) -> Callable[[Sequence[Any]], Sequence[Value]]:
-    """What parses the parts of a column that are all texts, or all whole numbers; _Unlike or NO_VALUE for others."""
+    """A parser of columns of texts only, or whole numbers only; the parser raises _Unlike or NO_VALUE for others."""
     whole, text = isinstance(type_, Primitive) and type_.name in WHOLE, type_ == Primitive("string")
     read = parser(type_) if not isinstance(type_, Struct) else None
 
@@ -313,7 +312,7 @@ def _column_parser(type_: SparkType) -> Callable[[Sequence[Any]], Sequence[Value
 
 
 def _spread(columns: Sequence[Leaf], parts: Iterator[Any]) -> Iterator[Any]:
-    """The parts with the objects among them taken apart; those that are too many come last."""
+    """The parts with objects expanded into fields; surplus parts come last."""
     for name, type_ in columns:
         part = next(parts, _END)
         if part is _END:
@@ -336,7 +335,7 @@ def _spread(columns: Sequence[Leaf], parts: Iterator[Any]) -> Iterator[Any]:
 
 
 def _value(name: str, type_: SparkType, part: Any) -> Value:
-    """The value of one part; KeyInvalid if it is not of its type. A number is no text."""
+    """The value of one part; KeyInvalid for the wrong type. A text column takes no numbers."""
     match part:
         case None:
             return None

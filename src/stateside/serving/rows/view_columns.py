@@ -1,7 +1,7 @@
-"""The columns of a view as questions name them: which are shown, and which can be compared with a value.
+"""The columns of a view in queries: rendering of all columns, and comparison of the comparable ones.
 
-Compared are columns of plain types, and the fields of structs as `window.start`; neither arrays nor maps nor intervals.
-Null stands before everything else, NaN behind it, -0.0 and 0.0 are equal.
+Comparable are columns of plain types, and the fields of structs as `window.start`; not arrays, maps and intervals.
+Null sorts before all values, NaN after them; -0.0 and 0.0 are equal.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FLOATS = (Primitive("float"), Primitive("double"))
 
 @dataclass(frozen=True, slots=True)
 class Comparable:
-    """A column, or a field inside of one, whose values can be compared; `places` lead to it in a row's values."""
+    """A column or struct field whose values can be compared; `places` is its path in a row's values."""
 
     name: str
     type: SparkType
     places: tuple[int, ...]
 
     def of(self, values: Values) -> Value:
-        """Its value in a row."""
+        """The column's value in a row."""
         found: Any = values
         for place in self.places:
             if found is None:
@@ -40,7 +40,7 @@ class Comparable:
         return found  # type: ignore[no-any-return]
 
     def parse(self, text: str) -> Value:
-        """The value that a text stands for, written as in a key; RequestInvalid if it is none of this type."""
+        """Parses a value, written as in a key; RequestInvalid if the text is not of the column's type."""
         try:
             return parse(self.name, self.type, text)
         except KeyInvalid as error:
@@ -49,7 +49,7 @@ class Comparable:
             ) from None
 
     def rank(self, value: Value) -> tuple[Any, ...]:
-        """What values are compared by."""
+        """The sort key of a value."""
         if value is None:
             return (0,)
         if self.type in _FLOATS:
@@ -59,20 +59,20 @@ class Comparable:
 
 
 class Show:
-    """Makes rows of an answer out of rows' values: with these columns, each from its place, rendered if need be."""
+    """Renders rows of an answer from rows' values: the chosen columns, each from its place."""
 
     def __init__(self, columns: Sequence[tuple[str, int, Render | None]]) -> None:
         self._columns = columns
         self._names = [name for name, _, _ in columns]
 
     def __call__(self, values: Values) -> dict[str, Any]:
-        """One row."""
+        """Renders one row."""
         return {
             name: values[place] if render is None else render(values[place]) for name, place, render in self._columns
         }
 
     def all(self, rows: Sequence[Values]) -> list[dict[str, Any]]:
-        """Many of them, a column at a time."""
+        """Renders many rows, column by column."""
         given = list(zip(*rows, strict=True))
         if not given or not self._columns:
             return [self(row) for row in rows]
@@ -81,7 +81,7 @@ class Show:
 
 
 class ColumnSet:
-    """All columns of a view, in the order in which rows have them: the key's, the values', the computed ones."""
+    """All columns of a view in row order: key, values, computed columns."""
 
     def __init__(self, columns: Sequence[tuple[str, SparkType]]) -> None:
         self.types = dict(columns)
@@ -89,21 +89,21 @@ class ColumnSet:
         self.shown = self.shower(list(self.types))
         found = [each for place, (name, type_) in enumerate(columns) for each in _comparable(name, type_, (place,))]
         found.sort(key=lambda each: -len(each.places))
-        self._comparable = {each.name: each for each in found}  # the last counts: a column, not a field called alike
+        self._comparable = {each.name: each for each in found}  # the last wins: a column, not a field of this name
 
     def comparable(self, name: str) -> Comparable:
-        """The column of this name; RequestInvalid if there is none that can be compared."""
+        """The column of this name; RequestInvalid if no comparable column has the name."""
         if name not in self._comparable:
             raise RequestInvalid(f"There is no column {name[:80]!r} that can be compared", next_step=self.advice())
         return self._comparable[name]
 
     def named_first(self, text: str) -> list[Comparable]:
-        """The columns whose names a text begins with, the longest name first."""
+        """The columns whose names the text begins with, longest name first."""
         fitting = [each for name, each in self._comparable.items() if text.startswith(name)]
         return sorted(fitting, key=lambda each: -len(each.name))
 
     def shower(self, names: Sequence[str]) -> Show:
-        """What makes the row of an answer, with these columns, out of a row's values; RequestInvalid for another."""
+        """The renderer for these columns; RequestInvalid for an unknown column."""
         for name in names:
             if name not in self.types:
                 raise RequestInvalid(
@@ -112,7 +112,7 @@ class ColumnSet:
         return Show([(name, *self._render[name]) for name in names])
 
     def advice(self) -> str:
-        """Which columns can be compared."""
+        """The comparable columns, as the next step of an error."""
         return f"These can be: {', '.join(sorted(self._comparable))}"
 
 

@@ -1,4 +1,4 @@
-"""The reader of a view: what it is asked is answered from one snapshot of its replica, with that snapshot's stamp."""
+"""The reader of a view: answers queries from one snapshot of the replica, with the stamp of the snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stateside.views.computed import KnownSteps
 from stateside.views.heartbeat import Heartbeat
 
 ROWS_MAX = 10_000
-ORDERED_AT_A_TIME_MAX = 2  # reads in another order than that of the keys
+ORDERED_AT_A_TIME_MAX = 2  # reads in column order
 POLL_S = 0.01
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ViewAnswer:
-    """Rows, objects by column name, and the stamp of the snapshot that they come from."""
+    """Rows as objects by column name, and the stamp of their snapshot."""
 
     stamp: Stamp
     rows: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class ViewAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SumAnswer:
-    """One row, or none, with the columns of a range of buckets combined; the range, if there was any; the stamp."""
+    """A range of buckets combined into one row, or no row; the range, if there is one; the stamp."""
 
     stamp: Stamp
     rows: list[dict[str, Any]]
@@ -52,7 +52,7 @@ class SumAnswer:
 
 
 class _NotYet(Exception):
-    """What the replica lacks of what was asked for, and why it does not move, if it does not."""
+    """What the replica lacks of the floor, and the reason if the replica is stuck."""
 
     def __init__(self, missing: str, trouble: str | None) -> None:
         super().__init__(missing)
@@ -60,10 +60,10 @@ class _NotYet(Exception):
 
 
 class ViewReader:
-    """Reads one view's replica: its own, or one that is given, and is then not closed with it.
+    """Reads one view's replica: its own, or a given one, which stays open on `close`.
 
-    `sealed` has the rows that have left the state for the view's archive; None without one. `ordering` is held by reads
-    that may take seconds: so few at a time that others find a thread.
+    `sealed` has the rows that left the state for the view's archive; None without an archive. `ordering` limits the
+    reads that may take seconds, so that other reads find a free thread.
     """
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
@@ -75,24 +75,23 @@ class ViewReader:
         self._heartbeat = layout.heartbeat
         self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
         self._owns_replica = replica is None
-        self._replica = replica or ReplicaReader(layout.replica)  # last: nothing after it may fail and leave it open
+        self._replica = replica or ReplicaReader(layout.replica)  # last: a failure after opening would leak the replica
 
     @property
     def replica(self) -> ReplicaReader:
-        """What the rows are read from, for those who read many snapshots."""
+        """The replica, for callers that read many snapshots."""
         return self._replica
 
     def stamp_of(self, snapshot: Snapshot) -> Stamp | None:
-        """The stamp of what is made of this snapshot; None before the first batch."""
+        """The stamp of a snapshot; None before the first batch."""
         return self._stamp(snapshot)
 
     def close(self) -> None:
-        """Let the replica go."""
         if self._owns_replica:
             self._replica.close()
 
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> ViewAnswer:
-        """The live rows whose key begins with these values; waits for the floor, then NotFreshEnough. Never less."""
+        """The live rows whose key begins with these values; NotFreshEnough if the floor is not reached in time."""
         prefix = self.shape.codec.encode(key)
 
         def rows(snapshot: Snapshot, stamp: Stamp) -> ViewAnswer:
@@ -102,7 +101,7 @@ class ViewReader:
         return await self.read(floor or Floor(), rows)
 
     async def stamp(self, floor: Floor | None = None) -> Stamp:
-        """What an answer would be an answer of, for what is read elsewhere at the same batch; waits like `rows`."""
+        """The stamp that an answer would have, for data read elsewhere at the same batch; waits like `rows`."""
         return await self.read(floor or Floor(), lambda snapshot, stamp: stamp)
 
     async def sum(
@@ -113,7 +112,7 @@ class ViewReader:
         as_of: AsOf = NEWEST,
         scope: Scope = EVERYTHING,
     ) -> SumAnswer:
-        """The buckets of one key, the parts before its window, in a range, combined (see `sums`); waits like `rows`."""
+        """The buckets of one key (the parts before the window) in a range, combined (see `sums`); waits like `rows`."""
         self.shape.sums.window(key)
         scope.check_all_of(key)
         return await self.read(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span), as_of)
@@ -128,7 +127,7 @@ class ViewReader:
         *,
         tallies: bool = False,
     ) -> ViewAnswer:
-        """The rows of the rollup by these columns whose coarser key begins with these parts; waits like `rows`."""
+        """The rows of the rollup by these columns whose rollup key begins with these parts; waits like `rows`."""
         rollups = self.shape.rollups
         key = scope.narrowed_coarser(columns, rollups.parse_key(columns, parts))
 
@@ -140,10 +139,10 @@ class ViewReader:
     async def read(
         self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf = NEWEST, *, aside: bool = False
     ) -> T:
-        """What `read` makes of the first snapshot that lacks nothing of the floor; NotFreshEnough if none comes.
+        """The result of `read` on the first snapshot that reaches the floor; NotFreshEnough if none does in time.
 
-        With `as_of` that is a snapshot of this batch; HistoryGone if it is too old. What takes longer than a
-        millisecond is read `aside`, in a thread, so that other requests are answered meanwhile.
+        With `as_of` the snapshot is of the given batch; HistoryGone if the batch is too old. A `read` of more than a
+        millisecond runs `aside`, in a thread, so that other requests are answered meanwhile.
         """
         deadline = time.monotonic() + floor.wait_ms / 1_000
         while True:
@@ -158,9 +157,9 @@ class ViewReader:
 
     @contextmanager
     def held(self, floor: Floor, check: Callable[[], None]) -> Iterator[tuple[Snapshot, Stamp]]:
-        """For a thread that takes its time: a snapshot as `read` gives it, and its stamp.
+        """A snapshot at the floor and its stamp, for a thread that reads for long.
 
-        Waits like `read`, without asyncio; `check` is called meanwhile, and may raise to end it.
+        Waits like `read`, without asyncio; `check` is called in every round, and may raise to end the wait.
         """
         deadline = time.monotonic() + floor.wait_ms / 1_000
         while True:

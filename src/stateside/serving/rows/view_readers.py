@@ -1,4 +1,4 @@
-"""The views of a folder, each with its reader."""
+"""The readers of all views in a folder, opened on demand, and the state of each view's job."""
 
 from __future__ import annotations
 
@@ -35,49 +35,48 @@ class ViewReaders:
     def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._layout = layout
-        self._replicas: dict[str, ReplicaReader] = {}  # kept when a view's reader is made anew
-        self._readers: dict[str, tuple[str, Sign, ViewReader]] = {}  # with the catalogue that they were made by
+        self._replicas: dict[str, ReplicaReader] = {}  # outlive their view's reader, which a new catalogue replaces
+        self._readers: dict[str, tuple[str, Sign, ViewReader]] = {}  # catalogue path, its version, reader
 
     def names(self) -> list[str]:
-        """The views that have been run in this folder."""
+        """The views that have run in this folder."""
         return [view.name for view in self._layout.views()]
 
     def layouts(self) -> list[ViewLayout]:
-        """Where they are."""
         return self._layout.views()
 
     def states(self) -> list[dict[str, Any]]:
-        """For each view, what its job's last heartbeat says, and how long ago that was; `unknown` without one.
+        """For each view, the state in its job's last heartbeat, and the heartbeat's age; `unknown` without a heartbeat.
 
-        A view of a job that is not ours, which cannot be served, is `refused`.
+        A view of a foreign job that cannot be served is `refused`.
         """
         now_us = self._clock.now_us()
         served = [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
         return served + [_refused(refusal) for refusal in ForeignJob.load(self._layout).refused]
 
     def state(self, name: str) -> dict[str, Any]:
-        """The same for one view."""
+        """The state of one view, as in `states`."""
         view = self._layout.view(name)
         return _state(view, Heartbeat.load(view.heartbeat), self._clock.now_us())
 
     def leadership(self) -> dict[str, Any] | None:
-        """Who leads the application and who stands by; None where it runs without a lease."""
+        """The application's leader and standbys; None where the application runs without a lease."""
         return standing(self._layout.root, self._clock.now_us())
 
     def merge_condition(self) -> MergeCondition | None:
-        """How far the logs are merged of nodes that write the folder's journal; None if none do."""
+        """The progress of merging the logs of nodes; None if no nodes write the folder's journal."""
         return merge_condition(self._layout.journal, self._clock.now_us())
 
     def note(self) -> str | None:
-        """What is waited for, or wrong, with the checkpoint of a job that is not ours."""
+        """What is awaited, or wrong, with the checkpoint of a foreign job."""
         return ForeignJob.load(self._layout).note
 
     def sought(self, position: Position) -> Sought | None:
-        """What helps to find out whether this position is covered, where nodes write the journal.
+        """A search for the position's place in the merged stream; None where nodes do not write the journal.
 
-        PositionAhead if the folder's journal ends before this position: no append to it has returned that. So a receipt
-        of another journal is told at once, if it lies there. Nothing is said where the journal is not here, or cannot
-        be read; nor of other partitions than its own, which are another source's.
+        PositionAhead if the folder's journal ends before the position, since no append here returned such a receipt: a
+        receipt of another journal is refused at once. Not checked where the journal is elsewhere or unreadable, nor for
+        partitions of other sources.
         """
         try:
             end = DurableEnd.read(self._layout.journal)
@@ -96,9 +95,9 @@ class ViewReaders:
         return None
 
     def get(self, name: str) -> ViewReader:
-        """The reader of a view, by the catalogue that it has now.
+        """The reader of a view, by the view's current catalogue.
 
-        ViewUnknown if there is none of that name, ViewInvalid if it is refused, NotFreshEnough before its first batch.
+        ViewUnknown if there is no such view, ViewInvalid if the view is refused, NotFreshEnough before its first batch.
         """
         if name in self._readers:
             catalogue, sign, reader = self._readers[name]
@@ -109,13 +108,13 @@ class ViewReaders:
             raise self._unknown(name)
         view = self._layout.view(name)
         catalogue = str(view.catalogue)
-        sign = _sign(catalogue)  # before it is read: if it is replaced meanwhile, the next request finds that
+        sign = _sign(catalogue)  # before reading: the next request then notices a catalogue replaced meanwhile
         reader = self._open(view)
         self._readers[name] = catalogue, sign, reader
         return reader
 
     async def ready(self, name: str, floor: Floor) -> ViewReader:
-        """The reader of a view; waits for its first batch as long as the floor says. Errors as for `get`."""
+        """The reader of a view; waits for its first batch up to the floor's limit. Errors as for `get`."""
         deadline = time.monotonic() + floor.wait_ms / 1_000
         while True:
             try:
@@ -148,7 +147,7 @@ class ViewReaders:
 
 
 def _sign(catalogue: str) -> Sign:
-    """Another one whenever another file is there; None if there is none."""
+    """The version of a catalogue file, by inode and time; None without a file."""
     try:
         found = os.stat(catalogue)  # noqa: PTH116 - a Path takes as long as the call
     except FileNotFoundError:
@@ -157,7 +156,7 @@ def _sign(catalogue: str) -> Sign:
 
 
 def without_cause(state: dict[str, Any]) -> dict[str, Any]:
-    """A view's state as a scoped token is told it: the cause may name paths, offsets, and events of others."""
+    """A view's state for a scoped token: without the cause, which may name paths, offsets and events of others."""
     return {**state, "why": None}
 
 

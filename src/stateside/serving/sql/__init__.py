@@ -1,7 +1,7 @@
-"""SQL over views, their rollups and the archive: one statement, one snapshot of each view that it names, nothing else.
+"""SQL over views, rollups and the archive: one statement, one snapshot of each view named in the statement.
 
-A statement runs in a DuckDB of its own (`engine`), which has the relations that the statement names and whose rows its
-holder may have (`relations`, `live`, `sealed`), and is gone when it ends. What it may be, `statement` looks through
-before it runs; how long it may take, `runner`; what comes back, `result`. All of that happens in processes beside the
-worker (`process`), which the worker asks (`remote`), and of which each is for one token at a time (`pool`).
+A statement runs in its own DuckDB (`execution`), which has only the relations that the statement names and the rows
+that its principal may see (`relations`, `live`, `archive_tables`), and ends with the statement. `statement` checks the
+text before it runs, `statement_runner` limits the time, `result` writes the rows. Statements run in processes beside
+the worker (`process`); the worker's `pool` gives each process to one token at a time.
 """

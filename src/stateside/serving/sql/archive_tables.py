@@ -1,13 +1,13 @@
-"""Tables of the archive as DuckDB reads them, and the gate: which of their rows count with the views' stamps.
+"""Archive tables in SQL, with a gate per table: the rows that count at a view's stamp.
 
-A table belongs to the view whose sink fills it, and counts with that view's stamp: a sink commits before Spark does, so
-a table may have rows of a batch that the view's snapshot does not have yet. They are read after the snapshot is taken.
+A table belongs to the view whose sink fills it, and counts at the view's stamp: a sink commits before Spark does, so a
+table may have rows of a batch after the view's snapshot. Tables are opened after the snapshot is taken.
 
-- A table with `sealed_batch` has a gate of its own: rows up to the stamp's batch count.
-- An application may know better, and gives its tables' gates (`GatedTable`), as billing does.
-- The rows of any other table all count.
+- A table with `sealed_batch` is gated by that column: rows up to the stamp's batch count.
+- An application may give gates for its own tables (`GatedTable`), as billing does.
+- In any other table all rows count.
 
-Files are read by Arrow, as far as a statement needs them, and never all at once.
+Arrow reads the files as far as a statement needs them, and never all at once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from stateside.serving.sql.row_filter import condition
 from stateside.serving.stamp import Stamp
 
 if TYPE_CHECKING:
-    import pyarrow.dataset as pads  # takes a second to import: it brings pandas
+    import pyarrow.dataset as pads  # takes 1 s to import: it imports pandas
 
 Gate = Callable[[Stamp], pc.Expression]
 
 
 @dataclass(frozen=True, slots=True)
 class GatedTable:
-    """A table that an application fills from a view, and which of its rows count with a stamp of that view.
+    """A table that an application fills from a view, and the gate of its rows by a stamp of the view.
 
-    `positions` are its columns that tell where in the journal events stand: a scoped token has them not.
+    `positions` are the columns with journal positions, hidden from scoped tokens.
     """
 
     application: str
@@ -49,7 +49,7 @@ class GatedTable:
 
 
 class ArchiveTables:
-    """The tables of a folder."""
+    """The archive tables of a folder."""
 
     def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
         self._layout, self._gated = layout, {(each.application, each.view, each.table): each for each in gated}
@@ -57,7 +57,7 @@ class ArchiveTables:
         self._tables: dict[str, FollowedTable] = {}
 
     def tables(self) -> Mapping[str, str]:
-        """The tables that were made, each with its view; also those whose storage is away."""
+        """The existing tables, each with its view; includes tables whose storage is away."""
         marks = [(view, mark) for view in self._layout.views() for mark in (view.root / "marks").glob("*.json")]
         return {mark.stem: view.name for view, mark in marks if marked_table(mark) is not None}
 
@@ -66,7 +66,7 @@ class ArchiveTables:
         return self._dataset(table, view).schema
 
     def rows(self, table: str, view: str, application: str, stamp: Stamp, where: Mapping[str, str]) -> pads.Dataset:
-        """The rows that count with this stamp, and have these values; errors as above."""
+        """The rows that count at this stamp and have the `where` values; errors as for `schema`."""
         dataset = self._dataset(table, view)
         gate = self._gated.get((application, view, table))
         if gate is not None:
@@ -76,12 +76,12 @@ class ArchiveTables:
         return dataset.filter(condition(dataset.schema, where)) if where else dataset
 
     def hidden(self, table: str, view: str, holder: Principal) -> frozenset[str]:
-        """The columns that this holder does not have."""
+        """The columns hidden from this principal."""
         found = [each.positions for (_, *of), each in self._gated.items() if of == [view, table]]
         return frozenset(name for names in found for name in names) if holder.is_scoped else frozenset()
 
     def check_there(self, table: str, view: str) -> None:
-        """ArchiveAway or ArchiveInvalid if the table cannot be read just now."""
+        """ArchiveAway or ArchiveInvalid if the table cannot be read now."""
         self._followed(table, view).check_there()
 
     def _followed(self, table: str, view: str) -> FollowedTable:

@@ -1,9 +1,8 @@
-"""Rows of a replica as Arrow has them: the keys and rows of a snapshot, some ten thousands at once, to a record batch.
+"""Arrow columns of a replica's rows: keys and rows of a snapshot, up to 50,000 at once, as a record batch.
 
-Columns have the names and the order that they have in answers. What Arrow can take out of all rows at once is; views
-of state variables and groups, and rollups, are decoded row by row.
-
-Columns of a view out of the state's, many rows at once: what `finalise` and `computed` do with one row.
+Columns have their names and order in answers. State rows are converted, finalised and computed column by column, with
+the results of `views.finalisers` and `views.computed` for single rows; rows of state variables and groups, and rollups,
+are decoded row by row.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ _INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")
 
 
 def finished(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
-    """The column's values out of its buffers; ValueOverflow if one grew too large for its type."""
-    if type(each).finish is Finaliser.finish:  # the first buffer is the value
+    """A column's values from its buffers; ValueOverflow if a value is too large for its type."""
+    if type(each).finish is Finaliser.finish:
         return buffers[0]
     found = _at_once(each, buffers)
     return _one_by_one(each, buffers) if found is None else found
 
 
 def shown_type(type_: SparkType) -> pa.DataType:
-    """The type that SQL has a column of a view in: as in the state, with all intervals as intervals."""
+    """The Arrow type of a view's column in SQL: as in the state, with all intervals as intervals."""
     return pa.month_day_nano_interval() if _in_months(type_) else arrow_type(type_)
 
 
 def shown(type_: SparkType, column: pa.Array) -> pa.Array:
-    """A column of the state as SQL has it."""
+    """A column of the state converted for SQL."""
     if not _in_months(type_):
         return column if column.type == arrow_type(type_) else column.cast(arrow_type(type_))
     parts = np.zeros(len(column), _INTERVAL)
@@ -57,7 +56,7 @@ def shown(type_: SparkType, column: pa.Array) -> pa.Array:
 
 
 def values_array(type_: SparkType, values: Sequence[object]) -> pa.Array:
-    """Values of the decoder of single rows as an array."""
+    """Values of the row-by-row decoder as an array."""
     return pa.array([plain(type_, value) for value in values], arrow_type(type_))  # type: ignore[arg-type]
 
 
@@ -66,18 +65,18 @@ def _in_months(type_: SparkType) -> bool:
 
 
 def _at_once(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array | None:
-    """None where some row needs a closer look, or there is no way."""
+    """The finished column; None where some row needs a closer look, or the finaliser has no vector form."""
     match each.column.finaliser:
         case "try_sum" | "decimal_sum":
             total, empty = buffers
             if empty.null_count or pc.any(pc.and_(pc.is_null(total), pc.invert(empty))).as_py():
-                return None  # one was too large
+                return None  # a sum overflowed
             return pc.if_else(empty, pa.scalar(None, total.type), total)
         case "unscaled_sum":
             return _unscaled(each, buffers[0])
         case "average" if not buffers[0].null_count and not buffers[1].null_count:
             totals, counts = (buffer.to_numpy(zero_copy_only=False) for buffer in buffers)
-            with np.errstate(all="ignore"):  # where nothing was counted there is no average
+            with np.errstate(all="ignore"):  # a count of 0 has no average
                 return array_of(pa.float64(), counts != 0, totals / counts)
     return None
 
@@ -105,7 +104,7 @@ class ComputedArrays:
         self._steps = steps
 
     def arrays(self, key: Sequence[pa.Array], columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The computed columns of rows with these keys and these other columns."""
+        """The computed columns for these key and value columns."""
         if not self._of:
             return []
         by = [key[place].dictionary_encode() for place in self._by]
@@ -127,7 +126,7 @@ class ComputedArrays:
 
 
 def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
-    """A number for each row, the same for rows with the same codes; and each of these numbers with one of its rows."""
+    """A number per row, equal for rows with equal codes; and each number with one of its rows."""
     kinds = np.zeros(len(codes[0]), np.int64)
     for each in codes:
         kinds = kinds * (int(each.max(initial=0)) + 2) + each + 1
@@ -136,24 +135,23 @@ def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
 
 
 def _numbers(column: pa.Array, instead: int = 0) -> Longs:
-    """A column's whole numbers, with another one in place of nulls."""
+    """A column's whole numbers, with `instead` for nulls."""
     filled = column.fill_null(instead) if column.null_count else column
     numbers: Longs = filled.to_numpy(zero_copy_only=False)
     return numbers
 
 
 def _there(column: pa.Array) -> Mask:
-    """Which of its values are not null."""
+    """The mask of non-null values."""
     return np.array(column.is_valid().to_numpy(zero_copy_only=False))
 
 
 class ArrowColumns(Protocol):
-    """Makes record batches of keys and rows."""
+    """Converts keys and rows to record batches."""
 
     schema: pa.Schema
 
-    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
-        """These keys, each with its row."""
+    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch: ...
 
 
 class ViewColumns:
@@ -172,7 +170,7 @@ class ViewColumns:
         self.schema = _schema([name for name, _ in columns], self._types)
 
     def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
-        """These rows; ValueOverflow if a number grew too large, CheckpointInvalid if one is not as it should be."""
+        """ValueOverflow if a number is too large, CheckpointInvalid for a malformed row."""
         stored = self._stored.columns(rows)
         asked = zip(self._key, self._keys.arrays(keys), strict=True)
         key = [array if column.whole is None else stored[column.whole.index] for column, array in asked]
@@ -182,7 +180,7 @@ class ViewColumns:
 
 
 class RollupColumns:
-    """The columns of one of a view's rollups: the coarser key's, then those that have a sum."""
+    """The columns of a view's rollup: its key, then the columns with a sum."""
 
     def __init__(self, catalogue: Catalogue, by: Sequence[str]) -> None:
         types = {column.name: column.asked_type for column in catalogue.key}
@@ -193,7 +191,7 @@ class RollupColumns:
         self.schema = _schema([*by, *(name for name, _ in self._rows.columns)], [*self._types, *self._sums])
 
     def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
-        """These rows; ValueOverflow if a sum is too large for its type."""
+        """ValueOverflow if a sum is too large for its type."""
         values = zip(*map(self._rows.values, rows), strict=True) if rows else [()] * len(self._sums)
         sums = [values_array(type_, column) for type_, column in zip(self._sums, values, strict=True)]
         return _batch(self.schema, [*self._types, *self._sums], [*self._keys.arrays(keys), *sums], len(keys))
@@ -201,7 +199,7 @@ class RollupColumns:
 
 class _Stored(Protocol):
     def columns(self, rows: Sequence[bytes]) -> Sequence[pa.Array]:
-        """The state's columns of these rows, in the order that the catalogue's `index` counts in."""
+        """The state's columns of these rows, in the order of the catalogue's `index`."""
 
 
 class _AtOnce:

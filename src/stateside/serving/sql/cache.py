@@ -1,14 +1,11 @@
-"""What was read of relations, kept for the next statement.
+"""The relation cache: rows that statements read, kept as Arrow chunks for the next statement.
 
-Of each relation there is one state, that of the newest batch that somebody asked for. When the replica has moved on,
-what changed meanwhile is found in its history, and only that is read: so a statement over a view that is being written
-is nearly as fast as one over a view that stands still. Everything is read anew if the history does not reach back, too
-much changed, or the view was declared anew.
+The cache has one state of each relation, of the newest batch read so far. When the replica has moved on, only the
+changes found in its history are read: so a statement over a view that is being written is nearly as fast as over one at
+rest. All rows are read again if the history does not reach back, too much changed, or the view was declared again.
 
-Chunks: rows of a relation that lie side by side, in the order of their keys, as Arrow has them.
-
-A chunk has the keys' bytes too, so that it can be *moved* to a later batch: the rows of the keys that changed since
-then are replaced, put in between, or left out, and all others are copied as they are, a column at a time.
+A chunk has adjacent rows in key order, and the bytes of their keys. So a chunk can be *moved* to a later batch: rows of
+changed keys are replaced, inserted or left out, and all others are copied unchanged, column by column.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ from stateside.serving.sql.arrow_columns import ArrowColumns
 from stateside.serving.sql.sql_query import Ending
 from stateside.spark_state.arrow_rows import array_of
 
-ROWS_MAX = 50_000  # decoded at once; a chunk that grows to twice as many is divided
-Change = tuple[bytes, bytes | None]  # a key, and its row now
+ROWS_MAX = 50_000  # decoded at once; a chunk is divided beyond twice as many
+Change = tuple[bytes, bytes | None]  # a key, and its new row
 
 
 class Keys(Sequence[bytes]):
-    """Keys one after the other in some bytes: four bytes for each beside its own."""
+    """Keys packed into one byte string: four bytes of overhead per key."""
 
     __slots__ = ("_content", "_ends")
 
@@ -52,13 +49,11 @@ class Keys(Sequence[bytes]):
         return self._content[begin : int(self._ends[place])]
 
     def all(self) -> list[bytes]:
-        """The keys themselves."""
         ends = self._ends.tolist()
         return [self._content[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
         return len(self._content) + self._ends.nbytes
 
 
@@ -76,11 +71,10 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
         return int(self.rows.nbytes) + self.keys.nbytes
 
     def moved(self, columns: ArrowColumns, changes: Sequence[Change]) -> Iterator[Chunk]:
-        """The same with these changes, in order of their keys: several if it grew too large, none without rows."""
+        """The chunk with these changes, given in key order: several chunks if too large, none without rows."""
         there = [(key, row) for key, row in changes if row is not None]
         new = columns.batch([key for key, _ in there], [row for _, row in there])
         order, keys = self._order(changes)
@@ -89,7 +83,7 @@ class Chunk:
         yield from Chunk(keys, rows).divided()
 
     def divided(self) -> Iterator[Chunk]:
-        """The same as chunks that are not too large; none without rows."""
+        """The chunk as chunks of at most 2 * ROWS_MAX rows; none without rows."""
         if len(self.keys) <= 2 * ROWS_MAX:
             yield from [self] if len(self.keys) else []
             return
@@ -98,7 +92,7 @@ class Chunk:
             yield Chunk(Keys(listed[first : first + ROWS_MAX]), self.rows.slice(first, ROWS_MAX))
 
     def _order(self, changes: Sequence[Change]) -> tuple[npt.NDArray[np.int64], Keys]:
-        """Which rows there are then, of the old ones and behind them the new ones; and their keys."""
+        """The new order, as row numbers of the old rows followed by the new ones; and the keys in this order."""
         order, behind = np.arange(len(self.keys)), len(self.keys)
         added: list[tuple[int, int, bytes]] = []
         for key, row in changes:
@@ -122,13 +116,13 @@ class Chunk:
 
 
 KEPT_BYTES_MAX = 1 << 30
-KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation, and three quarters of all: a larger one is scanned
+KEPT_RELATION_BYTES_MAX = 768 << 20  # of one relation, 3/4 of the total: a larger relation is scanned
 _TURN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class RelationState:
-    """What rows depend on: a batch, by its number and fingerprint, of a replica that was made `so`."""
+    """The state that rows belong to: a batch by number and fingerprint, and the replica's identity `so`."""
 
     so: tuple[Any, ...]
     batch: int
@@ -137,7 +131,7 @@ class RelationState:
 
 @dataclass(frozen=True, slots=True)
 class CachedRelation:
-    """The rows of a relation in a state. `in_order`: so are the keys, and it can be moved."""
+    """The rows of a relation in a state. Only a relation with keys `in_order` can be moved."""
 
     state: RelationState
     schema: pa.Schema
@@ -150,16 +144,14 @@ class CachedRelation:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return sum(len(chunk.keys) for chunk in self.chunks)
 
     def moved(self, state: RelationState, columns: ArrowColumns, changes: Sequence[Change]) -> CachedRelation:
-        """The rows in a later state, which differs by these changes, in order of their keys."""
+        """The rows in a later state with these changes, given in key order."""
         chunks: list[Chunk] = []
         if not self.chunks:
             there = [(key, row) for key, row in changes if row is not None]
@@ -175,7 +167,7 @@ class CachedRelation:
 
 
 class RelationCache:
-    """The kept rows of one SQL process, up to a size; what was not asked for longest goes first."""
+    """An LRU cache of the rows of one SQL process, limited in bytes."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -185,18 +177,17 @@ class RelationCache:
 
     @property
     def relation_bytes_max(self) -> int:
-        """How much memory the rows of one relation may take."""
+        """The memory limit of one relation."""
         return min(KEPT_RELATION_BYTES_MAX, self._bytes_max * 3 // 4)
 
     def get(self, name: str) -> CachedRelation | None:
-        """What is kept of a relation."""
         with self._lock:
             if name in self._rows:
                 self._rows.move_to_end(name)
             return self._rows.get(name)
 
     def put(self, name: str, rows: CachedRelation) -> None:
-        """Keep these rows in place of those that were kept of the relation."""
+        """Cache these rows in place of the relation's older ones, and evict the least recently used relations."""
         with self._lock:
             self._rows.pop(name, None)
             self._rows[name] = rows
@@ -205,12 +196,11 @@ class RelationCache:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
         return sum(rows.nbytes for rows in self._rows.values())
 
     @contextmanager
     def turn(self, name: str, ending: Ending) -> Iterator[None]:
-        """One reads a relation at a time: the others then find it kept."""
+        """A lock per relation: one statement reads, and the others then find the rows cached."""
         with self._lock:
             turn = self._turns.setdefault(name, threading.Lock())
         while not turn.acquire(timeout=_TURN_S):

@@ -1,20 +1,18 @@
-"""One statement from its text to its rows, step by step: each step blocks, and runs in some thread, one at a time.
+"""The execution of one statement in its own DuckDB, and the list of relations.
 
-    check     its DuckDB is opened, the text is looked through
-    execute   of each view that it names a snapshot is taken, then the archive's tables are opened; what its holder may
-              have of them is registered; it begins to run
-    next      some rows of the result
-    close     always: the DuckDB and the snapshots go
+Each step blocks, and runs in a thread, one step at a time:
 
-Snapshots are let go as soon as all rows are in memory, or with `close` where rows are scanned (`live`).
+    check     opens the DuckDB, checks the text
+    execute   takes a snapshot of each view named, then opens the archive's tables; registers the rows that the
+              principal may see; starts the statement
+    next      returns some rows of the result
+    close     always: closes the DuckDB and the snapshots
 
-What there is to ask: the relations that a holder reaches, with their columns as SQL has them.
+Snapshots are closed as soon as all rows are in memory, or by `close` where rows are scanned (`live`).
 
-The DuckDB that a statement runs in: one for it alone, in memory, shut off from everything outside of it.
-
-No files, no network, no extensions, none of Python's variables as tables, no configuration that a statement could
-change, no files to spill to. It has only what is registered with it, and it is gone when the statement ends: nothing of
-one holder's statement is there for the next one's.
+The DuckDB lives in memory, for one statement, cut off from everything else: no files, no network, no extensions, no
+Python variables as tables, no changes of its configuration, no spilling to disk. Only registered relations exist, and
+nothing of one principal's statement is left for the next one.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ from stateside.serving.stamp import Source, Stamp
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import KnownSteps
 
-MEMORY_BYTES_MAX = 512 << 20  # of one statement, beside the rows that it reads
+MEMORY_BYTES_MAX = 512 << 20  # of one statement, without the rows it reads
 THREADS = 2
 _SETTINGS: Final[dict[str, str | int | float | list[str]]] = {
     "allow_community_extensions": False,
@@ -69,19 +67,19 @@ _PATH: Final = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+[\w.+-]*")
 
 
 def open_engine() -> duckdb.DuckDBPyConnection:
-    """A DuckDB for one statement; whoever opens it closes it."""
+    """A DuckDB for one statement; the caller closes it."""
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")
     connection.execute("CREATE SCHEMA archive")
     for setting in ("allowed_paths = []", "allowed_directories = []", "enable_external_access = false"):
-        connection.execute(f"SET {setting}")  # in this order: at `connect` DuckDB would allow a file called :memory:
+        connection.execute(f"SET {setting}")  # not at `connect`, which would allow a file called :memory:
     connection.execute("SET lock_configuration = true")
     return connection
 
 
 def told(error: Exception, statement: str) -> StatesideError:
-    """What the reader is told of an error of DuckDB's: nothing of this machine."""
+    """DuckDB's error as the client may see it: without paths and internals of this machine."""
     text = str(error).strip()
     if "Out of Memory Error" in text:
         return SqlTooLarge(
@@ -96,7 +94,7 @@ def told(error: Exception, statement: str) -> StatesideError:
 
 
 def _own(path: str, statement: str) -> str:
-    """A path that the statement itself has may be told."""
+    """A path of the statement itself, or else an ellipsis."""
     return path if path in statement else "…"
 
 
@@ -105,7 +103,7 @@ RESULT_BATCH_ROWS = 8_192
 
 @dataclass(frozen=True, slots=True)
 class SqlFolder:
-    """What statements read: the places of a folder, its relations and tables, and what is kept of them."""
+    """A folder as statements read it: layout, relations, archive tables and cache."""
 
     layout: Layout
     relations: Relations
@@ -123,7 +121,7 @@ class HeldView:
 
 
 class Execution:
-    """See the module's text, which is the contract. Not for two threads at the same time, but for `ending`."""
+    """One statement; see the module docstring for its steps. One thread at a time, except for `ending`."""
 
     def __init__(self, folder: SqlFolder, holder: Principal, text: str, parameters: Parameters = ()) -> None:
         self.ending = Ending()
@@ -137,7 +135,7 @@ class Execution:
         self._result: pa.RecordBatchReader | None = None
 
     def check(self) -> list[str]:
-        """The views whose readers `execute` needs; SqlInvalid or AccessDenied if the statement may not run."""
+        """The views that `execute` needs readers of; SqlInvalid or AccessDenied if the statement may not run."""
         self._engine = open_engine()
         self.ending.interrupts(self._engine.interrupt)
         try:
@@ -148,10 +146,10 @@ class Execution:
         return sorted({relation.view for relation in self._relations})
 
     def execute(self, readers: Mapping[str, ViewReader], floor: Floor) -> pa.Schema:
-        """Begin to run it; gives the columns of the result. Errors as for reading views, and SqlInvalid."""
+        """Start the statement and return the result's schema. Errors as for reading views, and SqlInvalid."""
         views = {name: self._hold(reader, floor) for name, reader in readers.items()}
         stamps = [replace(view.stamp, source=self._source(name)) for name, view in views.items()]
-        self.stamps = list(map(floor.positions.stamp, stamps))  # as who asks is shown them
+        self.stamps = list(map(floor.positions.stamp, stamps))  # as shown to the principal
         live = [relation for relation in self._relations if relation.table is None]
         sources = [(relation, self._live(relation, views[relation.view])) for relation in live]
         if not any(isinstance(source, SnapshotScan) for _, source in sources):
@@ -159,7 +157,7 @@ class Execution:
         for relation, source in sources:
             self._registered(relation, source)
         for relation in self._relations:
-            if relation.table is not None:  # after the snapshots: so it has all of their batches
+            if relation.table is not None:  # after the snapshots: the table has all their batches
                 self._registered(relation, self._sealed(relation.table, views[relation.view]))
         self._result = self._running()
         return self._result.schema
@@ -171,13 +169,13 @@ class Execution:
         try:
             return self._result.read_next_batch()
         except StopIteration:
-            self.ending.check()  # interrupted at the very end: it may have been cut short
+            self.ending.check()  # an interrupt at the very end may have truncated the result
             return None
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self._why(error) from None
 
     def close(self) -> None:
-        """Let everything go. May be called twice."""
+        """Close the DuckDB and all snapshots. May be called twice."""
         self.ending.interrupts(None)
         self._result = None
         if self._engine is not None:
@@ -189,7 +187,7 @@ class Execution:
         return HeldView(reader.shape.catalogue, snapshot, stamp)
 
     def _source(self, view: str) -> Source:
-        """Where the statement looks for rows of a view."""
+        """Where the statement reads rows of a view from."""
         sealed = {relation.table is not None for relation in self._relations if relation.view == view}
         return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
 
@@ -202,7 +200,7 @@ class Execution:
         return SnapshotScan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
 
     def _sealed(self, table: str, view: HeldView) -> Any:
-        if view.stamp.share is not None:  # the table has all keys' rows, the replica has not
+        if view.stamp.share is not None:  # the table has the rows of all shards
             raise not_whole(view.stamp)
         columns = self._folder.archive.schema(table, view.stamp.view).names
         where = self._holder.rows_of(view.stamp.view, columns)
@@ -224,7 +222,7 @@ class Execution:
         assert self._statement is not None
         self.ending.check()
         try:
-            # A statement's parameters are its own: without any, None lets a `?` in it be told of.
+            # None for no parameters: DuckDB then reports a `?` without a value.
             relation = self._engine.sql(self._statement.parsed, params=self._parameters or None)
             self.types = [str(type_) for type_ in relation.types]
             return relation.to_arrow_reader(RESULT_BATCH_ROWS)
@@ -232,7 +230,7 @@ class Execution:
             raise self._why(error) from None
 
     def _why(self, error: Exception) -> Exception:
-        """What really went wrong, if DuckDB only tells that it was interrupted, or that it got no rows."""
+        """The real cause, where DuckDB only reports an interrupt or missing rows."""
         why = self.ending.why
         if why is not None:
             return why if isinstance(why, StatesideError) else RuntimeError(f"reading rows failed: {why!r}")
@@ -240,7 +238,7 @@ class Execution:
             for relation in self._relations:
                 if relation.table is not None:
                     self._folder.archive.check_there(relation.table, relation.view)
-        except StatesideError as away:  # it is not the statement's fault
+        except StatesideError as away:  # the statement is not at fault
             return away
         return told(error, self._text)
 
@@ -260,14 +258,14 @@ def _codec(catalogue: Catalogue) -> KeyCodec:
 
 
 def view_columns(layout: Layout, catalogue: Catalogue) -> ViewColumns:
-    """What makes columns of the rows of a view of this folder."""
+    """The Arrow conversion of a view's rows."""
     places = layout.view(catalogue.view)
     steps = KnownSteps(places.name, places.steps)
     return ViewColumns(catalogue, Storage.at(places.checkpoint_location), steps)
 
 
 def _kept_rollup(by: tuple[str, ...], view: HeldView) -> int:
-    """The rollup's number in the replica; NotFreshEnough while it has others than were declared last."""
+    """The rollup's number in the replica; NotFreshEnough while the replica's rollups differ from the declared ones."""
     kept = view.snapshot.rollups()
     if by not in kept or view.snapshot.computed() != view.catalogue.computed:
         raise NotFreshEnough(
@@ -282,7 +280,7 @@ def _quoted(name: str) -> str:
 
 
 def listed(folder: SqlFolder, views: ViewReaders, holder: Principal) -> list[dict[str, Any]]:
-    """The relations, by name; one whose view has no batch yet has no columns."""
+    """The relations that a principal may read, by name; without columns while the view has no batch."""
     engine = open_engine()
     try:
         found = []
@@ -304,7 +302,7 @@ def _schema(folder: SqlFolder, views: ViewReaders, relation: Relation) -> pa.Sch
         if relation.by is not None:
             return RollupColumns(catalogue, relation.by).schema
         return view_columns(folder.layout, catalogue).schema
-    except StatesideError:  # not ready, or not servable: GET /v1/views tells why
+    except StatesideError:  # not ready, or not servable: GET /v1/views has the cause
         return None
 
 

@@ -1,8 +1,7 @@
-"""Views and their rollups as DuckDB reads them: the rows of one snapshot, in Arrow's columns.
+"""Views and rollups as DuckDB reads them: the rows of one snapshot, in Arrow columns.
 
-What was read is kept (`kept`), and the next statement finds it in memory. What would take too much of it is not kept
-but *scanned*: DuckDB draws the rows out of the snapshot, some ten thousands at a time, each time that it needs them,
-and memory stays small however many there are.
+Rows read are cached (`cache`) for the next statement. A relation too large for the cache is *scanned*: DuckDB pulls the
+rows from the snapshot, up to 50,000 at a time and again for every pass, so memory stays small for any number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stateside.serving.sql.cache import ROWS_MAX, CachedRelation, Change, Chunk,
 from stateside.serving.sql.row_filter import RowFilter
 from stateside.serving.sql.sql_query import Ending
 
-CHANGED_SHARE_MAX = 5  # where more than one in so many rows changed, all are read anew: that is as fast
+CHANGED_SHARE_MAX = 5  # if more than 1 in 5 rows changed, reading all again is as fast
 _CHANGED_MIN = 1_000
 
 Read = Iterator[tuple[list[bytes], list[bytes]]]
@@ -31,7 +30,7 @@ Read = Iterator[tuple[list[bytes], list[bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a relation in a snapshot: those of a view, or of its rollup of this number."""
+    """The rows of a relation in a snapshot: of a view, or of its rollup with this number."""
 
     name: str
     state: RelationState
@@ -40,26 +39,26 @@ class Rows:
     rollup: int | None = None
 
     def chunks(self, prefix: bytes = b"") -> Read:
-        """All of them whose keys begin with these bytes, so many at once."""
+        """All rows with this key prefix, up to ROWS_MAX at a time."""
         if self.rollup is None:
             return self.snapshot.chunks(prefix, ROWS_MAX)
         return self.snapshot.rollup_chunks(self.rollup, ROWS_MAX)
 
     def count(self) -> int:
-        """How many there are; 0 if that is not known."""
+        """The number of rows; 0 if unknown."""
         return self.snapshot.count() if self.rollup is None else 0
 
     def changes(self, since: RelationState) -> Iterator[Change]:
-        """What changed since an earlier state, in order of keys; HistoryGone if that is not known."""
-        self.snapshot.as_of(since.batch, since.fingerprint)  # it is the same batch still, not one of another run
+        """The changes since an earlier state, in key order; HistoryGone if unknown."""
+        self.snapshot.as_of(since.batch, since.fingerprint)  # raises if the batch is of another run
         changed = Extent(rollup=self.rollup).changed(self.snapshot, since.batch, self.state.batch)
         return ((each.key, each.after) for each in changed)
 
 
 class Whole:
-    """Rows in memory, for DuckDB to read as often as it likes.
+    """Rows in memory, for any number of passes by DuckDB.
 
-    It would take a table too, but by way of Arrow's datasets, which take a second to import and are no faster.
+    DuckDB takes a table too, but through Arrow's datasets, which take 1 s to import and are no faster.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -73,9 +72,9 @@ class Whole:
 
 
 class SnapshotScan:
-    """Rows that DuckDB draws out of a snapshot, anew each time that it asks. Valid as long as the snapshot is.
+    """Rows that DuckDB pulls from a snapshot, again for every pass. Valid as long as the snapshot.
 
-    A snapshot is read by one thread at a time, whatever DuckDB does: `turn` is the lock for it.
+    `turn` is a lock: one thread at a time reads the snapshot, whatever DuckDB does.
     """
 
     def __init__(self, rows: Rows, scope: RowFilter, ending: Ending, turn: threading.Lock) -> None:
@@ -83,7 +82,6 @@ class SnapshotScan:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
         return self._rows.columns.schema
 
     def __arrow_c_schema__(self) -> object:
@@ -93,7 +91,7 @@ class SnapshotScan:
         return pa.RecordBatchReader.from_batches(self.schema, self._told()).__arrow_c_stream__(requested_schema)
 
     def _told(self) -> Iterator[pa.RecordBatch]:
-        """The batches; what goes wrong is noted, for DuckDB would tell of it in its own words."""
+        """The batches; errors are noted in `ending`, because DuckDB would reword them."""
         try:
             yield from self._batches()
         except Exception as error:
@@ -112,8 +110,8 @@ class SnapshotScan:
 
 
 def read(rows: Rows, scope: RowFilter, kept: RelationCache, ending: Ending) -> pa.Table | None:
-    """The rows that the scope has, in memory; None if they would take up too much, and are to be scanned."""
-    if scope.prefix:  # a part of them: not worth to be kept
+    """The rows in scope, in memory; None if they would take too much memory and must be scanned."""
+    if scope.prefix:  # a part of the rows: not worth caching
         return _part(rows, scope, kept.relation_bytes_max, ending)
     with kept.turn(rows.name, ending):
         found = kept.get(rows.name)
@@ -123,7 +121,7 @@ def read(rows: Rows, scope: RowFilter, kept: RelationCache, ending: Ending) -> p
             found = moved or _all(rows, kept.relation_bytes_max, ending)
             if found is None:
                 return None
-            if not newer:  # somebody else's snapshot was of a later batch: theirs is kept
+            if not newer:  # the cache may hold a later batch of another statement
                 kept.put(rows.name, found)
     return scope.of(found.table())
 
@@ -153,7 +151,7 @@ def _all(rows: Rows, bytes_max: int, ending: Ending) -> CachedRelation | None:
 
 
 def _moved(rows: Rows, found: CachedRelation, bytes_max: int) -> CachedRelation | None:
-    """What was kept, brought to the snapshot's batch; None if that is not possible, or no faster than to read all."""
+    """The cached rows, moved to the snapshot's batch; None if impossible, or no faster than reading all."""
     if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
         return None
     most = max(_CHANGED_MIN, found.count // CHANGED_SHARE_MAX)

@@ -1,23 +1,20 @@
-"""The SQL processes of a worker, and which statement runs in which of them.
+"""The SQL process pool of a worker: assigns statements to processes, and starts, asks and kills the processes.
 
     reserved   one process, for operators only
-    shared     SHARED_PROCESSES, for everybody
+    shared     SHARED_PROCESSES, for all tokens
 
-A process runs the statements of one token at a time, and a token has its statements in one process (an operator also in
-the reserved one). So a statement that has to be killed, with its process, ends no other token's statement, and no token
-takes more than the slots of one process. Processes start when they are needed; a shared one that nobody has used for a
-while is ended.
+A process runs the statements of one token at a time, and a token runs its statements in one process (an operator also
+in the reserved one). So killing a statement, with its process, ends no other token's statement, and no token takes more
+than the slots of one process. Processes start on demand; a shared process idle for IDLE_S_MAX is ended.
 
-A statement that finds no slot waits in a queue, for WAIT_S_MAX at most. While a token without a process waits for one,
-tokens that have one begin no further statements in it: it is free as soon as those that it runs have ended.
+A statement without a slot waits in a queue, for WAIT_S_MAX at most. While a token without a process waits for one,
+tokens with a process start no further statements there: the process is free once its running statements have ended.
 
-Each worker has processes of its own, and counts for itself.
+A statement ends by itself when its time is up or its client has gone. A statement still running GRACE_S later is inside
+a step that cannot be interrupted: the worker kills the process with all its statements, which belong to the same token.
+Their clients get SqlEnded, with the advice to ask again.
 
-The worker's side of a SQL process: starts it with its first statement, asks it, and kills it if it must.
-
-A statement ends by itself when its time is up or its client has gone. One that does not within GRACE_S is in the middle
-of something that cannot be interrupted: then its process is killed, with all statements that it runs, which are of the
-same token (`pool`). Those are told to be asked again.
+Each worker has its own processes, and counts for itself.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ Left = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many statements a SQL process runs at a time, how much memory it has, and how much of that for kept rows."""
+    """The limits of a SQL process: concurrent statements, memory, and the part of the memory for cached rows."""
 
     statements_max: int
     bytes_max: int
@@ -62,7 +59,7 @@ class Size:
 
 
 class SqlProcess:
-    """One SQL process. `tables` names what gives the gates of an application's tables."""
+    """One SQL process. `tables` names the functions that return an application's gated tables."""
 
     def __init__(self, layout: Layout, tables: Sequence[str], size: Size) -> None:
         self._layout, self._tables, self._size = layout, tuple(tables), size
@@ -71,12 +68,12 @@ class SqlProcess:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def asked(self, question: SqlQuery, ended: Callable[[], None]) -> Remote:
-        """A statement that is about to be asked. The caller closes it; then it calls `ended`."""
+        """A connection for one statement. The caller closes the `Remote`, which then calls `ended`."""
         reader, writer = await self._connected()
         return Remote(question, reader, writer, partial(self._kill, self._process), ended)
 
     async def listed(self, holder: Principal) -> list[dict[str, Any]]:
-        """The relations that a holder reaches."""
+        """The relations that a principal may read."""
         reader, writer = await self._connected()
         try:
             await wire.send(writer, Kind.ASKED, StatementMessage(holder))
@@ -91,7 +88,7 @@ class SqlProcess:
         return listed
 
     def kill(self) -> None:
-        """End the process at once, if there is one; the next statement starts a new one."""
+        """End the process, if any, at once; the next statement starts a new one."""
         self._kill(self._process)
 
     def _kill(self, process: subprocess.Popen[bytes] | None) -> None:
@@ -116,7 +113,7 @@ class SqlProcess:
             [sys.executable, "-I", "-S", processes.__file__, str(os.getpid()), *module, *map(str, size), *self._tables],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,  # it may write no files, nor the log
+            stderr=subprocess.PIPE,  # the process may write no files, so no log either
             start_new_session=True,
         )
         threading.Thread(target=_pass_on, args=(self._process,), name="sql-log", daemon=True).start()
@@ -132,7 +129,7 @@ class SqlProcess:
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> None:
-    """Write into this process's log what the SQL process says, until it ends."""
+    """Copy the SQL process's stderr into this process's log until the process ends."""
     assert process.stderr is not None
     for line in process.stderr:
         sys.stderr.write(line.decode(errors="replace"))
@@ -140,7 +137,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> None:
 
 
 class Remote:
-    """A statement that the SQL process runs: its stamps, and an iterator over the parts of its written result."""
+    """A statement running in a SQL process: its stamps, and an iterator over the parts of the written result."""
 
     def __init__(
         self,
@@ -159,7 +156,7 @@ class Remote:
         self.kind = ""
 
     async def begin(self, asked: StatementMessage, left: Left) -> None:
-        """Ask, and wait until there are rows, or the client has gone."""
+        """Send the statement, and wait for its first rows or until the client has gone."""
         waiting = asyncio.ensure_future(self._asked(asked))
         leaving = asyncio.ensure_future(left())
         try:
@@ -170,7 +167,7 @@ class Remote:
         finally:
             leaving.cancel()
             waiting.cancel()
-            await asyncio.wait((waiting,))  # until it has let go of the reader, which `aclose` reads to its end
+            await asyncio.wait((waiting,))  # until the task has left the reader, which `aclose` reads to its end
 
     async def _asked(self, asked: StatementMessage) -> Any:
         try:
@@ -181,14 +178,14 @@ class Remote:
         return begun
 
     def cut(self, why: str) -> bytes:
-        """What is sent in place of the rest, if the result is broken off."""
+        """The bytes sent in place of the rest of a broken-off result."""
         return cut(self._question.format, why)
 
     def __aiter__(self) -> Remote:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next part; if the process ends, the one that says that the result is cut."""
+        """The next part; if the process ends, the part that marks the result as cut."""
         if self._over:
             raise StopAsyncIteration
         try:
@@ -203,16 +200,16 @@ class Remote:
         return part
 
     async def aclose(self) -> None:
-        """End it, if it runs still: whoever does not hear is killed after a while."""
+        """End the statement if it still runs; kill the process after GRACE_S."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)  # whoever closes may be cancelled meanwhile
+        await asyncio.shield(self._closing)  # the caller may be cancelled meanwhile
 
     async def _close(self) -> None:
         with suppress(OSError):
             self._writer.write_eof()
         try:
-            await asyncio.wait_for(self._reader.read(-1), GRACE_S)  # until the other side has closed too
+            await asyncio.wait_for(self._reader.read(-1), GRACE_S)
         except TimeoutError:
             self._kill()
         except ConnectionError:
@@ -249,13 +246,13 @@ RESERVED: Final = Size(statements_max=4, bytes_max=4 << 30, kept_bytes_max=1 << 
 SHARED: Final = Size(statements_max=2, bytes_max=2 << 30, kept_bytes_max=512 << 20)
 SHARED_PROCESSES: Final = 3
 WAIT_S_MAX: Final = 5.0  # long enough for a process to start
-WAITING_MAX: Final = 16  # statements of one token in the queue
-IDLE_S_MAX: Final = 300.0  # a shared process that was not used for so long is ended
+WAITING_MAX: Final = 16  # queued statements of one token
+IDLE_S_MAX: Final = 300.0  # before a shared process is ended
 
 
 @dataclass(slots=True, eq=False)
 class ProcessSlots:
-    """A process's slots: the token that has them now, or had them last, and how many of its statements run."""
+    """A process's slots: the token that has or last had them, and the number of its running statements."""
 
     slots: int
     reserved: bool = False
@@ -266,7 +263,7 @@ class ProcessSlots:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A statement in the queue, and the place that it was given."""
+    """A statement in the queue, and the place granted to it."""
 
     token: Hashable
     operator: bool
@@ -275,14 +272,14 @@ class Waiter:
 
 
 class SqlSlots:
-    """The places and the queue: decides who runs where, and nothing else."""
+    """The scheduler of places and queue: decides which statement runs where, without I/O."""
 
     def __init__(self, places: Sequence[ProcessSlots]) -> None:
         self.places = tuple(places)
         self._queue: list[Waiter] = []
 
     def enter(self, waiter: Waiter) -> bool:
-        """Join the queue, and get a place if there is one; False if too many statements of this token wait already."""
+        """Join the queue, and get a place if one is free; False if WAITING_MAX statements of this token wait."""
         if sum(each.token == waiter.token for each in self._queue) >= WAITING_MAX:
             return False
         self._queue.append(waiter)
@@ -295,7 +292,7 @@ class SqlSlots:
         self._give()
 
     def leave(self, place: ProcessSlots) -> None:
-        """A statement in this place has ended."""
+        """Return the slot of a statement that has ended."""
         place.running -= 1
         self._give()
 
@@ -318,13 +315,13 @@ class SqlSlots:
         waiter.given.set()
 
     def _own(self, waiter: Waiter) -> list[ProcessSlots]:
-        """The places that run statements of this token."""
+        """The places running statements of this token."""
         return [each for each in self.places if each.running and each.token == waiter.token]
 
     def _free(self, waiter: Waiter) -> ProcessSlots | None:
-        """A place that runs nothing: the operators' first of all, then the one that has kept what the token read.
+        """An idle place: the reserved one first, then the one whose cache was filled by this token.
 
-        Whoever has a place already gets no second one, but for an operator the reserved one.
+        A token with a place gets no second one; an operator gets the reserved one as well.
         """
         owns = bool(self._own(waiter))
         free = (each for each in self.places if not each.running and _may_use(waiter, each))
@@ -337,7 +334,7 @@ def _may_use(waiter: Waiter, place: ProcessSlots) -> bool:
 
 
 class SqlPool:
-    """Runs the statements of one worker. `tables` names what gives the gates of an application's tables."""
+    """Runs the statements of one worker. `tables` names the functions that return an application's gated tables."""
 
     def __init__(self, layout: Layout, tables: Sequence[str] = (), *, idle_s: float = IDLE_S_MAX) -> None:
         self._idle_s = idle_s
@@ -347,9 +344,9 @@ class SqlPool:
         self._processes = {place: SqlProcess(layout, tables, size) for place, size in zip(places, sizes, strict=True)}
 
     async def run(self, question: SqlQuery, holder: Principal, floor: Floor, left: Left) -> Remote:
-        """The statement, which has begun to run. The caller closes it.
+        """Start a statement. The caller closes the `Remote`.
 
-        TooManyRequests if it got no slot; errors as for `SqlRunner.run`, and SqlEnded.
+        TooManyRequests without a slot; errors as for `SqlRunner.run`, and SqlEnded.
         """
         place = await self._entered(holder, question.timeout_ms / 1_000)
         try:
@@ -365,7 +362,7 @@ class SqlPool:
         return remote
 
     async def listed(self, holder: Principal) -> list[dict[str, Any]]:
-        """The relations that a holder reaches; TooManyRequests as above."""
+        """The relations that a principal may read; TooManyRequests as for `run`."""
         place = await self._entered(holder, WAIT_S_MAX)
         try:
             return await self._processes[place].listed(holder)
@@ -384,7 +381,7 @@ class SqlPool:
             if waiter.place is None:
                 self._slots.give_up(waiter)
             elif isinstance(error, TimeoutError):
-                return waiter.place  # it came in the last moment
+                return waiter.place  # granted at the last moment
             else:
                 self._leave(waiter.place)
             raise (_too_many() if isinstance(error, TimeoutError) else error) from None
@@ -397,7 +394,7 @@ class SqlPool:
             asyncio.get_running_loop().call_later(self._idle_s, self._rest, place, place.uses)
 
     def _rest(self, place: ProcessSlots, uses: int) -> None:
-        """End a process that was not used since."""
+        """End a process that has not been used since."""
         if place.uses == uses:
             self._processes[place].kill()
 

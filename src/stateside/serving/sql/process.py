@@ -2,14 +2,13 @@
 
     python -m stateside.serving.sql.process PRIVATE FOLDER STATEMENTS_MAX BYTES_MAX KEPT_BYTES_MAX TABLES…
 
-DuckDB's own limits do not hold for everything: a text or a list that one row makes is not counted, and not interrupted
-while it is made. So it runs in a process of its own, whose memory the operating system limits, and which the worker
-kills when a statement does not end. Whatever a statement does, requests are answered meanwhile, and the next statement
-finds a new process.
+DuckDB's own limits have gaps: a text or list made by one row is neither counted nor interrupted. So DuckDB runs in a
+separate process, whose memory the operating system limits, and which the worker kills when a statement does not end.
+Whatever a statement does, the worker answers other requests, and the next statement gets a new process.
 
-The third wall, after `statement` and `engine`: the process works in an empty folder of its own, writes no files but the
-few bytes by which readers of a replica are known, leaves no core, and can gain no privileges. What it logs goes to the
-worker, through a pipe.
+The process is the third wall, after `statement` and `execution`: an empty private working directory, no written
+files but the few bytes of LMDB's reader table, no core dump, no gain of privileges. Its log goes to the worker
+through a pipe.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ from stateside.serving.sql.execution import listed
 from stateside.serving.sql.statement_runner import SqlRunner
 from stateside.serving.sql.wire import Kind, StatementMessage
 
-FILE_BYTES_MAX = 1 << 20  # of any file that it writes: LMDB's table of readers is much smaller
+FILE_BYTES_MAX = 1 << 20  # of any file it writes: LMDB's reader table is much smaller
 _EXIT_NO_MEMORY = 12
 
 log = logging.getLogger(__name__)
 
 
 class Answering:
-    """Answers the questions of a worker."""
+    """Answers the messages of a worker."""
 
     def __init__(self, layout: Layout, tables: Sequence[str], statements_max: int, kept: RelationCache) -> None:
         gated = [table for name in tables for table in _named(name)()]
         self._views, self._runner = ViewReaders(layout), SqlRunner(layout, gated, kept=kept, at_once=statements_max)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, which has one question."""
+        """Answers one connection, which carries one message."""
         try:
             await self._answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # nobody waits for it any more
+            pass  # the worker has left
         except StatesideError as error:
             await _tell(writer, error)
         except MemoryError:
-            os._exit(_EXIT_NO_MEMORY)  # there is not even enough to say so
+            os._exit(_EXIT_NO_MEMORY)  # not enough memory left even for an error message
         except Exception:
             log.exception("A statement failed")
             await _tell(writer, StatesideError("This request failed; the server's log has the cause"))
@@ -93,7 +92,7 @@ async def _tell(writer: asyncio.StreamWriter, error: StatesideError) -> None:
 
 
 def _named(name: str) -> Callable[[], Sequence[Any]]:
-    """The function that a name like `module:function` means."""
+    """The function named as `module:function`."""
     module, _, attribute = name.partition(":")
     function: Callable[[], Sequence[Any]] = getattr(import_module(module), attribute)
     return function
@@ -119,7 +118,7 @@ def _confine(private: Path, bytes_max: int) -> None:
 
 
 def main(private: str, folder: str, statements_max: str, bytes_max: str, kept_bytes_max: str, *tables: str) -> None:
-    """Serve until the worker dies, which ends this process too (see `processes`)."""
+    """Serve until the worker dies, which ends this process too (see `core.processes`)."""
     logging.basicConfig(level=logging.WARNING)
     answering = Answering(Layout(Path(folder)), tables, int(statements_max), RelationCache(int(kept_bytes_max)))
     _confine(Path(private), int(bytes_max))

@@ -1,12 +1,11 @@
-"""The relations that a statement can name, and how they are called.
+"""The relations of a folder, and their names in SQL.
 
     bill                                a view
-    bill__by_period_end__plan__type     its rollup by these columns, in the order in which they were declared
+    bill__by_period_end__plan__type     its rollup by these columns, in the order of their declaration
     bill__total                         its rollup by nothing: one row, the total of all
     archive.documents                   a table of the archive, which belongs to the view whose sink fills it
 
-Capital and small letters are the same, as everywhere in SQL. Where a view is called like a rollup of another one, the
-view counts.
+Names are case-insensitive, as everywhere in SQL. Where a view has the name of another view's rollup, the view wins.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NAMES_TOLD_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Something with rows: of a view itself, of its rollup `by` some columns, or of a `table` that it fills."""
+    """A source of rows: a view, its rollup `by` some columns, or a `table` that it fills."""
 
     name: str
     view: str
@@ -36,7 +35,7 @@ class Relation:
 
     @property
     def path(self) -> Path:
-        """The name as a statement has it."""
+        """The name in a statement."""
         return (self.name,) if self.table is None else (ARCHIVE, self.name)
 
     def __str__(self) -> str:
@@ -44,33 +43,33 @@ class Relation:
 
 
 def rollup_name(view: str, by: Sequence[str]) -> str:
-    """What a view's rollup by these columns is called."""
+    """The name of a view's rollup by these columns."""
     return f"{view}__by_{'__'.join(by)}" if by else f"{view}__total"
 
 
 class Relations:
-    """The relations of a folder, as they are now."""
+    """The current relations of a folder."""
 
     def __init__(self, layout: Layout, archive: ArchiveTables) -> None:
         self._layout, self._archive = layout, archive
 
     def all(self) -> dict[Path, Relation]:
-        """All of them, by their names in small letters."""
+        """All relations, by lower-case path."""
         found = {_folded(relation.path): relation for relation in self._sealed()}
         found |= {_folded(relation.path): relation for relation in self._rollups()}
         return found | {(view.name.lower(),): Relation(view.name, view.name) for view in self._layout.views()}
 
     def named(self, statement: Statement, holder: Principal) -> list[Relation]:
-        """Those that a statement names, in order; SqlInvalid if there is no such one.
+        """The relations that a statement names, in order; SqlInvalid for an unknown one.
 
-        AccessDenied if its view is not in the holder's scope.
+        AccessDenied if a view is out of the principal's scope.
         """
         known, found = self.all(), dict[Path, Relation]()
         for path in sorted(map(_folded, statement.relations)):
             relation = known.get(path)
             if relation is None:
                 raise _unknown(path, [each for each in known.values() if _reached(holder, each)])
-            holder.rows_of(relation.view, holder.where)  # the columns are looked at when they are known
+            holder.rows_of(relation.view, holder.where)  # columns are checked once they are known
             found[path] = relation
         return list(found.values())
 

@@ -4,13 +4,13 @@
     csv      RFC 4180, UTF-8, the first line has the columns' names; null is nothing, an empty text is ""
     arrow    an Arrow IPC stream
 
-The last two are sent while the statement runs. If it fails after some rows, there is no status left to say so, and the
-server cannot break the connection off: so the result is *cut*, in a way that no reader takes for its end. An Arrow
-stream then ends inside of a message. CSV ends with a line that begins with a quote which is never closed: it says why.
+CSV and Arrow are sent while the statement runs. After the first rows no status can report a failure, and the server
+cannot break the connection off: so the result is *cut*, in a way that no reader takes for its end. An Arrow stream then
+ends inside a message. CSV ends with a line that begins with a quote, never closed, and gives the reason.
 
-A row is a list, in the order of the columns: of two columns in SQL both may have the same name. Values in JSON are
-those of other answers (`reading.values`): decimals, times and intervals as texts, NaN and infinities too. Whole numbers
-of more than 64 bits are texts. CSV has the same texts, and what has parts as JSON.
+A row is a list in column order, since two columns in SQL may have the same name. JSON values are those of other answers
+(`rows.values`): decimals, times, intervals, NaN and infinities as texts. Whole numbers of more than 64 bits are texts.
+CSV has the same texts, and nested values as JSON.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from stateside.spark_state.types import Primitive
 Format = Literal["json", "csv", "arrow"]
 FORMATS: Final[tuple[Format, ...]] = ("json", "csv", "arrow")
 
-_MESSAGE_HEAD: Final = struct.pack("<Ii", 0xFFFFFFFF, 1 << 20)  # Arrow's: a mark, and the size of what follows
-_WIDE: Final = ("HUGEINT", "UHUGEINT")  # Arrow has them as decimals
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 64) - 1  # what JSON's numbers are written from
+_MESSAGE_HEAD: Final = struct.pack("<Ii", 0xFFFFFFFF, 1 << 20)  # Arrow's: a marker, and the size of the message
+_WIDE: Final = ("HUGEINT", "UHUGEINT")  # decimals in Arrow
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 64) - 1  # the range of orjson's numbers
 
 Render = Callable[[Any], Any]
 
@@ -46,20 +46,17 @@ Render = Callable[[Any], Any]
 class Written(Protocol):
     """Writes a result: its beginning, batches, and its end."""
 
-    kind: str  # of the content
+    kind: str  # content type
 
-    def begin(self) -> bytes:
-        """What stands before the rows."""
+    def begin(self) -> bytes: ...
 
-    def batch(self, rows: pa.RecordBatch) -> bytes:
-        """Some rows."""
+    def batch(self, rows: pa.RecordBatch) -> bytes: ...
 
-    def end(self) -> bytes:
-        """What stands behind them."""
+    def end(self) -> bytes: ...
 
 
 def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> Written:
-    """What writes a result with these columns, whose types DuckDB calls so, in a format."""
+    """The writer of a result in a format; `types` are DuckDB's names of the columns' types."""
     match format_:
         case "json":
             return JsonResult(schema, types, stamps)
@@ -70,7 +67,7 @@ def written(format_: Format, schema: pa.Schema, types: Sequence[str], stamps: Se
 
 
 def cut(format_: Format, why: str) -> bytes:
-    """What stands at the end of a result of which not all rows came; JSON is only sent when all of it is there."""
+    """The end of an incomplete result; empty for JSON, which is only sent when complete."""
     match format_:
         case "json":
             return b""
@@ -81,8 +78,6 @@ def cut(format_: Format, why: str) -> bytes:
 
 
 class JsonResult:
-    """A JSON document."""
-
     kind = "application/json"
 
     def __init__(self, schema: pa.Schema, types: Sequence[str], stamps: Sequence[Stamp]) -> None:
@@ -98,7 +93,6 @@ class JsonResult:
         return orjson.dumps(self._head).removesuffix(b"}") + b',"rows":['
 
     def batch(self, rows: pa.RecordBatch) -> bytes:
-        """Some rows."""
         if not rows.num_rows:
             return b""
         columns = [_rendered(column, render) for column, render in zip(rows.columns, self._render, strict=True)]
@@ -106,13 +100,10 @@ class JsonResult:
         return comma + orjson.dumps(list(zip(*columns, strict=True)))[1:-1]
 
     def end(self) -> bytes:
-        """The end of the document."""
         return b"]}"
 
 
 class CsvResult:
-    """Lines of values with commas in between."""
-
     kind = "text/csv; charset=utf-8; header=present"
 
     def __init__(self, schema: pa.Schema, types: Sequence[str]) -> None:
@@ -122,13 +113,12 @@ class CsvResult:
         self._schema = pa.schema(fields)
 
     def begin(self) -> bytes:
-        """The names."""
+        """The header line."""
         sink = io.BytesIO()
         with pacsv.CSVWriter(sink, self._schema, write_options=pacsv.WriteOptions(include_header=True)):
             return sink.getvalue()
 
     def batch(self, rows: pa.RecordBatch) -> bytes:
-        """Some lines."""
         columns = [
             column if render is None else pa.array(map(_text, _rendered(column, render)), pa.string())
             for column, render in zip(rows.columns, self._render, strict=True)
@@ -139,13 +129,10 @@ class CsvResult:
         return sink.getvalue()
 
     def end(self) -> bytes:
-        """Nothing."""
         return b""
 
 
 class ArrowResult:
-    """Arrow's own stream."""
-
     kind = "application/vnd.apache.arrow.stream"
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -157,12 +144,11 @@ class ArrowResult:
         return self._taken()
 
     def batch(self, rows: pa.RecordBatch) -> bytes:
-        """Some rows."""
         self._stream.write_batch(rows)
         return self._taken()
 
     def end(self) -> bytes:
-        """The mark that says that all of it is there."""
+        """The end-of-stream marker."""
         self._stream.close()
         return self._taken()
 
@@ -200,7 +186,7 @@ def _whole(value: Any) -> int | str:
 
 
 def _renderer(type_: pa.DataType) -> Render | None:
-    """For values that are there; None where they stay as they are."""
+    """The renderer of non-null values; None where values need no conversion."""
     if pt.is_struct(type_):
         fields = {field.name: _or_null(_renderer(field.type)) for field in type_}
         return lambda value: {name: fields[name](part) for name, part in value.items()}
@@ -235,7 +221,7 @@ _INTERVAL = renderer(Primitive("interval"))
 
 
 def _scalar(value: Any) -> Any:
-    """Any other value: by what Python has for it."""
+    """Any other value, by its Python type."""
     match value:
         case float():
             return value if math.isfinite(value) else renderer(Primitive("double"))(value)

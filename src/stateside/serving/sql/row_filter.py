@@ -1,7 +1,7 @@
-"""A holder's scope in SQL: which rows of a relation there are for it. A statement's DuckDB has no others.
+"""A principal's scope in SQL: the rows of a relation that a statement's DuckDB gets, and no others.
 
-A scope says which values columns must have, as texts. Where these are the first columns of the key, only the rows that
-begin with them are read; other columns are compared.
+A scope maps columns to the values, as texts, that rows must have. Where these are the first columns of the key, only
+the range of keys with this prefix is read; other columns are compared.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T", pa.Table, pa.RecordBatch)
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """The bytes that keys begin with, and the values that columns have."""
+    """A key prefix, and the values that columns must have."""
 
     prefix: bytes = b""
     equal: tuple[tuple[str, pa.Scalar], ...] = ()
 
     def of(self, rows: T) -> T:
-        """Those of the rows that are in the scope."""
+        """The rows in scope."""
         for name, value in self.equal:
             rows = rows.filter(pc.equal(rows.column(name), value))
         return rows
@@ -49,17 +49,17 @@ def scope_of_view(catalogue: Catalogue, where: Mapping[str, str]) -> RowFilter:
 
 
 def scope_of_rollup(catalogue: Catalogue, where: Mapping[str, str]) -> RowFilter:
-    """The scope of the rows of a view's rollup, which has all of its columns; AccessDenied as above."""
+    """The scope of rows of a view's rollup by all columns in `where`; AccessDenied as for `scope_of_view`."""
     return RowFilter(equal=_equal(catalogue, where))
 
 
 def condition(schema: pa.Schema, where: Mapping[str, str]) -> pc.Expression:
-    """The scope of a table's rows, as a condition on them; AccessDenied as above."""
+    """The scope of a table's rows, as a predicate; AccessDenied as for `scope_of_view`."""
     found = pc.scalar(True)
     for name, text in where.items():
         type_ = schema.field(name).type
         try:
-            if pt.is_binary(type_):  # which is no text
+            if pt.is_binary(type_):  # not comparable with text
                 raise _no_such(name, text)
             found = found & (pc.field(name) == pa.scalar(text, pa.string()).cast(type_))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -85,7 +85,7 @@ def _equal(catalogue: Catalogue, where: Mapping[str, str]) -> tuple[tuple[str, p
 
 
 def _leading(catalogue: Catalogue, where: Mapping[str, str]) -> Sequence[Value]:
-    """The values of the key's first columns, as far as the scope has them."""
+    """The values of the key's first columns, as far as the scope fixes them."""
     values: list[Value] = []
     for column in catalogue.key:
         type_ = parse_type(column.type)
@@ -94,7 +94,7 @@ def _leading(catalogue: Catalogue, where: Mapping[str, str]) -> Sequence[Value]:
         values.append(_parsed(column.name, type_, where[column.name]))
         try:
             KeyCodec([column.asked_type]).encode(values[-1:])
-        except KeyInvalid:  # it is too large for its column
+        except KeyInvalid:  # too large for its column
             raise _no_such(column.name, where[column.name]) from None
     return values
 

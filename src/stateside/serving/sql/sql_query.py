@@ -1,9 +1,8 @@
-"""What a reader asks with a statement: its text and parameters, the format of the result, and limits of its own.
+"""A SQL query (text, parameters, result format, limits), and the reason to end a statement early.
 
-Why a statement must end before it is done: its time is up, who asked has left, or reading its rows failed.
-
-Whoever finds out, in whatever thread, says so here; what works on the statement looks here between two steps. DuckDB,
-which may be in the middle of a long one, is interrupted.
+A statement ends early when its time is up, its client has left, or reading its rows failed. Any thread may set the
+reason in `Ending`; the threads working on the statement check `Ending` between steps. DuckDB, whose steps may be long,
+is interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SCHEMA: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SqlQuery:
-    """See the module's text. `rows_max` and `bytes_max` are of the result: a larger one is refused, never cut."""
+    """A statement with its limits: a result beyond `rows_max` or `bytes_max` is refused, never truncated."""
 
     text: str
     parameters: Parameters = field(default=())
@@ -56,7 +55,7 @@ class SqlQuery:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> SqlQuery:
-        """The question in a request's body; RequestInvalid if it is none."""
+        """The query in a request's body; RequestInvalid if the body is none."""
         unknown = set(document) - set(SCHEMA["properties"])  # type: ignore[call-overload]
         if unknown:
             raise RequestInvalid(
@@ -104,7 +103,7 @@ def _number(document: Mapping[str, Any], name: str, default: int, largest: int) 
 
 
 class Ending:
-    """One statement's end. Only the first reason counts."""
+    """The reason to end one statement. Only the first reason counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,16 +112,16 @@ class Ending:
 
     @property
     def why(self) -> Exception | None:
-        """The reason, if the statement is to end."""
+        """The reason, once the statement is to end."""
         return self._why
 
     def interrupts(self, interrupt: Callable[[], None] | None) -> None:
-        """From now on this is what stops DuckDB; None once there is nothing to stop."""
+        """Set the function that interrupts DuckDB; None once DuckDB is closed."""
         with self._lock:
             self._interrupt = interrupt
 
     def end(self, why: Exception) -> None:
-        """End the statement. May be said again: DuckDB does not hear it between two of its own calls."""
+        """End the statement. Call repeatedly: DuckDB ignores an interrupt between two of its calls."""
         with self._lock:
             self._why = self._why or why
             if self._interrupt is not None:
@@ -135,5 +134,5 @@ class Ending:
 
 
 def _again(why: Exception) -> Exception:
-    """The error anew: it may be raised in several threads."""
+    """A copy of the error: several threads may raise it."""
     return type(why)(why.what, where=why.where, next_step=why.next_step) if isinstance(why, StatesideError) else why

@@ -1,22 +1,20 @@
-"""What a statement may be: one SELECT (also as WITH, VALUES, FROM, DESCRIBE, SUMMARIZE), or EXPLAIN of one.
+"""The statement check: allows one SELECT (also as WITH, VALUES, FROM, DESCRIBE, SUMMARIZE), or EXPLAIN of one.
 
-DuckDB's own parser makes a tree of the text. What runs is written from that tree, never the text that was sent:
+DuckDB's own parser makes a tree of the text. The text that runs is written from the tree, never the text that was sent:
 
-    text       parsed       as one statement, SELECT or EXPLAIN; of EXPLAIN, what follows the word
-    tree       written      as DuckDB writes a tree: without comments, in one way of spelling
-    written    parsed       and this tree is looked through: it has no part that is not known here
+    text       parsed       as one statement, SELECT or EXPLAIN; of EXPLAIN, the text after the word
+    tree       written      as DuckDB writes a tree: without comments, in one spelling
+    written    parsed       and this tree is walked: every part must be on an allow list
 
-So no comment, quote or line end can make the checked statement another than the one that runs. A statement's kind alone
-does not do: DuckDB has SELECTs whose CTEs insert, delete or copy to files. Known are kinds of queries, places that rows
-come from, and functions (`functions`); a name is a relation's where no WITH around it defines it.
+So no comment, quote or line end can make the checked statement differ from the one that runs. The statement's kind
+alone is not enough: DuckDB has SELECTs whose CTEs insert, delete or copy to files. Allowed are listed kinds of queries,
+sources of rows, and functions; a name is a relation's unless an enclosing WITH defines the name.
 
-Which of DuckDB's functions a statement may call.
-
-Files and network are shut off in DuckDB itself (`engine`). Beyond that, a function in the place of a table must be one
-that makes rows of its arguments: all others look at files, at DuckDB's own insides, or run text as a statement. A
-function in an expression must be among `known_functions.txt`, the functions that were looked through, and not among
-those refused here: they tell of the machine, wait, or are made for DuckDB itself, which trusts their arguments. So a
-function that a later DuckDB brings is refused until somebody has judged it; a test tells of such ones.
+Functions: DuckDB itself shuts off files and network (`execution`). Beyond that, a table function must make rows of its
+arguments: all others read files or DuckDB's internals, or run text as a statement. A function in an expression must be
+in `known_functions.txt`, the list of reviewed functions, and not refused here: refused functions report on the machine,
+wait, or serve DuckDB itself, which trusts their arguments. A function of a later DuckDB is refused until reviewed; a
+test reports new functions.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from stateside.serving.sql.sql_query import STATEMENT_CHARS_MAX
 
 TABLE_FUNCTIONS: Final = frozenset({"generate_series", "json_each", "json_tree", "range", "repeat", "unnest"})
 _TELL: Final = {"current_connection_id", "current_query_id", "current_setting", "getenv", "getvariable"}
-_LOOK_INSIDE: Final = {"get_block_size", "pg_get_constraintdef", "pg_get_viewdef"}  # macros over the catalogue
+_LOOK_INSIDE: Final = {"get_block_size", "pg_get_constraintdef", "pg_get_viewdef"}  # macros over DuckDB's catalogue
 _WAIT_OR_WRITE: Final = {"pg_sleep", "sleep_ms", "setval", "nextval", "currval", "setseed", "write_log"}
 _RUN_TEXT: Final = {"json_deserialize_sql", "json_execute_serialized_sql", "json_serialize_plan", "json_serialize_sql"}
 _STATES: Final = {
@@ -43,7 +41,7 @@ _STATES: Final = {
     "combine_aggr",
     "finalize",
     "to_aggregate_state",
-}  # aggregates' states as bytes, which callers could forge
+}  # aggregate states as bytes, which a client could forge
 REFUSED_FUNCTIONS: Final = frozenset(
     _TELL | _LOOK_INSIDE | _WAIT_OR_WRITE | _RUN_TEXT | _STATES | {"parse_duckdb_log_message"}
 )
@@ -52,7 +50,7 @@ _REFUSED_PREFIX: Final = "__internal"
 
 @cache
 def known_functions() -> frozenset[str]:
-    """The functions that were looked through, in small letters."""
+    """The reviewed functions, in lower case."""
     return frozenset((files(__package__) / "known_functions.txt").read_text().lower().split())
 
 
@@ -64,7 +62,7 @@ def may_call(name: str) -> bool:
 
 
 def may_read(name: str) -> bool:
-    """Whether a statement may name this function in the place of a table."""
+    """Whether a statement may use this function as a table."""
     return name.lower() in TABLE_FUNCTIONS
 
 
@@ -74,7 +72,7 @@ _QUERIES: Final = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"}
 _TABLES: Final = {"BASE_TABLE", "EMPTY", "EXPRESSION_LIST", "JOIN", "PIVOT", "SHOW_REF", "SUBQUERY", "TABLE_FUNCTION"}
 _ORDERS: Final = {"ASCENDING", "DESCENDING", "ORDER_DEFAULT"}
 _MODIFIERS: Final = {"DISTINCT_MODIFIER", "LIMIT_MODIFIER", "LIMIT_PERCENT_MODIFIER", "ORDER_MODIFIER"}
-_PARTS: Final = frozenset(_QUERIES | _TABLES | _ORDERS | _MODIFIERS)  # what has a `type` and is no expression
+_PARTS: Final = frozenset(_QUERIES | _TABLES | _ORDERS | _MODIFIERS)  # nodes with a `type` that are no expressions
 _VALUES: Final = {
     "COLUMN_REF",
     "CONSTANT",
@@ -103,14 +101,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement that may run, as DuckDB parsed it, and the names in it that stand for relations."""
+    """An allowed statement, as DuckDB parsed it, and the relation names in it."""
 
     parsed: duckdb.Statement
     relations: frozenset[Path]
 
 
 def checked(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
-    """The statement in a text; SqlInvalid if it is none, several, or one that may not run here. Errors of DuckDB's."""
+    """The checked statement; SqlInvalid unless the text is one allowed statement. DuckDB's errors pass through."""
     if len(text) > STATEMENT_CHARS_MAX:
         raise SqlInvalid(
             f"The statement has {len(text):,} characters, more than {STATEMENT_CHARS_MAX:,}",
@@ -142,12 +140,12 @@ def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.Statemen
 def _kind(statement: duckdb.Statement) -> str:
     try:
         return statement.type.name
-    except ValueError:  # DuckDB's parser knows more kinds than its names for them
+    except ValueError:  # DuckDB's parser has more kinds than Python names
         return "OTHER"
 
 
 def _explained(query: str) -> str:
-    """What a statement explains; DuckDB gives its text from the first word on."""
+    """The statement after EXPLAIN; DuckDB returns the text from the first word on."""
     if query[: len(_EXPLAIN)].upper() != _EXPLAIN:
         raise SqlInvalid("EXPLAIN is not the first word of this statement", next_step=_NEXT_STEP)
     return query[len(_EXPLAIN) :]
@@ -168,7 +166,7 @@ def _serialized(connection: duckdb.DuckDBPyConnection, text: str) -> str:
     (serialized,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0]
     try:
         document = orjson.loads(serialized)
-    except orjson.JSONDecodeError:  # deeper than JSON is read
+    except orjson.JSONDecodeError:  # nested deeper than orjson reads
         raise SqlInvalid("The statement is nested too deeply", next_step="Write it in fewer levels") from None
     if document["error"]:
         no_select = document["error_type"] == "not implemented"
@@ -187,9 +185,9 @@ def _own_views(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
 
 
 def _relations(tree: Any, own_views: frozenset[str]) -> Iterator[Path]:
-    """The names of relations in a tree; SqlInvalid if it has a part that may not be there.
+    """The relation names in a tree; SqlInvalid for a part that is not allowed.
 
-    Not recursive, for the tree may be deep. With each part go the names that a WITH around it defines.
+    Not recursive, since the tree may be deep. Each part carries the names that enclosing WITHs define.
     """
     waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
@@ -206,7 +204,7 @@ def _relations(tree: Any, own_views: frozenset[str]) -> Iterator[Path]:
 
 
 def _inside(part: Mapping[str, Any], ctes: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
-    """What is in a part: a CTE is known to those after it and to the query; a recursive one to its second half too."""
+    """The children of a part. A CTE is visible to later CTEs and the query; a recursive CTE to its second half too."""
     for entry in part.get("cte_map", {}).get("map", ()):
         yield entry["value"], ctes
         ctes |= {entry["key"].lower()}
@@ -217,7 +215,7 @@ def _inside(part: Mapping[str, Any], ctes: frozenset[str]) -> Iterator[tuple[Any
 
 
 def _look(part: Mapping[str, Any], own_views: frozenset[str]) -> None:
-    """SqlInvalid if this part of the tree may not be there."""
+    """SqlInvalid if this part of the tree is not allowed."""
     if "class" in part:
         _look_at_expression(part)
     elif isinstance(part.get("type"), str):

@@ -1,7 +1,7 @@
-"""Runs statements: so many at a time, each for so long at most, and no longer than who asked waits for it.
+"""The statement runner: limits the number of concurrent statements and their time, and stops abandoned ones.
 
-A statement's steps (`execution`) run in threads of their own, beside the event loop. When its time is up, or its client
-has gone, it is interrupted, again and again until it has ended.
+A statement's steps (`execution`) run in threads beside the event loop. When its time is up, or its client has gone, the
+statement is interrupted every 0.1 s until it has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Left = Callable[[], Awaitable[None]]
 
 
 class SqlRunner:
-    """Runs statements over a folder, `at_once` at a time. `gated`: see `sealed`."""
+    """Runs statements over a folder, `at_once` at a time. `gated`: see `archive_tables`."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class SqlRunner:
         self._threads = ThreadPoolExecutor(at_once, "sql")
 
     async def run(self, question: SqlQuery, views: ViewReaders, holder: Principal, floor: Floor, left: Left) -> Running:
-        """The statement, which has begun to run. The caller must close it.
+        """Start a statement. The caller must close the `Running`.
 
-        TooManyRequests if as many run already as may; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or what
-        reading views raises, if that shows before the first rows.
+        TooManyRequests if `at_once` statements run already; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or the
+        errors of reading views, as far as they occur before the first rows.
         """
         if self._running >= self._at_once:
             raise TooManyRequests(
@@ -74,21 +74,21 @@ class SqlRunner:
         return running
 
     def in_thread(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """A step of a statement, in a thread."""
+        """Run a step of a statement in a thread."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def ended(self) -> None:
-        """A statement has ended."""
+        """Return the slot of a statement that has ended."""
         self._running -= 1
 
 
 class Running:
-    """A statement that runs: its stamps, and an iterator over the parts of its written result."""
+    """A running statement: its stamps, and an iterator over the parts of the written result."""
 
     def __init__(self, execution: Execution, question: SqlQuery, runner: SqlRunner) -> None:
         self._execution, self._question, self._runner = execution, question, runner
         self._written: Written | None = None
-        self._waiting: list[bytes] = []  # parts of the result that are made already
+        self._waiting: list[bytes] = []  # parts not yet sent
         self._rows, self._bytes, self._done, self._closed = 0, 0, False, False
         self._step: asyncio.Future[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Running:
 
     @property
     def stamps(self) -> list[Stamp]:
-        """The stamps of the views that it has read."""
+        """The stamps of the views read."""
         return self._execution.stamps
 
     @property
@@ -106,7 +106,7 @@ class Running:
         return self._written.kind
 
     async def begin(self, views: ViewReaders, floor: Floor, left: Left) -> None:
-        """Run it as far as its first rows; as JSON to its end, so that whatever goes wrong has a status of its own."""
+        """Run up to the first rows; for JSON to the end, so that every error gets its HTTP status."""
         loop, timeout_ms = asyncio.get_running_loop(), self._question.timeout_ms
         time_up = SqlTimeout(
             f"The statement took longer than {timeout_ms:,} ms",
@@ -127,14 +127,14 @@ class Running:
             await self._release()
 
     def cut(self, why: str) -> bytes:
-        """What is sent in place of the rest, if the result is broken off."""
+        """The bytes sent in place of the rest of a broken-off result."""
         return cut(self._question.format, why)
 
     def __aiter__(self) -> Running:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next part; if the statement fails now, the one that says that the result is cut."""
+        """The next part; if the statement fails now, the part that marks the result as cut."""
         try:
             while not self._waiting and not self._done:
                 await self._advance()
@@ -150,7 +150,7 @@ class Running:
         return parts
 
     async def aclose(self) -> None:
-        """End it, if it runs still, and let everything go."""
+        """End the statement if it still runs, and release its resources."""
         self._done = True
         await self._release()
 
@@ -175,7 +175,7 @@ class Running:
         self._waiting.append(await self._do(self._part))
 
     def _part(self) -> bytes:
-        """The next part of the result; in a thread."""
+        """The next part of the result; runs in a thread."""
         assert self._written is not None
         rows = self._execution.next()
         if rows is None:
@@ -191,7 +191,7 @@ class Running:
         return part
 
     async def _do(self, work: Callable[..., T], *arguments: object) -> T:
-        """A step, in a thread. It goes on there even if nobody waits for it any more."""
+        """Run a step in a thread. The step goes on there even if the caller is cancelled."""
         step = self._runner.in_thread(work, *arguments)
         self._step = step  # type: ignore[assignment]
         return await asyncio.shield(step)

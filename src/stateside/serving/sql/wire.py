@@ -1,12 +1,13 @@
-"""What a worker and its SQL process say to each other, on a connection for each question.
+"""The protocol between a worker and its SQL process: one connection per message.
 
     worker    asks        ASKED
     process   answers     BEGUN, then PART any number of times, then END;  or LISTED;  or ERROR
-    worker    leaves      the end of its side: nobody waits for the rest
+    worker    leaves      closes its side: the rest is not wanted
 
     frame := u8 kind   u32 size   content: bytes of a PART, else a pickled value
 
-Both are the same program of the same user, and the connection is a socket in a folder that only this user can enter.
+Pickle is safe here: both ends are the same program of the same user, and the socket is in a folder that only this user
+can enter.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ _HEAD = struct.Struct(">BI")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
-
     ASKED, BEGUN, PART, END, LISTED, ERROR = range(6)
 
 
 @dataclass(frozen=True, slots=True)
 class StatementMessage:
-    """A statement, and who asks it; without one: which relations there are."""
+    """A statement and its principal; without a statement, a request for the list of relations."""
 
     holder: Principal
     question: SqlQuery | None = None
@@ -42,7 +41,7 @@ class StatementMessage:
 
 
 def socket_in(folder: str) -> str:
-    """The socket that a SQL process listens on, in its private folder."""
+    """The socket of a SQL process, in its private folder."""
     return str(Path(folder) / "socket")
 
 
@@ -54,7 +53,7 @@ async def read(reader: asyncio.StreamReader) -> tuple[Kind, Any]:
 
 
 async def send(writer: asyncio.StreamWriter, kind: Kind, value: Any = None) -> None:
-    """Send a frame, and wait until the other side takes what was sent."""
+    """Send a frame, and wait while the other side is slow to read."""
     content = value if kind == Kind.PART else pickle.dumps(value)
     writer.write(_HEAD.pack(kind, len(content)) + content)
     await writer.drain()

@@ -1,1 +1,1 @@
-"""HTTP: a bare ASGI application on uvicorn. `route` says what there is, `application` answers, the rest is handlers."""
+"""HTTP: a bare ASGI application on uvicorn. `route` declares routes, `application` dispatches, `*_routes` handle."""

@@ -1,9 +1,8 @@
-"""The application: routes requests to handlers, and turns their answers and errors into responses. Bare ASGI.
+"""The ASGI application: dispatches requests to handlers, and turns answers and errors into HTTP responses.
 
-What there is, the routes say (`view_routes` and those that an application adds); the document of this interface is made
-of them. Errors are RFC 9457 problem documents with the codes of `core.errors`. Who asks, and whether there is room
-for them, the guard says (`access`): where the folder has keys, every request needs a token, but for the few routes that
-anyone may ask.
+The routes (`view_routes` and those that an application adds) are also the source of the OpenAPI document. Errors are
+RFC 9457 problem documents with the codes of `core.errors`. The guard (`access`) identifies the principal and applies
+the limits: where the folder has keys, every request needs a token, except on routes for anyone.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from stateside.serving.web.response import NOT_MODIFIED, Response, as_json, send
 from stateside.serving.web.route import Route
 from stateside.serving.web.view_routes import DESCRIPTION_ROUTES, VIEW_ROUTES
 
-_REPEATED = ("key", "where")  # parameters that may come several times
+_REPEATED = ("key", "where")  # parameters that may be repeated
 
 log = logging.getLogger(__name__)
 
 
 class Application:
-    """The ASGI application: one for each worker process, whose connections it shares."""
+    """One instance per worker process; `connections` are the worker's."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Application:
         if self._servers is not None and identity is not None:
             self.routes += place_routes(self._servers, identity.name)
         self.routes.append(openapi_route(self.routes))
-        self._by_parts: dict[int, Sequence[Route]] = {}  # few: an address has an end
+        self._by_parts: dict[int, Sequence[Route]] = {}  # few entries: the length of a path is limited
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send_: Send) -> None:
         """Called by the server for each request, and once when the worker starts."""
@@ -75,11 +74,11 @@ class Application:
             await self._answer(Call(scope, receive, send_))
 
     def stop(self) -> None:
-        """The worker is about to stop: what goes on without end is told so."""
+        """End endless streams: the worker is about to stop."""
         self._feeds.stop()
 
     async def _live(self, receive: Receive, send_: Send) -> None:
-        """From the worker's start to its end: the server is announced, and connections are looked after."""
+        """Announce the server and watch connections, from the worker's start to its end."""
         running = [self.connections.run()] + ([] if self._announcer is None else [self._announcer.run()])
         tasks = [asyncio.ensure_future(each) for each in running]
         for expected in ("startup", "shutdown"):
@@ -93,7 +92,7 @@ class Application:
         began_s = time.perf_counter()
         with self._guard.visit(call) as visit:
             trace = Trace.of(call.headers.get("traceparent"))
-            logs.current.set(trace)  # each request is a task of its own
+            logs.current.set(trace)  # each request has its own task
             response, problem = await self._respond(visit, call)
             response = replace(response, headers=(*response.headers, trace.header()))
             if response.stream is None:
@@ -118,7 +117,7 @@ class Application:
             ), True
 
     async def _location(self, error: Misdirected) -> dict[str, Any] | None:
-        """Who has what this server was asked for in vain."""
+        """The servers that hold the keys asked for."""
         if self._servers is None:
             return None
         found = await asyncio.to_thread(self._servers.now)
@@ -146,13 +145,13 @@ class Application:
         return validated(response, call, holder) if route.method == "GET" else response
 
     def _of(self, parts: int) -> Sequence[Route]:
-        """The routes that a path of so many parts may fit."""
+        """The routes that a path with this number of parts may match."""
         if parts not in self._by_parts:
             self._by_parts[parts] = [route for route in self.routes if route.takes(parts)]
         return self._by_parts[parts]
 
     def _found(self, visit: Visit, call: Call) -> tuple[Route, tuple[str, ...], Principal]:
-        """The route that fits, what its names stand for, and who asks, if they may."""
+        """The matching route, the path parts for its names, and the principal, if admitted."""
         parts = call.path.removeprefix("/").split("/")
         fitting = [(route, taken) for route in self._of(len(parts)) if (taken := route.match(parts)) is not None]
         if not fitting:
@@ -174,7 +173,7 @@ class Application:
 
 
 def _headers(error: StatesideError) -> list[tuple[str, str]]:
-    """What an error says in headers too."""
+    """The headers of an error."""
     again = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
     if isinstance(error, MethodInvalid):
         return [*again, ("allow", ", ".join(error.allowed))]
@@ -182,7 +181,7 @@ def _headers(error: StatesideError) -> list[tuple[str, str]]:
 
 
 async def _give(call: Call, response: Response, problem: bool, positions: PositionCodec) -> None:
-    """Send a response that is there as a whole, with the headers that every one has."""
+    """Send a complete response with the common headers."""
     headers = [*(response.stamps[0].headers() if len(response.stamps) == 1 else ()), *response.headers]
     if response.status == NOT_MODIFIED:
         await call.respond(response.status, [*headers, *security_headers("application/json", response.headers)], None)

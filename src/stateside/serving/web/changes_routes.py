@@ -1,4 +1,4 @@
-"""The route of changes: server-sent events, or the same once, by long-poll."""
+"""The changes route: server-sent events, or one page by long-poll."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateside.serving.web.request import Request, ViewRequest
 from stateside.serving.web.response import Response, StreamResponse, stamped
 from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route, whole
 
-_NO_BUFFERS = ("x-accel-buffering", "no")  # proxies are to hand events on as they come
+_NO_BUFFERS = ("x-accel-buffering", "no")  # proxies must pass events on at once
 _TEXT = (
     "the rows of one key, of all keys that begin with these parts, or of the whole view, and from then on what every "
     "batch changes: as server-sent events or, with `Accept: application/json`, once, waited for (wait_ms)"
@@ -42,8 +42,6 @@ _ANSWER = {
 
 
 def changes_routes(feeds: Feeds) -> list[Route]:
-    """The routes of what these feeds tell."""
-
     async def changes(request: Request) -> Response:
         asked = await ViewRequest.of(request)
         question = Subscription.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope, request.positions)

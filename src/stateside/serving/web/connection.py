@@ -1,18 +1,18 @@
-"""A client's connection: uvicorn's, for HTTP/1.1, with a short way in front of it, and bounds that it does not have.
+"""A client's connection: uvicorn's HTTP/1.1 protocol, with the fast path in front and limits that uvicorn lacks.
 
-Whatever arrives is shown to the short way first (`short_way`), which answers most questions at once, without a task.
-What it leaves goes the long way, through the application. Bounds: the size of a request's head, the time that it may
-take, how much waits for a client that does not read, and how many connections there are (`connections`).
+Received bytes go to the fast path first (`fast_path`), which answers most queries at once, without a task. The rest
+takes the full path, through the application. Limits: the size of a request's head, the time for the head, the bytes
+unsent to a slow reader, and the number of connections (`connections`).
 
-Every request has one answer, in the order of the requests. What is no request, or whose head is refused (`head`), is
-answered with a problem when all before it are answered, and is the last: nothing that a client sends after it counts.
-So it is after a request that the connection does not outlive, which is one
+Every request has one answer, in the order of the requests. Malformed input, or a refused head (`head`), is answered
+with a problem document once all earlier requests are answered, and ends the connection: later input is ignored. Input
+is also ignored after a request that ends the connection:
 
     with `Connection: close`, or of HTTP/1.0;
-    that asks for another protocol (`Upgrade`), as the parser takes what follows for that one;
-    with `Expect: 100-continue`: refused early, its body may come or not, and nobody can tell which it is.
+    with `Upgrade` to another protocol, as the parser takes later bytes for that protocol;
+    with `Expect: 100-continue`: after an early refusal, later bytes may be the body or a new request.
 
-A body that comes after the answer is read and dropped. If that body is malformed, the connection ends without a word.
+A body that arrives after the answer is read and dropped. If the body is malformed, the connection is closed silently.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from stateside.serving.fast_path.answer import Peer
 from stateside.serving.web import connections, head
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-UNSENT_BYTES_MAX: Final = 128 * 1024  # in the kernel, beside what this process keeps of an answer: as much at most
-GOODBYE_S: Final = 0.25  # a client that has sent a request just now is not to find its connection closed
+UNSENT_BYTES_MAX: Final = 128 * 1024  # in the kernel, and as much again in this process
+GOODBYE_S: Final = 0.25  # a request sent just before the shutdown still gets its answer
 _PROBLEM: Final = "application/problem+json"
 
 
 class Connection(HttpToolsProtocol):
-    """One for each client that is connected. Its application is the worker's `Application`."""
+    """One connected client. Its application is the worker's `Application`."""
 
     def __init__(
         self,
@@ -56,18 +56,18 @@ class Connection(HttpToolsProtocol):
         self._application: Any = config.loaded_app
         self._answer: Callable[[Peer, bytes], bytes | None] = self._application.short_way.answer
         self._asker = Peer("")
-        self._waiting_s: float | None = time.monotonic()  # since when a request's head is to come
+        self._waiting_s: float | None = time.monotonic()  # start of the wait for a request's head
         self._head_bytes = 0
-        self._is_whole = True  # the last request has come to its end
-        self._in_body = False  # of the last request, whose head is there
-        self._is_over = False  # nothing that comes from now on counts
-        self._answering: RequestResponseCycle | None = None  # the request whose answer is under way, or was last
-        self._problem: StatesideError | None = None  # that ends the connection once all before it is answered
-        self._stuck: tuple[int, float] | None = None  # so much waits for the client, since then
+        self._is_whole = True  # the last request is complete
+        self._in_body = False  # the last request's head is complete, its body is not
+        self._is_over = False  # further input is ignored
+        self._answering: RequestResponseCycle | None = None  # the request being answered, or answered last
+        self._problem: StatesideError | None = None  # ends the connection once earlier requests are answered
+        self._stuck: tuple[int, float] | None = None  # unsent bytes, and since when
         self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it in, or tell it that there is no room."""
+        """Accept the client; beyond the limit of connections, refuse with a problem."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         _leave_unsent(transport.get_extra_info("socket"))
@@ -77,14 +77,13 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed, by whomever."""
         self._application.connections.closed(self)
         super().connection_lost(exc)
         self.pipeline.clear()
         self._break_off()
 
     def data_received(self, data: bytes) -> None:
-        """Answer it the short way if that is possible, else give it to the parser and so to the application."""
+        """Answer on the fast path if possible, else pass the data to the parser and so to the application."""
         if self._is_whole and not self._stopping and (self.cycle is None or self.cycle.response_complete):
             answer = self._answer(self._asker, data)
             if answer is not None:
@@ -101,20 +100,20 @@ class Connection(HttpToolsProtocol):
             self._refuse(HeadTooLarge(what, next_step="Send less in headers"))
 
     def on_message_begin(self) -> None:
-        """The first bytes of a request are there."""
+        """The first bytes of a request have arrived."""
         if self.cycle is not None and not self.cycle.keep_alive:
             self._end()
-            raise RequestInvalid("The request before was the last one")  # for the parser, which stops here
+            raise RequestInvalid("The request before was the last one")  # stops the parser
         super().on_message_begin()
         self._is_whole = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; one that comes after the body is none, as whoever let the request in did not see it."""
+        """A header; trailers after the body are ignored, because the access check did not see them."""
         if not self._in_body:
             super().on_header(name, value.rstrip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """Its head is there."""
+        """Check the head."""
         self._waiting_s, self._head_bytes = None, 0
         upgrade = self.parser.should_upgrade()
         try:
@@ -128,7 +127,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
         super().on_message_complete()
         self._is_whole, self._in_body = True, False
         if self.cycle.response_complete:
@@ -139,7 +137,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """It is answered, and the next one may come."""
+        """Start waiting for the next request, or send the problem that ends the connection."""
         super().on_response_complete()
         if self._is_answered():
             self._waiting_s = time.monotonic()
@@ -147,10 +145,10 @@ class Connection(HttpToolsProtocol):
                 self._give_up(self._problem)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing: whoever keeps still is found by `look`, which knows of answers on the short way too."""
+        """Nothing: `look` finds idle connections, with answers of the fast path counted too."""
 
     def look(self, now_s: float) -> None:
-        """Close it if its request does not come, or its answer is not taken."""
+        """Close the connection if its request does not arrive, or its answer is not read."""
         if self._waiting_s is not None and now_s - self._waiting_s > connections.HEAD_S_MAX:
             self.transport.close()
         unsent = self.transport.get_write_buffer_size()
@@ -162,7 +160,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def shutdown(self) -> None:
-        """The process is to stop: what is under way is finished, and a request that is just coming is answered too."""
+        """The process is to stop: finish the answer under way, and answer a request that is just arriving."""
         self._application.stop()
         self._stopping = True
         if self.cycle is not None and not self.cycle.response_complete:
@@ -171,12 +169,12 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(GOODBYE_S, self._close_if_idle)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP/1.1, or its head is refused."""
+        """The input is no HTTP/1.1, or its head is refused."""
         invalid = RequestInvalid("This is no HTTP/1.1 request", next_step="Ask with an HTTP client")
         self._refuse(self._problem or invalid)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The request is answered as if it had not asked for another protocol, and what follows it is not HTTP."""
+        """Answer the request as if without `Upgrade`; later input is not HTTP."""
         self._end()
 
     def _close_if_idle(self) -> None:
@@ -184,21 +182,21 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_answered(self) -> bool:
-        """Whether nothing waits for its answer."""
+        """Whether no request waits for its answer."""
         return self._answering is None or self._answering.response_complete
 
     def _end(self) -> None:
-        """Nothing that comes from now on counts."""
+        """Ignore further input."""
         self._is_over, self._is_whole = True, False
 
     def _break_off(self) -> None:
-        """Nobody takes the answer that is under way."""
+        """Cancel the answer under way: the client is gone."""
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
 
     def _refuse(self, problem: StatesideError) -> None:
-        """Answer what came last with a problem, in its turn and unless it has an answer, and nothing any more."""
+        """Answer the last input, if unanswered, with a problem, in its turn, and ignore further input."""
         if self._is_over:
             return
         self._end()
@@ -216,7 +214,7 @@ class Connection(HttpToolsProtocol):
             self._problem = problem
 
     def _give_up(self, problem: StatesideError) -> None:
-        """Answer with a problem, and then read until the client has it: to close at once may take it away again."""
+        """Send a problem, then read until the client closes: closing at once could lose the problem on its way."""
         self._tell(problem)
         self._waiting_s = time.monotonic()
         if self.transport.can_write_eof():
@@ -232,9 +230,9 @@ class Connection(HttpToolsProtocol):
 
 
 def _leave_unsent(opened: Any) -> None:
-    """Have the kernel take no more than so much that it cannot send yet: nobody knows how old what waits there is.
+    """Limit the unsent bytes in the kernel, whose age is unknown.
 
-    What is under way already does not count, so that far-away clients are served as fast as ever.
+    Bytes in flight do not count, so distant clients get full speed.
     """
-    with suppress(OSError, AttributeError):  # a kernel that cannot, or no TCP
+    with suppress(OSError, AttributeError):  # not TCP, or a kernel without the option
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)

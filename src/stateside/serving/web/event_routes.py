@@ -1,16 +1,14 @@
-"""The route that takes events in: durable when it answers, and the same event id again is not stored twice.
+"""The append route: events are durable when the route answers, and each event id is stored once.
 
-The appender: many requests' events become one append, and each request gets its own receipts.
-
-Whoever appends waits until its events are durable. Those that come while the disk is busy with the ones before them are
-appended together, all with one sync: *group commit*. What waits is bounded; beyond that a request is refused at once,
-with the advice to come again, and nothing of it is stored.
+*Group commit*: requests that arrive while the disk is busy are appended together, with one sync, and each request gets
+its own receipts. The queue is bounded; beyond the bound a request is refused at once, with the advice to retry, and
+nothing of the request is stored.
 
 While the journal's disk is away each append is refused, and the next one tries again. An empty folder in the place of
-the journal, such as an unmounted disk leaves, does not become a new journal: which one belongs here is known from the
-first append on, and before that from the checkpoints of the views that have read it.
+the journal, such as an unmounted disk leaves, does not become a new journal: the journal's id is known from the first
+append on, and before that from the checkpoints of the views that have read the journal.
 
-Where the folder's journal is a topic on Kafka, the server takes its turns as the topic's owner (`kafka.placed_writer`).
+Where the folder's journal is a Kafka topic, the server takes turns as the topic's owner (`kafka.shared_writer`).
 """
 
 from __future__ import annotations
@@ -50,14 +48,14 @@ from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
 from stateside.spark_state.batch_log import Checkpoint
 
-WAITING_EVENTS_MAX = 20_000  # with payloads of some hundred bytes about 20 MB
+WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
 TOGETHER_EVENTS_MAX = 10_000
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request's events, those of them whose times it did not give, and where the answer goes: the offset of each."""
+    """A request's events, the ids of those without a given time, and the future of their offsets."""
 
     events: Sequence[Event]
     untimed: Collection[str]
@@ -65,11 +63,11 @@ class _Waiting:
     loop: asyncio.AbstractEventLoop
 
     def tell(self, offsets: list[int] | Exception) -> None:
-        """Called in the appender's thread."""
+        """Answer the request, from the appender's thread."""
         self.loop.call_soon_threadsafe(self._set, offsets)
 
     def _set(self, offsets: list[int] | Exception) -> None:
-        if self.answer.done():  # whoever asked is gone; what is stored is stored
+        if self.answer.done():  # the client has left; its events stay stored
             return
         if isinstance(offsets, Exception):
             self.answer.set_exception(offsets)
@@ -78,9 +76,10 @@ class _Waiting:
 
 
 class Appender:
-    """Appends to a folder's journal, in a thread of its own, which begins with the first append.
+    """Appends to a folder's journal in a thread, which starts with the first append.
 
-    It ends with the process: a server that stops answers those who wait first, and what was not answered is sent again.
+    The thread ends with the process: a server that stops answers waiting clients first, and a client without an answer
+    sends its events again.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -89,15 +88,15 @@ class Appender:
         self._waiting: list[_Waiting] = []
         self._thread: threading.Thread | None = None
         self._journal_id: UUID | None = None
-        self._topic: Topic | None = None  # that is the journal, if one is
-        self._trouble: str | None = None  # what the log was last told of
+        self._topic: Topic | None = None  # set if the journal is on Kafka
+        self._trouble: str | None = None  # last error logged
 
     async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> list[int]:
-        """Store the events that are not there yet, each id once, and return the offset of each.
+        """Store the events that are new, each id once, and return the offset of each.
 
-        The events must be such as the journal takes (`event.fault`); `untimed`: the ids of those whose times were not
-        given. IdConflict if one has the id of another event, TooManyRequests if too many wait already, JournalAway if
-        the journal cannot be written.
+        The journal must accept the events (`event.fault`); `untimed` has the ids of events without a given time.
+        IdConflict if an id belongs to another event, TooManyRequests if the queue is full, JournalAway if the journal
+        cannot be written.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(events, untimed, loop.create_future(), loop)
@@ -115,7 +114,7 @@ class Appender:
         return await waiting.answer
 
     def receipt(self, offset: int) -> Position:
-        """The receipt of an event that was stored at this offset, as stamps have it."""
+        """The receipt of an event stored at this offset, in the form of stamps' positions."""
         behind = Position.of({PARTITION: offset + 1})
         return behind if self._topic is None else self._topic.in_stamps(behind)
 
@@ -129,7 +128,7 @@ class Appender:
             try:
                 writer = writer or self._open()
                 answers = _appended(writer, together)
-            except Exception as error:  # each of them is told; the next ones are tried with a writer opened anew
+            except Exception as error:  # fails these requests; the next append opens a new writer
                 if writer is not None:
                     writer.close()
                 writer = None
@@ -142,7 +141,7 @@ class Appender:
                 waiting.tell(answer)
 
     def _next(self) -> list[_Waiting]:
-        """What is appended together; waits for it."""
+        """Wait for requests, and return those to append together."""
         with self._changed:
             while not self._waiting:
                 self._changed.wait()
@@ -157,7 +156,7 @@ class Appender:
             return together
 
     def _open(self) -> JournalWriter | PlacedWriter:
-        """A writer of the journal that belongs here; JournalAway if that is not there."""
+        """A writer of this folder's journal; JournalAway if the journal is not there."""
         if is_merged(self._layout.journal):
             raise RequestInvalid(
                 "The events of this folder are written by its nodes",
@@ -171,7 +170,7 @@ class Appender:
         return writer
 
     def _tell(self, error: Exception | None) -> None:
-        """Tell the log, once, that the journal cannot be written, and that it can again."""
+        """Log each change between a writable and an unwritable journal, once."""
         trouble = None if error is None else str(error)
         if trouble != self._trouble:
             self._trouble = trouble
@@ -180,10 +179,10 @@ class Appender:
 
 
 def _appended(writer: JournalWriter | PlacedWriter, together: Sequence[_Waiting]) -> list[list[int] | Exception]:
-    """Store the events of requests as one; if there is a conflict, each by itself: only its own request is refused."""
+    """Store the requests' events as one append; on a conflict one by one, to refuse only the conflicting request."""
     events = [event for waiting in together for event in waiting.events]
     timed = {event.id for waiting in together for event in waiting.events if event.id not in waiting.untimed}
-    untimed = {id_ for waiting in together for id_ in waiting.untimed} - timed  # a time that is given is compared
+    untimed = {id_ for waiting in together for id_ in waiting.untimed} - timed  # a given time is compared
     try:
         place = writer.append_each(events, any_time=untimed).place
     except IdConflict as conflict:
@@ -195,7 +194,7 @@ def _appended(writer: JournalWriter | PlacedWriter, together: Sequence[_Waiting]
 
 
 def _read_by_views(layout: Layout) -> UUID | None:
-    """The journal that the folder's views have read, of several the one that is here; None if they have read none."""
+    """The id of the journal that the folder's views have read, of several the one present; None if none was read."""
     read = {journal for view in layout.views() for journal in _journals(Storage.at(view.checkpoint_location))}
     if not read:
         return None
@@ -204,12 +203,12 @@ def _read_by_views(layout: Layout) -> UUID | None:
 
 
 def _journals(storage: Storage) -> Iterator[str]:
-    """Those that the newest batch of a checkpoint has read from."""
+    """The journals that the newest batch of a checkpoint has read."""
     checkpoint = Checkpoint(storage)
     try:
         for batch in checkpoint.commits()[-1:]:
             yield from checkpoint.journals(batch)
-    except (OSError, StatesideError) as error:  # it tells nothing, and appending does not depend on it
+    except (OSError, StatesideError) as error:  # appending does not depend on the checkpoint
         log.warning("appending: a view's checkpoint cannot be read: %s", error)
 
 
@@ -263,7 +262,7 @@ _TEXT = (
 
 
 def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
-    """The route for a folder; where the folder serves a checkpoint that is not ours there is no journal."""
+    """The append route of a folder; refuses events where the folder serves a foreign checkpoint, without a journal."""
     appender, clock, fields = Appender(layout), clock or SystemClock(), DeclaredFields(layout.fields)
 
     async def append(request: Request) -> Response:
@@ -282,7 +281,7 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
 
 
 def _events(document: dict[str, Any], now_us: int) -> list[Event]:
-    """The body's events; EventRefused, naming the first bad one, and nothing is stored."""
+    """The body's events; EventRefused names the first bad one, and nothing is stored."""
     found = document.get("events")
     if set(document) != {"events"} or not isinstance(found, list) or not 1 <= len(found) <= EVENTS_MAX:
         raise EventRefused(
@@ -293,7 +292,7 @@ def _events(document: dict[str, Any], now_us: int) -> list[Event]:
 
 
 def _untimed(document: dict[str, Any]) -> set[str]:
-    """The ids of the events whose times are not given: they are not compared when a request is repeated."""
+    """The ids of events without a given time: a repeated request is not compared by time."""
     found: list[dict[str, Any]] = document["events"]
     return {fields["id"] for fields in found if not has_time(fields)} - {
         fields["id"] for fields in found if has_time(fields)

@@ -1,17 +1,17 @@
-"""The head of a request: what no head may say, and the plain ones, which are read without the parser.
+"""The head of a request: checks against request smuggling, and a fast parser of plain heads.
 
-The parser (llhttp) refuses most of what two programs may read differently. `check` refuses the rest, so that a proxy
-in front of the server and the server agree where a request ends and for which host it is:
+The parser (llhttp) refuses most input that two programs may read differently. `check` refuses the rest, so that a proxy
+in front of the server and the server agree on a request's end and host:
 
     Host                    none, or several (RFC 9112, 3.2); none is possible in HTTP/1.0; no host and port
     the target              an absolute address of another host than `Host` names
     Transfer-Encoding       another one than `chunked`; any in HTTP/1.0
-    Upgrade, with a body    the parser takes what follows for the other protocol, so the body would be lost
+    Upgrade, with a body    the parser takes later bytes for the other protocol, so the body would be lost
 
-A plain head is what most clients send, line by line the same at every request of a connection. Whatever is not plain
-is left to the parser: a header that is not among those below, or twice, or folded, a connection that is to be closed, a
-transfer coding, a condition, a cookie; and whatever says from which site's page it comes, as that may be refused
-(`access.session`).
+A plain head is what most clients send, with the same lines at every request of a connection. All other heads are left
+to the parser: with a header outside the lists below, a repeated or folded header, a connection to be closed, a transfer
+coding, a precondition, a cookie; and with a header that names the requesting page's site, as such a request may
+be refused (`access.browser_session`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 from stateside.core.errors import RequestInvalid
 
-Headers = Sequence[tuple[bytes, bytes]]  # their names in small letters
+Headers = Sequence[tuple[bytes, bytes]]  # lower-case names
 
 _VERSIONS: Final = ("1.0", "1.1")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~-]+)(?::[0-9]{0,5})?")
@@ -50,7 +50,7 @@ END: Final = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What an answer depends on, beside the address."""
+    """The parts of a head that an answer depends on, beside the address."""
 
     host: str
     authorization: str | None
@@ -59,7 +59,7 @@ class Head:
 
     @classmethod
     def parse(cls, lines: bytes) -> Head | None:
-        """The head that these lines are, each with its end, after the request's first one; None if it is not plain."""
+        """Parses header lines (without the request line, with the final blank line); None if the head is not plain."""
         found: dict[bytes, str] = {}
         for line in lines.removesuffix(END).split(b"\r\n"):
             match = _LINE.fullmatch(line)
@@ -78,9 +78,9 @@ class Head:
 
 
 def check(version: str, target: bytes, headers: Headers, *, upgrade: bool) -> bytes:
-    """The target's path and query, of a head that says for which host it is and where its request ends.
+    """The target's path and query; RequestInvalid if the head leaves its host or the request's end in doubt.
 
-    RequestInvalid for any other. `upgrade`: the parser takes what follows the head for another protocol.
+    `upgrade`: the parser takes the bytes after the head for another protocol.
     """
     if version not in _VERSIONS:
         raise RequestInvalid(f"HTTP/{version} is not spoken here", next_step="Ask with HTTP/1.1")
@@ -96,7 +96,7 @@ def check(version: str, target: bytes, headers: Headers, *, upgrade: bool) -> by
 
 
 def _host(version: str, headers: Headers) -> bytes:
-    """The one that the request is for; empty in HTTP/1.0 without one."""
+    """The request's host; empty in HTTP/1.0 without one."""
     hosts = [value for name, value in headers if name == b"host"]
     if not hosts and version == "1.0":
         return b""
@@ -110,7 +110,7 @@ def _host(version: str, headers: Headers) -> bytes:
 
 
 def _own(target: bytes, host: bytes) -> bytes:
-    """The path and query of an absolute address, which must be this host's."""
+    """The path and query of an absolute address, which must name this host."""
     found = _ABSOLUTE.fullmatch(target)
     port = b"" if found is None else _PORTS[found[1].lower()]
     if found is None or found[2].lower().removesuffix(port) != host.lower().removesuffix(port):

@@ -1,7 +1,7 @@
-"""The document of this interface, OpenAPI 3.1, made of the routes: what is not declared there is not in it.
+"""The OpenAPI 3.1 document, made of the routes' declarations.
 
-OpenAPI knows no name for several parts of a path: where a route has `{key...}`, the document has `{key}`, whose parts
-are separated by slashes.
+OpenAPI has no name for several parts of a path: for a route's `{key...}` the document has `{key}`, whose parts are
+separated by slashes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STAMP = {
 
 
 def openapi_route(routes: Sequence[Route]) -> Route:
-    """The route that has the document of these routes, and of itself."""
+    """The route of the document, which includes the route itself."""
 
     async def show(request: Request) -> Response:
         return Response(document)
@@ -62,7 +62,6 @@ def openapi_route(routes: Sequence[Route]) -> Route:
 
 
 def openapi(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in (each for each in routes if each.documented):
         address = _NAME.sub(r"{\1}", route.pattern)
@@ -130,7 +129,7 @@ def _in_query(parameter: Parameter) -> dict[str, Any]:
 
 
 def _codes() -> str:
-    """The codes that problems have."""
+    """The codes of problem documents."""
     codes = sorted({kind.code for kind in _kinds(StatesideError) if kind not in (InputError, OperatingError)})
     return f"a problem; its type is urn:stateside:problem: and one of {', '.join(codes)}"
 

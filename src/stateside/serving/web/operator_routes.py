@@ -1,10 +1,6 @@
-"""The route of the status, for the control room.
+"""The operators' routes: status, health and metrics, the servers with the places of keys, and savepoints.
 
-Routes for who looks after a server: is it alive, is it ready, what does it measure.
-
-The routes of places: who serves, and who holds a key.
-
-The routes of savepoints, for the control room: taking one is safe at any time, restoring is for the command.
+Taking a savepoint is safe at any time; restoring one is for the command line only.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ _ANSWER = {
 
 
 def status_routes(layout: Layout) -> list[Route]:
-    """The route over a folder."""
+    """The status route over a folder."""
     status = Status(layout)
 
     async def show(request: Request) -> Response:
@@ -75,7 +71,7 @@ _METRICS = "metrics in Prometheus' text format, of all of the server's processes
 
 
 def health_routes(metrics: Metrics) -> list[Route]:
-    """Those of a worker process, which counts in these metrics."""
+    """The health routes of a worker process, which counts in these metrics."""
 
     async def measured(request: Request) -> Response:
         merge = await asyncio.to_thread(request.views.merge_condition)
@@ -94,7 +90,7 @@ async def _alive(request: Request) -> Response:
 
 
 async def _ready(request: Request) -> Response:
-    """Anyone may ask: so there is nothing here of paths and causes, which the log and /metrics tell."""
+    """Open to anyone: so without paths and causes, which the log and /metrics have."""
     found = await conditions(request.views)
     waiting = [each.view for each in found if each.batch is None]
     if waiting or not found:
@@ -105,7 +101,7 @@ async def _ready(request: Request) -> Response:
 
 
 def place_routes(servers: Servers, name: str | None = None, clock: Clock | None = None) -> list[Route]:
-    """The routes of a server that is called so, and looks for the others there."""
+    """The routes of the server called `name`, which finds the other servers in `servers`."""
     place = _Place(servers, name, clock or SystemClock())
     return [
         Route("/v1/servers", place.servers, _SERVERS, "read"),
@@ -121,12 +117,12 @@ class _Place:
         self._servers, self._name, self._clock = servers, name, clock
 
     async def servers(self, request: Request) -> Response:
-        """Those that announce themselves where this one does, and which of them this one is."""
+        """The servers of the same registry, and the name of this one."""
         now_us, found = self._clock.now_us(), await asyncio.to_thread(self._servers.now)
         return Response({"name": self._name, "servers": [_told(request, server, now_us) for server in found]})
 
     async def location(self, request: Request) -> Response:
-        """Who holds the keys that begin so."""
+        """The servers that hold the keys with this prefix."""
         asked = await ViewRequest.of(request)
         view, *in_path = request.parts
         shape = asked.reader.shape
@@ -142,7 +138,7 @@ class _Place:
 
 
 def _told(request: Request, server: Announcement, now_us: int) -> dict[str, Any]:
-    """A server, with those of its views that the holder may ask."""
+    """A server, with the views that the principal may read."""
     views, holder = request.views, request.holder
     held = {name: each for name, each in server.views.items() if reaches_all(holder) or reaches(holder, views, name)}
     return replace(server, views=held).as_dict() | {"silent_ms": server.silent_ms(now_us)}
@@ -167,7 +163,7 @@ _TAKE = "take a savepoint of the view's newest finished batch, while the job goe
 
 
 def savepoint_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
-    """The routes over a folder."""
+    """The savepoint routes over a folder."""
     time = clock or SystemClock()
 
     async def show(request: Request) -> Response:

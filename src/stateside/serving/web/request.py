@@ -1,9 +1,4 @@
-"""What a handler is given.
-
-A call: one request, as an ASGI server tells it, and the way back to who asked.
-
-What a request asks of a view: by which reader, which rows there are for who asks, how fresh, as of which batch.
-"""
+"""Requests: the ASGI call, the parsed request for a handler, and the view request (reader, scope, floor, batch)."""
 
 from __future__ import annotations
 
@@ -38,16 +33,16 @@ _AGE_MS_MAX = 10**12
 
 
 async def _stays() -> None:
-    """Somebody who never leaves."""
+    """A client that never leaves."""
     await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The path's parts that the route left open, the key's parts, the parameters, the body, and who asks.
+    """A parsed request, for a handler: open path parts, key parts, parameters, body and principal.
 
-    `parameters` has only names that the route declares; those that may come several times are `keys` and `wheres`.
-    `left` ends when the client goes away before the answer: what takes long waits for it beside its work.
+    `parameters` has only names that the route declares; repeated parameters are in `keys` and `wheres`. `left` returns
+    when the client leaves before the answer: a slow handler awaits `left` beside its work.
     """
 
     parts: tuple[str, ...]
@@ -62,7 +57,7 @@ class Request:
     positions: PositionCodec = PLAIN
 
     def floor(self) -> Floor:
-        """The floor that the parameters ask for; PositionAhead if it is known that it cannot be reached."""
+        """The floor in the parameters; PositionAhead if the position is known to be out of reach."""
         wait_ms = self.number("wait_ms", WAIT_MS_MAX)
         position = self._position()
         return Floor(
@@ -74,13 +69,13 @@ class Request:
         )
 
     def offset(self, name: str) -> int | None:
-        """A parameter that is an offset, as `positions.offset` shows it; None if it is not given."""
+        """An offset parameter, as shown by `positions.offset`; None if absent."""
         if not self.positions.opaque or name not in self.parameters:
             return self.number(name, OFFSET_MAX)
         return self.positions.parse_offset(self.parameters[name])
 
     def number(self, name: str, largest: int) -> int | None:
-        """A parameter that is a whole number; None if it is not given, RequestInvalid if it is none."""
+        """A whole-number parameter; None if absent, RequestInvalid if malformed."""
         text = self.parameters.get(name)
         if text is None:
             return None
@@ -98,13 +93,13 @@ class Request:
     def _sought(self, position: Position) -> Sought | None:
         try:
             return self.views.sought(position)
-        except PositionAhead as error:  # which says where the journal ends
+        except PositionAhead as error:  # the message has the journal's end
             if not self.positions.opaque:
                 raise
             raise PositionAhead("The journal ends before this position", next_step=error.next_step) from None
 
     def document(self) -> dict[str, Any]:
-        """The body, which must be a JSON object; RequestInvalid if it is none."""
+        """The body as a JSON object; RequestInvalid for anything else."""
         try:
             found = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -123,20 +118,20 @@ _GONE = "http.disconnect"
 
 
 class Call:
-    """What is asked, by whom, and how to answer: with one `respond`, or with `begin` and then `give` for each part."""
+    """One ASGI request and its answer: one `respond`, or `begin` and then `give` for each part."""
 
     __slots__ = ("_receive", "_send", "client", "headers", "method", "path", "query_string")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
         self.method: str = scope["method"]
-        self.path: str = scope["path"]  # decoded already
+        self.path: str = scope["path"]  # percent-decoded
         self.query_string: str = scope["query_string"].decode("latin-1")
         self.headers: Mapping[str, str] = _by_name(scope["headers"])
         self.client = "{}:{}".format(*(scope["client"] or ("", 0)))
 
     async def body(self, bytes_max: int) -> bytes:
-        """The request's body; BodyTooLarge as soon as it is longer than this, BodyTooSlow if it takes too long."""
+        """The request's body; BodyTooLarge as soon as it exceeds the limit, BodyTooSlow after BODY_S_MAX."""
         parts: list[bytes] = []
         size, more = 0, True
         try:
@@ -156,29 +151,29 @@ class Call:
         return b"".join(parts)
 
     async def left(self) -> None:
-        """Wait until the client goes away. Only once there is nothing more of the body to come."""
+        """Wait until the client leaves. Call only after the whole body was read."""
         while (await self._receive())["type"] != _GONE:
             pass
 
     async def respond(self, status: int, headers: Headers, body: bytes | None) -> None:
-        """Answer, all at once; without a body if it is None, as some statuses must."""
+        """Send a complete answer; `body` None for statuses that must not have one."""
         length = [] if body is None else [("content-length", str(len(body)))]
         await self.begin(status, [*headers, *length])
         await self._send({"type": "http.response.body", "body": body or b"", "more_body": False})
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Answer part by part from now on."""
+        """Start an answer in parts."""
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def give(self, part: bytes, *, more: bool = True) -> None:
-        """Send a part, and wait until the client has taken nearly all of it; at once for one who is gone."""
+        """Send a part, and wait until the client has read nearly all of it; returns at once if the client has left."""
         await self._send({"type": "http.response.body", "body": part, "more_body": more})
-        await asyncio.sleep(0)  # a stream that never waits itself is not to keep others from their turn
+        await asyncio.sleep(0)  # a stream that never waits must not starve other requests
 
 
 def _by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their names in small letters; those that come several times are joined, as HTTP has it."""
+    """Headers by lower-case name; repeated ones are joined by commas, as HTTP defines."""
     found: dict[str, str] = {}
     for name, value in pairs:
         text, key = value.decode("latin-1"), name.decode("latin-1")
@@ -191,7 +186,7 @@ _BATCH_MAX = 10**18
 
 @dataclass(frozen=True, slots=True)
 class ViewRequest:
-    """See above; every handler of rows begins with it, so that none forgets the scope."""
+    """A request for a view. Every row handler begins with it, so that none forgets the scope."""
 
     reader: ViewReader
     scope: Scope
@@ -200,12 +195,12 @@ class ViewRequest:
 
     @classmethod
     async def of(cls, request: Request) -> ViewRequest:
-        """What is asked of the view that the path's first open part names; AccessDenied if it is out of reach.
+        """The request for the view in the first open part of the path; AccessDenied if the view is out of scope.
 
-        Other errors as for `ViewReaders.get`, but who does not reach all views is not told which there are.
+        Other errors as for `ViewReaders.get`, but a scoped principal does not learn which views exist.
         """
         view, holder, floor = request.parts[0], request.holder, request.floor()
-        holder.rows_of(view, holder.where)  # before anything is told of a view that is out of reach
+        holder.rows_of(view, holder.where)  # first: nothing may be revealed of a view out of scope
         try:
             reader = await request.views.ready(view, floor)
         except ViewUnknown as error:
@@ -215,19 +210,19 @@ class ViewRequest:
         return cls(reader, scope, floor, AsOf(request.number("as_of", _BATCH_MAX)))
 
     def question(self, request: Request) -> RowQuery:
-        """Which rows are asked for, by the rest of the path and the parameters."""
+        """The row query in the rest of the path and the parameters."""
         parts = [*request.parts[1:], *request.keys]
         limit = request.number("limit", LIMIT_MAX)
         return RowQuery.parse(self.reader, parts, request.wheres, request.parameters, limit)
 
 
 def reaches_all(holder: Principal) -> bool:
-    """Whether all rows of all views are there for this holder."""
+    """Whether the principal may read all rows of all views."""
     return not holder.is_scoped
 
 
 def reaches(holder: Principal, views: ViewReaders, view: str) -> bool:
-    """Whether this view has rows for this holder; also if it cannot be told yet, before its first batch."""
+    """Whether the view has rows for this principal; also if unknown, before the first batch."""
     try:
         holder.rows_of(view, holder.where)
         if holder.where:

@@ -1,20 +1,19 @@
-"""What a handler gives back: a JSON document, a file in its place, or a stream that goes on for as long as it likes.
+"""Responses of handlers (a JSON document, a file or a stream), their sending, and their ETags.
 
-Stamps and positions stand in a document as they are. They become text at one place, `as_json`, which knows who asks: so
-no handler shows a scoped token how many events the journal has.
+Documents hold stamps and positions as objects. `as_json` alone turns them into text, for the given principal: so no
+handler shows a scoped token how many events the journal has.
 
-The outlet: sends a stream to one client, at the pace at which the client takes it.
+A stream is sent at the client's pace: the next part is pulled only once the client has read nearly all of the earlier
+ones (`connection`). So nothing piles up for a slow reader; the producer of the parts sees the back pressure, and
+decides. A client that reads nothing at all is disconnected (`connections`).
 
-The next part is asked for only once the client has taken nearly all of what was sent (`connection`). So nothing piles
-up here for who reads slowly; what makes the parts sees that it is not asked, and decides. A client that takes nothing
-at all is disconnected (`connections`).
+A client that names the ETag of its cached answer gets 304 if nothing changed:
 
-ETags: a client that has an answer already, and says so, is told that nothing changed instead of getting it again.
+    ETag: W/"REPLICA-BATCH-HASH"    the hash is over the request, the principal's scope, and the stamp's `edition`
 
-    ETag: W/"REPLICA-BATCH-HASH"    the hash is over the question, who asks, and the stamp's `edition`
-
-Weak, because the age in the stamp is another one each time: the header `Stateside-Age-Ms` has that of now. An answer's
-rows are a function of its batch, so the same ETag means the same rows. Only answers of one stamp have one.
+The ETag is weak, because the age in the stamp differs each time: the header `Stateside-Age-Ms` has the current age. An
+answer's rows are a function of its batch, so equal ETags mean equal rows. Only answers with exactly one stamp have an
+ETag.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from stateside.serving.web.request import Call
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What is not JSON: its type, its bytes, and the name to keep it by."""
+    """An answer that is not JSON: content type, bytes, and file name."""
 
     kind: str
     content: bytes
@@ -50,9 +49,9 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class StreamResponse:
-    """Bytes that come one after the other, of this type. The iterator is closed when the client goes away.
+    """A stream of bytes with its content type. The iterator is closed when the client leaves.
 
-    `cut` makes what is sent last where the stream is broken off, for this reason: so that nobody takes it for whole.
+    `cut` makes the last bytes of a stream broken off for a reason, so that no client takes the stream for complete.
     """
 
     kind: str
@@ -62,7 +61,7 @@ class StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer, and the stamps of what it was made from."""
+    """An answer, and the stamps of its sources."""
 
     document: Mapping[str, Any]
     stamps: Sequence[Stamp] = ()
@@ -72,17 +71,17 @@ class Response:
     headers: Sequence[tuple[str, str]] = field(default=())
 
     def shown(self, positions: PositionCodec) -> Response:
-        """The response with its stamps as a holder is shown them."""
+        """The response with its stamps encoded for the principal."""
         return replace(self, stamps=[positions.stamp(stamp) for stamp in self.stamps])
 
 
 def stamped(stamp: Stamp, document: Mapping[str, Any]) -> Response:
-    """A document that is an answer of this stamp, which stands first in it."""
+    """An answer with this stamp, which comes first in the document."""
     return Response({"stamp": stamp, **document}, [stamp])
 
 
 def as_json(document: Mapping[str, Any], positions: PositionCodec) -> bytes:
-    """A document as it is sent: a stamp or a position in it is written here, as the holder is shown it."""
+    """The document as JSON, with stamps and positions encoded for the principal."""
 
     def default(value: object) -> Any:
         match value:
@@ -100,10 +99,10 @@ log = logging.getLogger(__name__)
 
 
 async def send(call: Call, response: Response, stream: StreamResponse, is_over: Callable[[], bool]) -> None:
-    """Send a response's stream, each part at once, until it ends, the client goes away, or may not have it any more.
+    """Send a stream, each part at once, until it ends, the client leaves, or the client's access ends.
 
-    The stream is closed then. One that fails is left without its end: the connection is closed, and the client knows
-    that it has not got all of it. Who asks by HEAD is sent the headers alone.
+    Closes the stream. A failed stream lacks its end and the connection is closed, so the client notices the missing
+    part. HEAD gets the headers alone.
     """
     sent = asyncio.ensure_future(_sent(call, response, stream, is_over))
     left = asyncio.ensure_future(call.left())
@@ -111,7 +110,7 @@ async def send(call: Call, response: Response, stream: StreamResponse, is_over: 
         await asyncio.wait((sent, left), return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
-        sent.cancel()  # it may wait for a part that does not come, and nobody else knows that the client went
+        sent.cancel()  # the stream may be waiting for a part, without noticing that the client left
         with suppress(asyncio.CancelledError):
             await sent
 
@@ -148,7 +147,7 @@ NOT_MODIFIED: Final = 304
 
 
 def validated(response: Response, call: Call, holder: Principal) -> Response:
-    """The response with its ETag; without its content, as 304, if the request names that one."""
+    """The response with its ETag; 304 without content if the request names the ETag."""
     if len(response.stamps) != 1 or response.stream is not None or response.status != 200:
         return response
     tag = etag(response.stamps[0], call.path, call.query_string, holder)
@@ -159,7 +158,7 @@ def validated(response: Response, call: Call, holder: Principal) -> Response:
 
 
 def etag(stamp: Stamp, path: str, query: str, holder: Principal) -> str:
-    """The ETag of an answer of this stamp to this question, asked by this holder."""
+    """The ETag of an answer with this stamp, by request and principal."""
     views = None if holder.views is None else tuple(sorted(holder.views))
     digest = _begun(views, tuple(sorted(holder.where.items())), stamp.edition, stamp.source).copy()
     digest.update(f"{len(path)} {path} {query}".encode())
@@ -168,12 +167,12 @@ def etag(stamp: Stamp, path: str, query: str, holder: Principal) -> str:
 
 @lru_cache(maxsize=1_024)
 def _begun(views: tuple[str, ...] | None, where: tuple[tuple[str, str], ...], edition: str, source: str) -> blake2b:
-    """The hash over all but the question: of a batch that has many answers it is the same."""
+    """The hash over all but the request: the same for many answers of a batch."""
     return blake2b(json.dumps([views, where, edition, source]).encode(), digest_size=8)
 
 
 def _names(header: str | None, tag: str) -> bool:
-    """Whether a header If-None-Match names this tag; weak and strong ones are alike there."""
+    """Whether If-None-Match names this tag; weak and strong tags compare as equal."""
     if header is None:
         return False
     named = [each.strip() for each in header.split(",")]

@@ -1,6 +1,6 @@
-"""Routes: which addresses there are, what they take, whom they let in, and who answers.
+"""Routes: path patterns with their parameters, bodies, access rules and handlers.
 
-A pattern has fixed parts and names: `{view}` stands for one part of the path, a last `{key...}` for any number of them.
+A pattern has fixed parts and names: `{view}` stands for one part of the path, a last `{key...}` for one or more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stateside.serving.web.response import Response
 Handler = Callable[[Request], Awaitable[Response]]
 Reach = Role | Literal["customer", "own", "anyone"]
 REACHES: Final = (*ROLES, "customer", "own", "anyone")
-Schema = Mapping[str, Any]  # JSON Schema, as OpenAPI 3.1 has it
+Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 BODY_BYTES_MAX = 1 << 20
 JSON = "application/json"
@@ -26,7 +26,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in the address, behind the question mark; `repeated`: it may be given several times."""
+    """A query parameter; a `repeated` one may be given several times."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a route takes as its body: its schema, for the document of this interface, and how large it may be."""
+    """A route's request body: its schema, for the OpenAPI document, and its size limit."""
 
     schema: Schema = field(compare=False)
     bytes_max: int = BODY_BYTES_MAX
@@ -60,13 +60,13 @@ KEY = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. `text` says in a line what there is, `answer` and `kinds` what an answer looks like.
+    """One route. `text` is its summary in a line, `answer` and `kinds` describe the answer.
 
-    `reach` says whom it lets in, and has no default: those with a role; `customer`: the one whom its first name names,
-    and who may read all customers' data; `own`: who may read, the handler looks whose data it is; `anyone`: also
-    without a token. What of it a scoped token has: of `read` and `sql` the handler gives only rows that the holder may
-    have (`Principal.rows_of`), of `append` it takes only events that the holder may append (`check_appends`), and
-    `operator` is no role of a scoped token. What is for browsers alone is not `documented`.
+    `reach` is the access rule, and has no default: a role; `customer`: the customer in the first name of the path, and
+    principals that may read all customers' data; `own`: role `read`, with the handler checking the owner of the data;
+    `anyone`: also without a token. For a scoped token, a handler of `read` and `sql` returns only rows that the
+    principal may see (`Principal.rows_of`), a handler of `append` takes only events that the principal may append
+    (`check_appends`), and `operator` is never a role. Routes for browsers alone are not `documented`.
     """
 
     pattern: str
@@ -86,7 +86,7 @@ class Route:
         assert self.reach != "customer" or named[:1] == ["{customer}"], f"{self.pattern}: its first name is no customer"
 
     def check(self, holder: Principal, taken: Sequence[str]) -> None:
-        """AccessDenied if this holder may not ask for this."""
+        """AccessDenied if the principal may not use this route."""
         match self.reach:
             case "customer":
                 holder.require("read")
@@ -99,7 +99,7 @@ class Route:
                 holder.require(role)
 
     def check_parameters(self, given: Mapping[str, str]) -> None:
-        """RequestInvalid for a parameter that this route does not have."""
+        """RequestInvalid for a parameter unknown to this route."""
         known = {parameter.name for parameter in self.parameters}
         unknown = set(given) - known
         if unknown:
@@ -107,12 +107,12 @@ class Route:
             raise RequestInvalid(f"There is no parameter {min(unknown)[:80]!r}", next_step=has)
 
     def takes(self, parts: int) -> bool:
-        """Whether a path of so many parts may fit."""
+        """Whether a path with this number of parts may match."""
         fixed = _fixed(self.pattern)
         return parts >= len(fixed) if fixed[-1].endswith("...}") else parts == len(fixed)
 
     def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
-        """The parts that the names stand for, if the route fits."""
+        """The path parts for the pattern's names; None if the path does not match."""
         fixed = _fixed(self.pattern)
         taken: list[str] = []
         for index, name in enumerate(fixed):
@@ -127,6 +127,6 @@ class Route:
         return tuple(taken) if len(parts) == len(fixed) else None
 
 
-@cache  # of a few dozen patterns, each matched at every request
+@cache  # a few dozen patterns, matched at every request
 def _fixed(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.removeprefix("/").split("/"))

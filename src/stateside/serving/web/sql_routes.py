@@ -1,4 +1,4 @@
-"""The routes of SQL: what there is to ask, and asking it."""
+"""The SQL routes: list the relations, run a statement."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _LISTING = {
 
 
 class SqlRoutes:
-    """The handlers, and the processes that run their statements."""
+    """The handlers, and the pool of SQL processes."""
 
     def __init__(self, layout: Layout, tables: Sequence[str] = ()) -> None:
         self._pool = SqlPool(layout, tables)
 
     async def relations(self, request: Request) -> Response:
-        """The relations that this holder reaches."""
+        """The relations that the principal may read."""
         return Response({"relations": await self._pool.listed(request.holder)})
 
     async def run(self, request: Request) -> Response:
-        """The result of a statement."""
+        """The result of a statement, as a stream."""
         question = SqlQuery.parse(request.document())
         running = await self._pool.run(question, request.holder, request.floor(), request.left)
         stamps = json.dumps([request.positions.stamp(stamp).as_dict() for stamp in running.stamps])
@@ -58,7 +58,7 @@ class SqlRoutes:
 
 
 def sql_routes(layout: Layout, tables: Sequence[str] = ()) -> list[Route]:
-    """The routes over a folder; `tables` names, as `module:function`, what gives its application's `GatedTable`s."""
+    """The routes over a folder; `tables` names, as `module:function`, the sources of `GatedTable`s."""
     routes = SqlRoutes(layout, tables)
     return [
         Route("/v1/sql", routes.relations, _RELATIONS, "sql", answer=_LISTING),

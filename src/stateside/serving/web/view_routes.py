@@ -1,7 +1,4 @@
-"""The routes of views: which there are, and their rows, by key and by scan, lookups, sums and rollups.
-
-The route that describes a view: its key, its columns, its rollups, and where it stands.
-"""
+"""The routes of views: the list of views, a view's description, and its rows by key, scan, lookup, sum and rollup."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ async def _views(request: Request) -> Response:
 
 
 def _lacking(views: ViewReaders, name: str) -> dict[str, list[str]]:
-    """Which columns the view's rollups lack, if there are any, and if the view can be read."""
+    """The columns missing from the view's rollups; empty if there are none, or the view cannot be read."""
     with suppress(StatesideError):
         if lacking := not_in_rollups(views.get(name).shape.catalogue):
             return {"not_in_rollups": lacking}
@@ -199,7 +196,7 @@ async def _describe(request: Request) -> Response:
 
 
 def described(catalogue: Catalogue) -> dict[str, Any]:
-    """What the catalogue says of a view, as it stands in an answer."""
+    """The catalogue's part of a view's description."""
     columns = [{"name": column.name, "type": column.type, "made_of": column.expression} for column in catalogue.columns]
     columns += [{"name": one.name, "type": TYPE, "made_of": f"computed of {one.of}"} for one in catalogue.computed]
     return {
