@@ -1,14 +1,16 @@
-"""Billing: usage events in, running bills and invoices out. The application that shows the whole system at work.
+"""Billing, the reference application: usage events in, running bills and invoices out.
 
-`model` has the events, `money` amounts and rounding, `calendar` the periods. Then, in the order of an event's path:
+`model` defines the events, `money` amounts and rounding, `calendar` the billing periods. In the order of an event's
+path:
 
-    plans      versions of price plans, and their files
+    plans      versions of price plans, and their TOML files
     book       the plans and assignments of a journal, up to an offset
-    rating     by which version an event counts, or why it does not
+    rating     the plan version by which an event counts, or the reason why the event does not count
     pipeline   the view `bill` in PySpark
-    sealing    the sink: invoices of closed rows, notes of late events, dead letters of bad ones
-    answers    bills, explanations, invoices and totals, as the API shows them
+    invoicing  the sink: invoices of closed rows, notes of late events, dead letters of bad events
+    answers    bills, explanations, invoices and totals, as the API returns them
+    pages      the web pages
 
-Beside it `upkeep` has what is done to a running system (publication, clock and fees, delivery, replay), `generator`
-customers who telephone, and `audit` the independent proof that every sum is right.
+`operations` runs on a live system (publication, clock and fees, delivery, replay), `generator` simulates customers, and
+`audit` independently proves every sum.
 """

@@ -1,8 +1,8 @@
-"""Billing periods: months, weeks and days of a time zone, with its summer time and leap years.
+"""Billing periods: months, weeks and days of a time zone, with daylight saving time and leap years.
 
-A period begins at midnight of its first day in the cycle's time zone. Where the clocks leave midnight out, it begins at
-the moment they are moved; where midnight comes twice, the first time. It ends where the next one begins: periods join
-without a gap, and every moment lies in exactly one.
+A period begins at midnight of its first day in the cycle's time zone. Where the clocks skip midnight, the period begins
+at the moment of the change; where midnight occurs twice, at the first one. A period ends where the next one begins:
+periods join without a gap, and every moment lies in exactly one period.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stateside.core.errors import PlanInvalid
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US: Final = 86_400_000_000
 _ANCHOR_DAY_MAX: Final = 31
-_YEARS_KEPT: Final = 512  # tables of starts, for each cycle: of months 2 KiB a year, of days 50 KiB
+_YEARS_KEPT: Final = 512  # cached tables of starts per cycle: 2 KiB a year for months, 50 KiB for days
 
 Kind = Literal["month", "week", "day"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -32,7 +32,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """One period of a cycle. `start_us` belongs to it, `end_us` to the next one."""
+    """One period of a cycle: `start_us` is inclusive, `end_us` exclusive."""
 
     label: str
     start_us: int
@@ -43,9 +43,9 @@ class Period:
 class Cycle:
     """Divides time into periods.
 
-    A month begins on the anchor day; in a month that has no such day, on its last one. A week begins on Monday. Labels:
-    `2026-01`, or with another anchor day than 1 `2026-01@15` for the month that begins in January; `2026-W03` by ISO
-    8601; `2026-01-15`.
+    A month begins on the anchor day, or on the last day of a calendar month without that day. A week begins on Monday.
+    Labels: `2026-01`, or with an anchor day other than 1 `2026-01@15` for the month that begins in January; `2026-W03`
+    by ISO 8601; `2026-01-15`.
     """
 
     kind: Kind
@@ -64,20 +64,19 @@ class Cycle:
         _zone(self.time_zone)
 
     def containing(self, time_us: int) -> Period:
-        """The period that a moment lies in."""
         year = (_EPOCH + timedelta(microseconds=time_us)).year
         days, starts_us = _around(self, year)
         after = bisect_right(starts_us, time_us)
         return Period(self._label(days[after - 1]), starts_us[after - 1], starts_us[after])
 
     def ending(self, end_us: int) -> Period:
-        """The period that ends at this moment, which must be one's end."""
+        """The period that ends at `end_us`; AssertionError if no period ends there."""
         found = self.containing(end_us - 1)
         assert found.end_us == end_us, f"no {self.kind} in {self.time_zone} ends at {end_us}"
         return found
 
     def ends(self, times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The ends of the periods that these moments lie in."""
+        """The end of the period that contains each time."""
         if not len(times_us):
             return np.empty(0, np.int64)
         first, last = ((_EPOCH + timedelta(microseconds=int(edge))).year for edge in (times_us.min(), times_us.max()))
@@ -98,14 +97,14 @@ class Cycle:
 
 @lru_cache(_YEARS_KEPT)
 def _starts(cycle: Cycle, year: int) -> list[tuple[date, int]]:
-    """The first days of all periods that begin in a year, with the moment at which each begins."""
+    """The first day and the start time of every period that begins in a year."""
     zone = _zone(cycle.time_zone)
     return [(day, _midnight_us(day, zone)) for day in _first_days(cycle, year)]
 
 
 @lru_cache(_YEARS_KEPT)
 def _around(cycle: Cycle, year: int) -> tuple[list[date], list[int]]:
-    """What `_starts` has for a year and for its neighbours, in two lists."""
+    """Days and start times from `_starts` for a year and its two neighbours, in two lists."""
     starts = [start for number in (-1, 0, 1) for start in _starts(cycle, year + number)]
     return [day for day, _ in starts], [start_us for _, start_us in starts]
 
@@ -129,12 +128,12 @@ def _first_days(cycle: Cycle, year: int) -> Iterator[date]:
 
 
 def _midnight_us(day: date, zone: ZoneInfo) -> int:
-    """Midnight of a day. One that the clocks leave out counts by the time before, which is when they are moved."""
+    """Midnight of a day. A skipped midnight counts by the UTC offset before the change: the moment of the change."""
     return (datetime(day.year, day.month, day.day, tzinfo=zone) - _EPOCH) // timedelta(microseconds=1)
 
 
 def _zone(name: str) -> ZoneInfo:
-    """A zone that Java knows by the same name: short ones, and what a machine calls its own, it may not."""
+    """A zone that Java knows by the same name: Java may not know short names, nor a machine's local aliases."""
     if name != "UTC" and not (isinstance(name, str) and "/" in name and name in _zone_names()):
         raise PlanInvalid(f"{name!r} is no time zone", next_step="Write its name like Europe/Berlin, or UTC")
     return ZoneInfo(name)

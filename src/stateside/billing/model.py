@@ -1,11 +1,11 @@
-"""The events of billing: usage, assignments to plans, ticks of the clock. Publications of plans are in `plans`.
+"""The events of billing: usage, assignments to plans, clock ticks. Publications of plans are in `plans`.
 
 | type | entity | payload | meaning |
 |---|---|---|---|
 | `call` `message` `data` `package` `fee` `credit` | customer | quantity, name, currency | usage, in the type's unit |
-| `assign` | customer | plan, effective_us, holder | from then on the customer is rated by this plan |
-| `plan` | plan | a version of the plan | from its time on usage is rated by this version |
-| `clock` | `clock` | | it is that late now: moves the watermark and nothing else |
+| `assign` | customer | plan, effective_us, holder | the plan rates the customer from `effective_us` on |
+| `plan` | plan | a version of the plan | the version rates usage from its effective time on |
+| `clock` | `clock` | | the current time: moves the watermark and nothing else |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAN: Final = "plan"
 ASSIGN: Final = "assign"
 CLOCK: Final = "clock"
 
-USAGE_TYPES: Final[Mapping[str, str]] = {  # each with its unit
+USAGE_TYPES: Final[Mapping[str, str]] = {  # with their units
     "call": "seconds",
     "message": "messages",
     "data": "bytes",
@@ -32,14 +32,16 @@ USAGE_TYPES: Final[Mapping[str, str]] = {  # each with its unit
     "fee": "fees",
     "credit": "micros",
 }
-NAMED_TYPES: Final = ("package", "fee")  # usage that says which one: its type on the bill is `package:NAME`
+NAMED_TYPES: Final = ("package", "fee")  # usage with a name: its type on the bill is `package:NAME`
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
-GRACE_US: Final = 3 * DAY_US  # how long after its period's end an event may still come in: the watermark's delay
-FUTURE_US_MAX: Final = HOUR_US  # how far an event's time may lie behind its append time
+GRACE_US: Final = (
+    3 * DAY_US
+)  # allowed lateness, the watermark's delay: an event may arrive so long after its period's end
+FUTURE_US_MAX: Final = HOUR_US  # how far an event's time may lie beyond its append time
 
-QUANTITY_MAX: Final[Mapping[str, int]] = {  # of one event; more is absurd, and a dead letter
+QUANTITY_MAX: Final[Mapping[str, int]] = {  # of one event; an event with more becomes a dead letter
     "call": 31 * 86_400,
     "message": 100_000,
     "data": 10**13,
@@ -59,10 +61,10 @@ def usage(
     name: str | None = None,
     currency: str | None = None,
 ) -> Event:
-    """A usage event of a customer; EventRefused if rating would refuse it whatever the plan.
+    """A usage event of a customer; EventRefused if rating would refuse the event under every plan.
 
-    `name` says which package or fee, and is for these only. `currency` is for sources that know it: rating compares it
-    with the plan's.
+    `name` is the package or the fee, and is allowed for these two types only. `currency` is for sources that know the
+    currency: rating compares it with the plan's.
     """
     if type not in USAGE_TYPES:
         raise EventRefused(f"{type!r} is no type of usage", next_step=f"There are: {', '.join(USAGE_TYPES)}")
@@ -83,9 +85,9 @@ def usage(
 def assignment(
     id: str, customer: str, plan: str, effective_us: int, time_us: int, *, holder: str | None = None
 ) -> Event:
-    """Assigns a customer to a plan from a time on; `holder` is the name on the bill. EventRefused if it is none.
+    """Assigns a customer to a plan from a time on; `holder` is the name on the bill. EventRefused for an invalid field.
 
-    Whether it takes effect depends on what stands before it in the journal (`book`).
+    Whether the assignment takes effect depends on the events before it in the journal (`book`).
     """
     _check_customer(customer)
     if not isinstance(plan, str) or not plan:
@@ -97,12 +99,12 @@ def assignment(
 
 
 def clock_tick(time_us: int, id: str) -> Event:
-    """It is that late now: lets periods close although nobody uses anything."""
+    """The current time as an event: periods close even when no customer uses anything."""
     return Event(id, CLOCK, CLOCK, time_us, {})
 
 
 def bill_type(type: str, name: str | None) -> str:
-    """The type on the bill: `package:NAME` and `fee:NAME` for named usage, else the usage's own."""
+    """The type on the bill: `package:NAME` or `fee:NAME` for named usage, otherwise the usage type itself."""
     return f"{type}:{name}" if type in NAMED_TYPES else type
 
 

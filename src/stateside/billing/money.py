@@ -1,7 +1,7 @@
-"""Money: whole micros (millionths of a currency's unit) in all sums, which are exact.
+"""Money: sums are exact, in whole micros (millionths of a currency's unit).
 
-Rounding happens where an amount is charged: each line of a bill is rounded once to the currency's minor unit, and so is
-the exact sum of the lines, which is the total. What the rounded lines lack to the total is a line of its own, the
+Amounts are rounded where they are charged: each line of a bill is rounded once to the currency's minor unit, and so is
+the total, the exact sum of the lines. The difference between the total and the rounded lines is a separate line, the
 *rounding*: lines + rounding = total, to the cent, on every bill and document.
 """
 
@@ -18,7 +18,7 @@ MICROS_DIGITS: Final = 6
 Rounding = Literal["half-even", "half-up", "down", "up"]
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
 
-TOTAL_ROUNDING: Final[Rounding] = "half-even"  # of a total whose lines are of plans with different rules
+TOTAL_ROUNDING: Final[Rounding] = "half-even"  # of a total over plans with different rules
 
 _AMOUNT_MICROS_MAX: Final = 2**63 - 1
 _AMOUNT_MICROS_MIN: Final = -(2**63)
@@ -37,7 +37,7 @@ DIGITS: Final = {currency: digits for digits, names in _CURRENCIES.items() for c
 
 
 def minor_digits(currency: str) -> int:
-    """How many decimals the currency has; CurrencyUnknown for what is none."""
+    """The number of decimals of a currency; CurrencyUnknown for an unknown code."""
     if currency not in DIGITS:
         raise CurrencyUnknown(
             f"{currency!r} is no currency", next_step="Write its three letters of ISO 4217, like EUR or JPY"
@@ -46,10 +46,10 @@ def minor_digits(currency: str) -> int:
 
 
 def round_micros(amount_micros: int, currency: str, rule: Rounding) -> int:
-    """The amount in whole minor units of its currency, still in micros.
+    """The amount rounded to whole minor units of its currency, in micros.
 
     `half-even`: to the nearest, a half to the even one. `half-up`: to the nearest, a half away from zero. `down`:
-    towards zero. `up`: away from zero. So an amount and its opposite are rounded alike.
+    towards zero. `up`: away from zero. All rules are symmetric: -x rounds to the negative of x rounded.
     """
     minor_micros = 10 ** (MICROS_DIGITS - minor_digits(currency))
     whole, rest = divmod(abs(amount_micros), minor_micros)
@@ -58,15 +58,15 @@ def round_micros(amount_micros: int, currency: str, rule: Rounding) -> int:
 
 
 def total_rounding(rules: Iterable[Rounding]) -> Rounding:
-    """The rule for the total of lines whose plans have these rules: theirs if they agree."""
+    """The rule for the total of lines: the common rule of the lines' plans, or `TOTAL_ROUNDING` if the plans differ."""
     found = set(rules)
     return found.pop() if len(found) == 1 else TOTAL_ROUNDING
 
 
 def format_micros(amount_micros: int, currency: str | None = None) -> str:
-    """An amount for people: `1,234.50 EUR` with its currency's decimals, or as many as it takes to hide nothing.
+    """An amount for people, `1,234.50 EUR`: the currency's decimals, or more where needed to show the exact amount.
 
-    Without a currency two decimals, and no name behind them.
+    Without a currency: at least two decimals, and no currency code.
     """
     digits = 2 if currency is None else minor_digits(currency)
     sign = "-" if amount_micros < 0 else ""
@@ -76,7 +76,7 @@ def format_micros(amount_micros: int, currency: str | None = None) -> str:
 
 
 def checked(amount_micros: int) -> int:
-    """The amount itself; MoneyOverflow if no column could hold it."""
+    """The amount itself; MoneyOverflow if it exceeds 64 bits."""
     if not _AMOUNT_MICROS_MIN <= amount_micros <= _AMOUNT_MICROS_MAX:
         raise MoneyOverflow(
             f"The amount of {amount_micros} micros is larger than any that can be stored",
@@ -86,7 +86,7 @@ def checked(amount_micros: int) -> int:
 
 
 def _goes_up(rule: Rounding, whole: int, rest: int, minor_micros: int) -> bool:
-    """Whether a positive amount of `whole` minor units and a rest becomes the next one up."""
+    """Whether a positive amount of `whole` minor units and `rest` micros rounds up."""
     match rule:
         case "down":
             return False

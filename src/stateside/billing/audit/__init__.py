@@ -1,15 +1,15 @@
-"""The auditor: recomputes every bill from the journal alone, and proves what was made of it.
+"""The auditor: recomputes every bill from the journal alone, and compares the result with everything that billing made.
 
-It is a program of its own. It shares the event schema with the pipeline and nothing else: it has its own calendar, its
-own reading of plans, its own arithmetic of money, its own judgement of bad events (`make lint` enforces it). If one of
-the two is wrong, they disagree, and the audit says where.
+The auditor is a separate program by design. It shares the event schema with the pipeline and nothing else: calendar,
+parsing of plans, money arithmetic and classification of bad events are the auditor's own (enforced by `make lint`). If
+either program is wrong, the two disagree, and the audit reports where.
 
     journal ──► fold ──► ledger ──┐
-                                  ├──► laws ──► holds, or sentences that say what is wrong
+                                  ├──► laws ──► hold, or sentences about each difference
     replica, documents, letters ──┘
 
-It stands at one batch of the view `bill`: the one of the replica's snapshot. `fold` says how an event is judged,
-`account_laws` and `document_laws` what must hold, `answers` and `answer_sums` how a running server is examined.
+An audit is for one batch of the view `bill`: the batch of the replica's snapshot. `fold` classifies events,
+`account_laws` and `document_laws` state the laws, `live_answers` and `answer_sums` examine a running server.
 """
 
 from stateside.billing.audit.auditor import LAWS, Audit, audit, live_rows

@@ -1,7 +1,6 @@
-"""The laws of accounts: what the journal says is what was found, to the micro, and every event is in one class.
+"""The laws of accounts: journal and billing agree on each account to the micro, and every event is in one class.
 
-Each account (customer, period, type on the bill, plan) is compared by itself, so that two mistakes never make up for
-each other.
+Each account (customer, period, type on the bill, plan) is compared separately, so that two errors never cancel out.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from stateside.billing.audit.fold import GRACE_US
 from stateside.billing.audit.law import Law, Row, account, by_how_much, moment, money, numbers
 from stateside.billing.audit.ledger import Ledger
 
-# The periods of each plan, by their ends.
 NAMED_PERIODS = """
     create or replace temp view named_periods as
     select plans.id as plan, plans.currency, periods.label as period,
@@ -54,7 +52,7 @@ def _say_conservation(row: Row) -> str:
 
 
 def _explain_conservation(ledger: Ledger, row: Row) -> str:
-    """Where the found part lies, and whether an event that came twice was counted twice."""
+    """Where the found part lies, and whether a repeated event was counted twice."""
     key = [row["customer"], row["period_end_us"], row["type"], row["plan"]]
     places = ledger.rows(
         """
@@ -71,7 +69,7 @@ def _explain_conservation(ledger: Ledger, row: Row) -> str:
 
 
 def _twice(ledger: Ledger, key: list[object]) -> str:
-    """If events of the account stand in the journal more than once: that is how it can come to have too many."""
+    """Repeated events of the account, a possible cause of too many events."""
     repeated = ledger.rows(
         """
         with named as (select number, customer, period_end_us, unnest(event_ids) as id from documents)
@@ -118,8 +116,8 @@ def _say_dead_letter(row: Row) -> str:
     return f"{event} is a dead letter under another id, {row['found_id']!r}."
 
 
-# A repetition is in time, and dropped, before the invoice of its period is sealed; a later one is a dead letter. So is
-# one of an event that came late itself, which a document names.
+# A repetition before the invoice of its period is sealed is dropped; a later one is a dead letter. So is the repetition
+# of a late event, which a document names.
 REPEATED = """
     with letters as (
         select "offset", count(*) as copies, min(reason) as reason, min(id) as id
@@ -195,7 +193,7 @@ def _say_rollup(row: Row) -> str:
     return f"{account({**row, 'customer': 'All customers'})}: the open rows add up to {rows}; the rollup says {found}."
 
 
-# Up to where the events of the ledger's `fold` allow periods to be closed.
+# The highest watermark that the folded events allow: periods that end up to this time may be closed.
 CLOSED_US = f"greatest(coalesce(time_us_max // 1000 * 1000 - {GRACE_US}, 0), 0)"
 _WATERMARK = f"""
     select watermark_us, {CLOSED_US} as watermark_us_max

@@ -1,8 +1,8 @@
-"""The sums of answers: what a running server shows people adds up, to the cent, as it stands in each answer.
+"""The sums within answers: the totals that a running server returns add up to the cent, within each answer.
 
-Of a bill: a period's lines and its rounding are what it charges, so are its documents; its periods are the bill's
-totals. Of the totals of all customers: a currency's types and its rounding are the currency. Pages, commands and
-documents print these very fields.
+In a bill: a period's lines and its rounding add up to its charge, and so do its documents; the periods add up to the
+bill's totals. In the totals of all customers: a currency's types and its rounding add up to the currency. Pages,
+commands and documents print the same fields.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from stateside.billing.audit.money_macros import MINOR_MICROS
 from stateside.core.errors import Misdirected
 from stateside.core.positions import Position
 
-Get = Callable[[str, Position], Mapping[str, Any]]  # the answer of a route, at this position or later
+Get = Callable[[str, Position], Mapping[str, Any]]  # a route's answer, at this position or later
 Entry = Mapping[str, Any]
 
-BILLS: Final = 20  # that are asked for
+BILLS: Final = 20  # requested per audit
 _TEXT: Final = "Every total of an answer is the sum of what stands above it, with rounding as a line of its own"
 _EXACT: Final = ("amount_micros", "events")
 _OF_TYPES: Final = ("events", "amount_micros", "open_micros", "sealed_micros")
 
 
 def judge_sums(get: Get, customers: Sequence[str], floor: Position) -> LawVerdict:
-    """Ask for these customers' bills and for all periods' totals, and add up what they say."""
+    """Request these customers' bills and the totals of all periods, and check their sums."""
     found: list[str] = []
-    with suppress(Misdirected):  # where every server has a share of the keys, nobody shows such totals
+    with suppress(Misdirected):  # where every server has one shard of the keys, no server has these totals
         found += off_in_periods(get("/v1/periods", floor))
     for customer in customers[:BILLS]:
         found += off_in_bill(get(f"/v1/customers/{quote(customer, safe='')}/bill", floor))
@@ -37,7 +37,7 @@ def judge_sums(get: Get, customers: Sequence[str], floor: Position) -> LawVerdic
 
 
 def off_in_bill(bill: Entry) -> Iterator[str]:
-    """Where a bill does not add up, a sentence each."""
+    """A sentence for each sum of a bill that is wrong."""
     for period in bill["periods"]:
         name = f"The bill of {bill['customer']} for {period['period']}"
         yield from _off(f"{name}: its lines", period["lines"], period, _EXACT)
@@ -57,7 +57,7 @@ def off_in_bill(bill: Entry) -> Iterator[str]:
 
 
 def off_in_periods(answer: Entry) -> Iterator[str]:
-    """Where the totals of all customers do not add up, a sentence each."""
+    """A sentence for each wrong sum in the totals of all customers."""
     for period in answer["periods"]:
         for total in period["currencies"]:
             name = f"All customers in {period['period']}, {total['currency']}"
@@ -70,7 +70,7 @@ def off_in_periods(answer: Entry) -> Iterator[str]:
 
 
 def _off_parts(name: str, entry: Entry) -> Iterator[str]:
-    """What is open, with what is sealed, is the amount; with what is charged, the total."""
+    """open + sealed must be the amount, open + charged the total."""
     for whole, part in (("amount_micros", "sealed_micros"), ("total_micros", "charged_micros")):
         if entry["open_micros"] + entry[part] != entry[whole]:
             yield (

@@ -1,11 +1,10 @@
-"""The audit itself: bring the ledger up to the batch of the live rows, and judge all laws there.
+"""One audit: verify that the past is unchanged, bring the ledger up to the batch of the live rows, and judge all laws.
 
-Whether the past is still what it was: the ledger's sums are worth nothing if the journal was changed under them.
+The ledger's sums are worthless if the journal was changed after they were made. So every audit reads the newest folded
+events again, and some older ones in rotation: a change is found soon, though not at once. `--full` discards the ledger
+and reads the whole journal.
 
-Every audit reads again the newest events that it has folded, and some older ones, going round: so a change is found
-soon, though not at once. `--full` reads everything, and forgets what it read before.
-
-The live rows of the view `bill`, out of its replica, as readers see them: one snapshot, one batch.
+The live rows of the view `bill` come from its replica, as readers see them: one snapshot, one batch.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from stateside.serving.rows.shape import Shape
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import KnownSteps
 
-RECHECKED_EVENTS = 250_000  # at least so many older events are read again each time
+RECHECKED_EVENTS = 250_000  # minimum of older events read again per audit
 
 
 def check_past(ledger: Ledger, journal: Journal) -> None:
-    """PastChanged if the journal is not the one, or not as it was, when the ledger was filled."""
+    """PastChanged if the journal is another one, or was changed, since the ledger was filled."""
     if ledger.position == 0:
         return
     if ledger.journal != journal.id():
@@ -54,7 +53,7 @@ def check_past(ledger: Ledger, journal: Journal) -> None:
 
 
 def _to_recheck(ledger: Ledger) -> list[tuple[int, int, int]]:
-    """The last chunk, and those that follow where the last audit stopped to look, going round."""
+    """The last chunk, and the chunks after the last audit's rotation point, wrapping around."""
     found = ledger.rows(
         """
         with older as (
@@ -90,7 +89,7 @@ LAWS = (*ACCOUNT_LAWS, *DOCUMENT_LAWS)
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found, at which batch; `counts` says what became of the journal's events."""
+    """The result of an audit of one batch; `counts` has the journal's events by class."""
 
     standing: LiveBatch
     counts: dict[str, int]
@@ -99,25 +98,24 @@ class Audit:
     folded: int
     fold_seconds: float
     seconds: float
-    anew: str | None = None  # why it did not go on from the last audit
+    anew: str | None = None  # why the audit did not continue from the last one
     answers: int = field(default=0)
     balance: Balance = field(default_factory=Balance)
 
     @property
     def ok(self) -> bool:
-        """Whether all laws hold."""
         return not any(verdict.broken for verdict in self.verdicts)
 
     def differences(self) -> list[str]:
-        """Where laws are broken, the first places of each as sentences; none if all holds."""
+        """The first violations of each broken law as sentences; empty if all laws hold."""
         return [sentence for verdict in self.verdicts for sentence in verdict.sentences]
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """The result for JSON output."""
         return {"ok": self.ok, "differences": sum(verdict.broken for verdict in self.verdicts), **asdict(self)}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The result as text."""
         standing, counts = self.standing, self.counts
         parts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if name != "events")
         rate = f" ({self.folded / self.fold_seconds:,.0f} a second)" if self.fold_seconds > 0 and self.folded else ""
@@ -146,10 +144,11 @@ def audit(
 ) -> Audit:
     """Judge all laws at the batch of these live rows; with `ask`, also a sample of answers of a running server.
 
-    With `get`, which asks that server by the paths of its routes, also whether its bills and totals add up.
+    With `get`, which requests a path of the same server, also whether the server's bills and totals add up.
 
-    PastChanged if the journal is not what the last audit read; with `full` everything is read anew. NotFreshEnough if
-    the query was begun anew, and stands where no exact comparison can be made (see `found`).
+    PastChanged if the journal differs from the last audit's; with `full` the whole journal is read again.
+    NotFreshEnough if the query was started over and has reached a position where no exact comparison is possible (see
+    `found`).
     """
     began_s = time.monotonic()
     journal = open_journal(layout.journal)
@@ -203,7 +202,7 @@ _ROLLUP_ROWS_MAX = 10_000_000
 
 @contextmanager
 def live_rows(layout: Layout) -> Iterator[Live]:
-    """The rows of the newest batch that the replica has; RequestInvalid if this is no billing application's folder."""
+    """The rows of the replica's newest batch; RequestInvalid if the folder is not of a billing application."""
     view = layout.view(VIEW)
     if not view.catalogue.exists():
         raise RequestInvalid(
@@ -225,7 +224,7 @@ def live_rows(layout: Layout) -> Iterator[Live]:
 
 
 def _reader(layout: Layout) -> ReplicaReader:
-    """The replica's; one that an older Stateside wrote is loaded again, as no server has done so yet."""
+    """The replica's reader; a replica of an older Stateside is bootstrapped first if no server has done so."""
     view = layout.view(VIEW)
     try:
         return ReplicaReader(view.replica)

@@ -1,8 +1,8 @@
-"""The balance of an audit: how many events and documents are lost or doubled, in all, as far as the laws tell.
+"""The balance of an audit: the total number of lost and doubled events and documents, by the laws' queries.
 
-An account that has too few events has lost them, one that has too many has some twice: each account counts by itself,
-so that a loss in one never makes up for a double in another. A bad event is lost without its dead letter, and doubled
-by a second one.
+An account with too few events has lost some, an account with too many has some twice: each account counts separately,
+so that a loss in one account never cancels a double in another. A bad event is lost without its dead letter, and
+doubled by a second one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DOCUMENTS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Events of the journal that are nowhere, or more than once; invoices missing, documents there twice."""
+    """Events lost or counted more than once; invoices missing, documents stored twice."""
 
     events_lost: int = 0
     events_doubled: int = 0
@@ -37,7 +37,7 @@ class Balance:
 
 
 def balance(ledger: Ledger) -> Balance:
-    """Of a ledger whose laws are about to be judged."""
+    """The balance of a ledger with documents and rows loaded."""
     ((lost, doubled),) = ledger.rows(_EVENTS)
     ((missing, double),) = ledger.rows(_DOCUMENTS)
     return Balance(int(lost), int(doubled), int(missing), int(double))

@@ -1,11 +1,11 @@
-"""The laws of documents: each once, none missing, numbered without gaps, right in itself and in what it refers to."""
+"""The laws of documents: each exactly once, numbered without gaps, correct in content and references."""
 
 from __future__ import annotations
 
 from stateside.billing.audit.account_laws import CLOSED_US
 from stateside.billing.audit.law import Law, Row, account, moment, money, period
 
-# Numbers are given in the order of storing. So they are without gaps in all that is stored, at any time.
+# Numbers are assigned in the order of storing, so the stored documents have no gaps at any time.
 _NUMBERS = """
     select number, series, sequence,
            lag(sequence, 1, 0) over by_sequence as sequence_before,
@@ -64,7 +64,7 @@ _STILL_OPEN = """
     where period_end_us <= watermark_us order by customer, period_end_us, type, plan
 """
 
-# Whatever the watermarks of the query that sealed them were: the events before a document must have allowed it.
+# Independent of the sealing query's watermarks: the events before a document must have allowed its sealing.
 _TOO_EARLY = f"""
     select number, customer, period, period_end_us, {CLOSED_US} as closed_us from stored, standing, fold
     where sealed_position <= standing.position and period_end_us > closed_us order by series, sequence
@@ -101,9 +101,9 @@ def _say_totals(row: Row) -> str:
     return f"{row['number']} says in all {total}; its lines and their rounding add up to {lines}."
 
 
-# What the documents of an account charge together is, after each of them, their exact amount, rounded once: by the rule
-# of their lines' plans, where these have one, else by half-even. An invoice of Stateside 0.1 has no rounding line, and
-# so have its notes: they charge the sums of their lines, which is for the law before. Later invoices all have one.
+# After each document, the account's documents together charge their exact amount, rounded once: by the rule of their
+# lines' plans if all have the same, otherwise half-even. An invoice of Stateside 0.1 and its notes have no rounding
+# line: they charge the sums of their lines, checked by the law before. All later invoices have one.
 _ROUNDING = """
     with rules as (
         select number, min(rounding) as lowest, max(rounding) as highest, min(minor_micros) as minor
@@ -145,8 +145,8 @@ def _say_rounding(row: Row) -> str:
     return f"{document} charges {found}; rounded once, its account's exact amount leaves {right} to charge."
 
 
-# The documents of an account, in their order, take its quantity from one total to the next. Each line is what that
-# makes of the price: of the exact one, and of the one that is rounded once. An invoice begins at 0.
+# The documents of an account, in order, add up its quantity. Each line is the difference of the price before and after
+# its quantity: of the exact price, and of the price rounded once. An invoice begins at 0.
 _PRICES = """
     with running as (
         select lines.*, sum(quantity) over (
@@ -184,7 +184,7 @@ def _say_price(row: Row) -> str:
     return f"{line}: {row['quantity']:,} cost {right}; the line says {found}."
 
 
-# Plans of several cycles may have periods that end at one moment: the document bears the name of the longest.
+# Periods of different cycles may end at one moment: the document has the name of the longest.
 _HEADERS = """
     with calendar as (
         select lines.customer, period_end_us, lines.currency, period, period_start_us

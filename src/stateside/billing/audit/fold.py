@@ -1,13 +1,14 @@
-"""The fold: every event of the journal, in order, into the ledger. Once, and in one class each.
+"""The fold: every event of the journal, in order, into the ledger, once and in exactly one class.
 
-A chunk of events is read, classified by a few joins, and added to the ledger in one transaction:
+The fold reads a chunk of events, classifies the events by a few joins, and adds the chunk to the ledger in one
+transaction:
 
-1. Publications of plans and assignments of customers are taken one by one (`references`).
-2. A usage event finds the newest assignment of its customer that stands before it and is in effect at its time, and of
-   that plan the newest version, by the same rule.
-3. The first rule that it breaks makes it a bad event, with that rule's name as the reason.
-4. Of the others, the first with its id counts; any later one is a duplicate.
-5. What counts is added to its account: customer, period, type on the bill, plan.
+1. Publications of plans and assignments of customers are folded one by one (`reference_data`).
+2. A usage event is joined with the newest assignment of its customer that precedes the event and is in effect at the
+   event's time, and by the same rule with the newest version of the assigned plan.
+3. The first broken rule makes the event a bad event, with the rule's name as the reason.
+4. Of the others, the first event of an id counts; any later one is a duplicate.
+5. A counted event is added to its account: customer, period, type on the bill, plan.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from stateside.journal.columns import SCHEMA
 CHUNK_EVENTS = 250_000
 
 GRACE_US = 3 * 24 * 3_600_000_000  # the watermark's delay
-FUTURE_US_MAX = 3_600_000_000  # an event's time is at most so long after its append
+FUTURE_US_MAX = 3_600_000_000  # maximum of an event's time beyond its append time
 
-Watch = Callable[[int, int], None]  # told the offset that the fold has come to, and the one that it goes to
+Watch = Callable[[int, int], None]  # called with the fold's current offset and its target
 
 _LIMITS = ", ".join(f"('{type_}', {largest})" for type_, largest in QUANTITY_MAX.items())
 
-# The payload's fields. A field of a wrong type, or a quantity that no 64 bits hold, makes the event malformed.
+# A payload field of a wrong type, or a quantity beyond 64 bits, makes the event malformed.
 _READ = f"""
     create or replace temp table usage as
     with parsed as (
@@ -50,8 +51,8 @@ _READ = f"""
     from parsed left join limits using (type)
 """
 
-# Reference data are accepted in the journal's order and each takes effect after the one before, so that of those which
-# stand before an event and are in effect at its time, the one with the highest number is the newest.
+# Reference data are accepted in the journal's order and each takes effect after the one before. So the newest one that
+# precedes an event and is in effect at its time has the highest number.
 _ASSIGN = """
     create or replace temp table assigned as
     select usage."offset", any_value(usage.time_us) as time_us, arg_max(assignments.plan, assignments.number) as plan
@@ -142,7 +143,7 @@ _CLOCK = f"""
 
 
 def fold(ledger: Ledger, journal: Journal, stop: int, watch: Watch = lambda offset, stop: None) -> None:
-    """Fold the journal from the ledger's position on, up to this offset. A crash loses a chunk's work, no more."""
+    """Fold the journal from the ledger's position up to `stop`. A crash loses at most one chunk's work."""
     for start, upto, chunk in chunks(journal, ledger.position, stop):
         with ledger.transaction():
             fold_chunk(ledger, chunk)
@@ -154,9 +155,9 @@ def fold(ledger: Ledger, journal: Journal, stop: int, watch: Watch = lambda offs
 
 
 def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, int, pa.Table]]:
-    """The events of a range, many at a time, each with its offset; times in microseconds.
+    """The events of a range in chunks, with offsets, and with times in microseconds.
 
-    A chunk comes with the offsets that it begins and ends at; not at each of those in between there must be an event.
+    A chunk comes with its first offset and its end; offsets in between may have no event.
     """
     while start < stop:
         upto = min(stop, start + CHUNK_EVENTS)
@@ -170,7 +171,7 @@ def chunks(journal: Journal, start: int, stop: int) -> Iterator[tuple[int, int, 
 
 
 def digest_of(ledger: Ledger, chunk: pa.Table) -> int:
-    """A number that all that these events say goes into; any change of them changes it."""
+    """A digest of all fields of these events; any change of the events changes it."""
     ledger.sql.register("chunk", chunk)
     return int(ledger.one('select sum(hash("offset", id, entity, type, payload, time_us, appended_us)) from chunk'))
 
@@ -187,7 +188,7 @@ def fold_chunk(ledger: Ledger, chunk: pa.Table) -> None:
 
 
 def _add_periods(ledger: Ledger) -> None:
-    """Have all periods in the ledger that the chunk's events lie in. Every cycle's periods are without gaps."""
+    """Add the periods of the chunk's events to the ledger. Every cycle's periods stay without gaps."""
     spans = ledger.rows("""
         with needed as (
             select kind, time_zone, anchor_day, min(time_us) as first_us, max(time_us) as last_us

@@ -1,20 +1,21 @@
-"""What was found: open rows and rollups of one batch, and the documents and dead letters that belong to them.
+"""Found data: open rows and rollups of one batch, and the documents and dead letters that belong to them.
 
-It is laid into temporary tables of the ledger's connection, which the laws then compare with the journal:
+The data are loaded into temporary tables of the ledger's connection, for the laws to compare with the journal:
 
     standing        batch, position, watermark_us: one row
     open_rows       customer, period_end_us, type, plan, quantity, events, amount_micros
     rollup_rows     period_end_us, plan, type, quantity, events, amount_micros
-    stored          all documents that there are, with times in microseconds and the series, `I` or `N`
-    documents       those of them that belong to the open rows
-    lines           the documents' lines, each with what its document says
-    dead_letters    as stored, those of events before the position
+    stored          all documents, with times in microseconds and the series, `I` or `N`
+    documents       the stored documents that belong to the open rows
+    lines           the documents' lines, each with its document's fields
+    dead_letters    as stored, for events before the position
 
-The open rows are of events before the position, in periods that end after the watermark; so what belongs to them are
-documents of periods that the watermark has closed. Whether a note or late invoice does is told by `sealed_position`,
-which is behind its last event; an invoice of rows that were open before has all events of its account up to its own.
-Both hold for whichever query sealed them, in which batches. But if the query was begun anew, and the rows stand inside
-of what one document has, then no exact comparison can be made there: NotFreshEnough says from where on it can.
+The open rows cover events before the position, in periods that end after the watermark; so the documents of periods
+closed by the watermark belong to them. A note or late invoice belongs if its `sealed_position`, the offset after its
+last event, is not beyond the position; an invoice of formerly open rows has all events of its account up to its own
+`sealed_position`. Both rules hold for whichever query sealed a document, in whichever batches. But if the query was
+started over, and its position lies inside a document's range, no exact comparison is possible: NotFreshEnough names the
+position from which on it is.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ DOCUMENTS = pa.schema(
         ("event_ids", pa.list_(pa.string())),
         ("late", pa.bool_()),
         ("sealed_position", pa.int64()),
-        ("rounding_micros", pa.int64()),  # null in documents of Stateside 0.1, and in tables that have no other
+        ("rounding_micros", pa.int64()),  # null in documents of Stateside 0.1; missing in tables with no others
     ]
 )
 DEAD_LETTERS = pa.schema(
@@ -74,7 +75,7 @@ ROLLUP_ROWS = f"period_end_us bigint, plan text, type text, {_NUMBERS}"
 
 @dataclass(frozen=True, slots=True)
 class LiveBatch:
-    """Where the live rows stand: after which batch, at which offset of the journal, under which watermark."""
+    """The state of the live rows: batch, offset of the journal, watermark."""
 
     batch: int
     offset: int
@@ -83,7 +84,7 @@ class LiveBatch:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The open rows, and their rollup by period, plan and type, as readers see them: all of one snapshot."""
+    """The open rows, and their rollup by period, plan and type, as readers see them, from one snapshot."""
 
     standing: LiveBatch
     rows: Iterable[Row]
@@ -91,7 +92,7 @@ class Live:
 
 
 def take_live(ledger: Ledger, live: Live) -> None:
-    """Take the rows in."""
+    """Load the rows and rollups."""
     standing = live.standing
     ledger.sql.execute("create or replace temp table standing (batch bigint, position bigint, watermark_us bigint)")
     ledger.sql.execute(
@@ -102,7 +103,7 @@ def take_live(ledger: Ledger, live: Live) -> None:
 
 
 def insert_rows(ledger: Ledger, table: str, columns: str, rows: Iterable[Row]) -> None:
-    """Rows as readers see them, some at a time, into a new temporary table with these columns."""
+    """Insert rows, as readers see them, in chunks into a new temporary table with these columns."""
     ledger.sql.execute(f"create or replace temp table {table} ({columns})")
     names = [column.split()[0].replace("period_end_us", "period_end") for column in columns.split(", ")]
     rest = iter(rows)
@@ -116,9 +117,10 @@ def insert_rows(ledger: Ledger, table: str, columns: str, rows: Iterable[Row]) -
 
 
 def take_documents(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
-    """Take in the documents and dead letters that belong to live rows which stand so.
+    """Load the documents and dead letters that belong to the live rows of `standing`.
 
-    Call it after those were read, with the ledger at their offset. NotFreshEnough if they stand inside of a document.
+    To be called after the live rows were read, with the ledger at their offset. NotFreshEnough if the offset lies
+    inside a document's range.
     """
     ledger.sql.register("given", _read(layout.table("documents"), DOCUMENTS))
     ledger.sql.execute("""
@@ -146,7 +148,7 @@ def take_documents(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
 
 
 def stored_documents(layout: Layout) -> list[dict[str, Any]]:
-    """All documents that there are, without their lines, with times in microseconds."""
+    """All documents, without their lines, with times in microseconds."""
     given = _read(layout.table("documents"), DOCUMENTS)
     found = given if isinstance(given, pa.Table) else given.read_all()
     ends = found["period_end"].cast(_TIME).cast(pa.int64())
@@ -155,9 +157,9 @@ def stored_documents(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _check_settled(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
-    """No document of a closed period has events both before the offset and behind it.
+    """NotFreshEnough if a document of a closed period has events both before the offset and beyond it.
 
-    A query that was never begun anew leaves none; one that says more than the journal has is left to the laws.
+    A query that was never started over leaves no such document; the laws judge documents beyond the journal's end.
     """
     end = open_journal(layout.journal).end().one()
     rows = ledger.rows(
@@ -183,10 +185,10 @@ def _check_settled(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
 
 
 def _read(path: Path, schema: pa.Schema) -> Any:
-    """The rows of a Delta table; none if it was never made, which the laws judge."""
+    """The rows of a Delta table; empty if there is no table, which the laws judge."""
     if not DeltaTable.is_deltatable(str(path)):
         return schema.empty_table()
-    # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+    # With deltalake's own Python file system, Arrow's threads may abort a process that ends soon afterwards.
     folder = pafs.SubTreeFileSystem(str(path.resolve()), pafs.LocalFileSystem())
     dataset = DeltaTable(path).to_pyarrow_dataset(filesystem=folder)
     nothing = {field.name: pc.scalar(pa.scalar(None, field.type)) for field in schema}

@@ -1,4 +1,4 @@
-"""A law: a sentence about the books that must hold, the query that finds where it does not, and how that is told."""
+"""A law: a statement that must hold, the query that finds violations, and the sentence that reports one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.money_macros import shown
 
-SHOWN_MAX = 10  # of one law: the first ones are told, all are counted
+SHOWN_MAX = 10  # violations of one law that are reported; all are counted
 
 Row = Mapping[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`broken` has a row for each place where the law does not hold, in a fixed order; `say` makes a sentence of it."""
+    """`broken` selects a row per violation, in a fixed order; `say` turns a row into a sentence."""
 
     name: str
     text: str
@@ -29,7 +29,7 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class LawVerdict:
-    """What came of a law: how many places break it, and the first of them as sentences."""
+    """The result of judging a law: the number of violations, and the first ones as sentences."""
 
     law: str
     text: str
@@ -38,7 +38,7 @@ class LawVerdict:
 
 
 def judge(ledger: Ledger, law: Law) -> LawVerdict:
-    """Look where the law is broken."""
+    """Run the law's query and report its violations."""
     ledger.sql.execute(f"create or replace temp table broken as {law.broken}")
     found = ledger.sql.execute(f"select * from broken limit {SHOWN_MAX}")
     names = [column[0] for column in found.description]
@@ -48,7 +48,7 @@ def judge(ledger: Ledger, law: Law) -> LawVerdict:
 
 
 def account(row: Row) -> str:
-    """Whose, and what for: the account that a row is about."""
+    """The account of a row: customer, period, type and plan."""
     return f"{row['customer']}, {period(row)}, {row['type']} on {row['plan']}"
 
 
@@ -63,16 +63,16 @@ def moment(time_us: int) -> str:
 
 
 def numbers(quantity: int | None, events: int | None, amount_micros: int | None, currency: str | None) -> str:
-    """A quantity, the number of its events, and what they cost."""
+    """A quantity, the number of its events, and their price."""
     count = f"{events or 0:,} event{'' if events == 1 else 's'}"
     return f"{quantity or 0:,} in {count}, {money(amount_micros, currency)}"
 
 
 def money(amount_micros: int | None, currency: str | None) -> str:
-    """An amount; of a plan that nobody published the currency is not known."""
+    """An amount; the currency of a plan that was never published is unknown."""
     return shown(amount_micros or 0, currency or "of an unknown currency")
 
 
 def by_how_much(more: int, unit: str = "") -> str:
-    """How far something is off: `3 too many`, `3 too few`."""
+    """A deviation: `3 too many`, `3 too few`."""
     return f"{abs(more):,}{unit} {'too many' if more > 0 else 'too few'}"

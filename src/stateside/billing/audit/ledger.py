@@ -1,8 +1,8 @@
-"""The ledger: what the auditor remembers from one audit to the next, in a DuckDB file of its own.
+"""The ledger: the auditor's memory between audits, in a DuckDB file of its own.
 
-DIR/audit/ledger.duckdb holds the sums of all events up to one position, and what is needed to go on from there: the
-plans and assignments met so far, the ids seen, the periods. It is made of the journal alone, so it may be deleted at
-any time: the next audit reads the journal from the start again.
+DIR/audit/ledger.duckdb holds the sums of all events up to one position, and everything needed to continue from there:
+the plans and assignments so far, the ids seen, the periods. The ledger is derived from the journal alone and may be
+deleted at any time: the next audit then reads the journal from its start.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import duckdb
 from stateside.billing.audit.money_macros import MACROS, STEPS_TYPE
 from stateside.core.errors import OperatingError
 
-FORMAT = 3  # of the tables; a ledger of another one is made anew
+FORMAT = 3  # of the tables; a ledger of another format is deleted and built again
 MEMORY_MAX = "1GB"  # beyond that DuckDB works on disk
-LOG_ROWS_MIN = 1_000_000  # of sums that are not added up yet
+LOG_ROWS_MIN = 1_000_000  # minimum of unmerged rows in the log of sums
 
 _TABLES = f"""
     -- How far the journal is folded, and which journal it is. One row.
@@ -73,7 +73,7 @@ _VIEWS = """
 
 
 class Ledger:
-    """An open ledger. Only one audit at a time has it; OperatingError for the second one."""
+    """An open ledger, exclusive to one audit; OperatingError for a second one."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "ledger.duckdb"
@@ -87,12 +87,12 @@ class Ledger:
 
     @property
     def events(self) -> int:
-        """How many events are folded. On Kafka that is fewer than offsets."""
+        """The number of folded events, on Kafka smaller than the number of offsets."""
         return int(self.one("select events from fold"))
 
     @property
     def journal(self) -> str | None:
-        """The id of the journal that is folded; None before the first event."""
+        """The id of the folded journal; None before the first event."""
         found = self.one("select journal from fold")
         return None if found is None else str(found)
 
@@ -101,12 +101,12 @@ class Ledger:
         return self.rows(query, *parameters)[0][0]
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows, for queries that have few."""
+        """All rows, for queries with few."""
         return self.sql.execute(query, parameters).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it or nothing: a crash leaves the ledger at the position before."""
+        """Commit all or nothing: a crash leaves the ledger at the position before."""
         self.sql.begin()
         try:
             yield
@@ -116,20 +116,19 @@ class Ledger:
         self.sql.commit()
 
     def begin_anew(self) -> None:
-        """Forget everything."""
+        """Delete the ledger and create an empty one."""
         self.close()
         self._path.unlink(missing_ok=True)
         self.sql = self._open()
 
     def add_up(self) -> None:
-        """Put the rows of each account together, once the log has grown to twice its size."""
+        """Merge the rows of each account, once the log of sums has doubled in size."""
         rows, accounts = self.one("select count(*) from sums"), self.one("select number from added_up")
         if rows > 2 * accounts + LOG_ROWS_MIN:
             self.sql.execute("create or replace table sums as select * from accounts order by customer, period_end_us")
             self.sql.execute("update added_up set number = (select count(*) from sums)")
 
     def close(self) -> None:
-        """Let the file go."""
         self.sql.close()
 
     def __enter__(self) -> Ledger:
@@ -165,10 +164,12 @@ class Ledger:
                 next_step="If another audit runs here, wait for its end; else delete the file: it is made anew",
             ) from error
         scratch = self._path.with_name("scratch")
-        shutil.rmtree(scratch, ignore_errors=True)  # only now is it known that no other audit works in there
+        shutil.rmtree(scratch, ignore_errors=True)  # safe only now: the open file excludes any other audit
         connection.execute("set temp_directory = ?", [str(scratch)])
-        connection.execute("set preserve_insertion_order = false")  # costs memory, and nothing here depends on it
+        connection.execute(
+            "set preserve_insertion_order = false"
+        )  # order costs memory, and no query here depends on it
         return connection
 
 
-_DUCKDB = duckdb.__version__  # its hash function, which tells a changed past, may be another one in another version
+_DUCKDB = duckdb.__version__  # `hash`, used for digests of the past, may differ between versions

@@ -1,7 +1,7 @@
-"""Live answers: a running server is asked for some customers' rows, and each answer is recomputed where it stands.
+"""Live answers: rows of some customers from a running server, each recomputed at the answer's own position.
 
-An answer's stamp says up to which position, and under which watermark, it is. The ledger is moved on to that very
-position; what the journal says of the customer by then, less what is in documents, is what the answer must say.
+An answer's stamp has its position and watermark. The auditor moves the ledger to exactly this position; the customer's
+usage in the journal by then, less the usage in documents, must equal the answer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stateside.journal import Journal
 from stateside.journal.folder import open_journal
 from stateside.journal.segment import PARTITION
 
-SAMPLE = 100  # customers that are asked for
+SAMPLE = 100  # customers per audit
 
-Ask = Callable[[str, Position], dict[str, Any]]  # the answer for a customer, at this position or later
-Answer = tuple[LiveBatch, str, list[Row]]  # where it stands, customer, rows
+Ask = Callable[[str, Position], dict[str, Any]]  # a customer's answer, at this position or later
+Answer = tuple[LiveBatch, str, list[Row]]  # batch, customer, rows
 Compare = Callable[[Ledger, Layout, Journal, LiveBatch, list[Answer]], LawVerdict]
 PERIOD_ROWS = "customer text, period_end_us bigint, amount_micros hugeint, events hugeint"
 
@@ -66,8 +66,8 @@ _BROKEN = """
 """
 
 
-# Of a whole bill: what a period comes to, in documents and open rows together. Of an answer without documents, whose
-# `current` is false, that is asked of open periods alone.
+# For whole bills: the total of a period, in documents and open rows together. For an answer without documents, where
+# `current` is false, only open periods are compared.
 _BROKEN_BILLS = """
     with journal as (
         select customer, period_end_us, sum(price(quantity, steps))::hugeint as amount_micros, sum(events) as events
@@ -106,7 +106,7 @@ def _say(row: Row) -> str:
 
 
 def sampled_customers(ledger: Ledger) -> list[str]:
-    """A sample of the customers that the journal has, another one at each position."""
+    """A sample of the journal's customers, a different one at each position."""
     rows = ledger.rows(
         "select customer from (select distinct customer from sums) order by hash(customer, ?) limit ?",
         ledger.position,
@@ -116,12 +116,12 @@ def sampled_customers(ledger: Ledger) -> list[str]:
 
 
 def floor_of(ledger: Ledger, journal: Journal) -> Position:
-    """Where the ledger stands, as servers are asked for it."""
+    """The ledger's position, in the form for requests to servers."""
     return _position(journal, ledger.position)
 
 
 def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[LawVerdict]]:
-    """Ask, and compare; how many answers there were, and what came of it. The ledger moves on to the newest of them."""
+    """Request and compare answers; return their number and the verdict. Moves the ledger to the newest answer."""
     answers = _ask_all(ledger, journal, ask)
     return len(answers), (_compare_all(ledger, layout, journal, answers, _compare),)
 
@@ -129,10 +129,10 @@ def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) 
 def recheck(
     layout: Layout, folder: Path, rows: Iterable[tuple[str, Row]], bills: Iterable[tuple[str, Row]] = ()
 ) -> tuple[int, LawVerdict]:
-    """Compare answers that were given at any time, each with its customer: rows of the view, and whole bills.
+    """Compare earlier answers, each with its customer: rows of the view, and whole bills.
 
-    The journal is folded from its start into a ledger in this folder, from one stamp to the next. How many answers
-    there were, and what came of it.
+    Folds the journal from its start into a ledger in `folder`, from one stamp to the next. Returns the number of
+    answers and the verdict.
     """
     count, found, bills = 0, list[LawVerdict](), list(bills)
     found.append(_judge_bills(layout, [bill for _, bill in bills]))
@@ -151,17 +151,17 @@ def recheck(
 
 
 def _judge_bills(layout: Layout, bills: Sequence[Row]) -> LawVerdict:
-    """Whether bills add up, and whether those that were given while the documents were away have the known ones."""
+    """Whether bills add up, and whether bills given while the documents were unavailable have the known ones."""
     stored = {str(one["number"]): one for one in stored_documents(layout)}
     found = [told for bill in bills for told in (*off_in_bill(bill), *_off_in_known(bill, stored))]
     return LawVerdict("answers", _TEXT, len(found), tuple(dict.fromkeys(found))[:SHOWN_MAX])
 
 
 def _off_in_known(bill: Row, stored: Mapping[str, Row]) -> Iterator[str]:
-    """Documents in a bill that are not as they were stored; and of a bill that has the known ones alone, missing ones.
+    """Documents of a bill that differ from the stored ones; and documents missing in a bill with known documents only.
 
-    Those are known that belong to the position and the watermark of the last read that succeeded. Which documents a
-    bill must have that has all of them follows from the journal.
+    The known documents belong to the position and the watermark of the last successful read. For a bill with all
+    documents, the journal determines the documents.
     """
     name = f"The bill of {bill['customer']} at position {bill['stamp']['position']}"
     shown = {one["number"]: (one, entry) for entry in bill["periods"] for one in entry["documents"]}
@@ -187,7 +187,7 @@ def _off_in_known(bill: Row, stored: Mapping[str, Row]) -> Iterator[str]:
 
 
 def _known_periods(bill: Row) -> list[Row]:
-    """Whether a bill has all documents, then its periods: without them only the open ones, as it says itself."""
+    """Whether a bill has all documents, then its periods; without all documents, only the open periods."""
     current = bill["archive"]["state"] == "current"
     return [{"current": current}, *(one for one in bill["periods"] if current or one["state"] == "draft")]
 
@@ -195,7 +195,7 @@ def _known_periods(bill: Row) -> list[Row]:
 def _compare_all(
     ledger: Ledger, layout: Layout, journal: Journal, answers: Sequence[Answer], compare: Compare
 ) -> LawVerdict:
-    """Compare answers, which come in the order of where they stand; of a customer one at a time."""
+    """Compare answers, sorted by position; at most one answer per customer at a time."""
     broken, sentences = 0, list[str]()
     for standing, some in groupby(answers, key=lambda answer: answer[0]):
         by_customer = groupby(some, key=lambda answer: answer[1])
@@ -207,7 +207,7 @@ def _compare_all(
 
 
 def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
-    """Answers for a sample of customers, another one at each position, in the order of where they stand."""
+    """Answers for a sample of customers, sorted by position."""
     floor = floor_of(ledger, journal)
     answers = [(customer, ask(customer, floor)) for customer in sampled_customers(ledger)]
     placed = [(_standing(found["stamp"]), customer, found["rows"]) for customer, found in answers]
@@ -245,7 +245,7 @@ def _compare(
 
 
 def _placed(row: Row, customer: str) -> Row:
-    """A row as it counts in the answer for a customer: one of somebody else is right nowhere in it."""
+    """A row as it counts in a customer's answer: a row of another customer never matches."""
     other = row["customer"]
     return row if other == customer else {**row, "customer": f"{other} (in the answer for {customer})"}
 
@@ -263,6 +263,6 @@ def _compare_bills(
 
 
 def _at(query: str, journal: Journal, standing: LiveBatch) -> str:
-    """The query, of answers that stand there."""
+    """The query for answers at this batch."""
     query = query.replace("(from position)", f"'{_position(journal, standing.offset)}'")
     return query.replace("(from batch)", str(standing.batch)).replace("(from watermark_us)", str(standing.watermark_us))

@@ -1,10 +1,10 @@
-"""The auditor's own arithmetic of money, as macros of SQL, in whole numbers of 128 bits.
+"""The auditor's own money arithmetic: SQL macros over 128-bit integers, independent of the pipeline's.
 
-    price(quantity, steps)          the micros of a quantity: of each step's part of it, rounded down, added up
-    rounded(amount, minor, rule)    whole minor units: the amount in micros, rounded by the plan's rule
+    price(quantity, steps)          micros of a quantity: the sum over the steps, each step's part rounded down
+    rounded(amount, minor, rule)    the amount in micros, rounded to whole minor units by the plan's rule
 
-A step is {above, below, micros, per}: of what lies above `above`, and not above `below` (null: without end), every
-`per` cost `micros`.
+A step is {above, below, micros, per}: in the part of the quantity above `above` and up to `below` (null: unlimited),
+every `per` units cost `micros`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MINOR_MICROS: Final = {name: 10 ** (6 - digits) for digits, names in _MINOR_DIGI
 
 
 def shown(amount_micros: int, currency: str) -> str:
-    """An amount for people, with as many decimals as it takes to hide nothing."""
+    """An amount for people, with enough decimals to show it exactly."""
     units, micros = divmod(abs(amount_micros), 1_000_000)
     decimals = f"{micros:06d}".rstrip("0")
     decimals = decimals.ljust(2, "0") if decimals or MINOR_MICROS.get(currency) != 1_000_000 else ""

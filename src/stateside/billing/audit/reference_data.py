@@ -1,22 +1,18 @@
-"""Reference data: the plans that were published and the customers that were assigned to them, one by one in order.
+"""Reference data: the auditor's own rules for published plans, assignments of customers, and billing periods.
 
-A version of a plan is an event of type `plan` about the plan (see `plan_payload`), an assignment one of type `assign`
-about the customer: {"plan": "basic", "effective_us": …}.
+Rules and calendar are written apart from the pipeline's code on purpose: if one of the two is wrong, the two disagree.
+An event that breaks a rule is refused: it changes nothing, and is a bad event.
 
-What breaks a rule is refused: it changes nothing, and is a bad event.
-
-The auditor's own reading of a published plan: the payload of an event of type `plan`.
+An assignment is an event of type `assign` about the customer: {"plan": "basic", "effective_us": …}. A version of a plan
+is an event of type `plan` about the plan:
 
     {"plan": "basic", "version": 3, "effective_us": …, "currency": "EUR", "rounding": "half-even",
      "cycle": {"kind": "month", "time_zone": "Europe/Berlin", "anchor_day": 1},
      "prices": {"call": [[0, 0, 1], [6000, 90000, 60]], "fee:base": [[0, 9990000, 1]], "credit": [[0, -1, 1]]},
      "fees": ["base"]}
 
-A price is steps [above, micros, per]: of what lies above `above`, up to the next step, every `per` cost `micros`.
-
-The auditor's own calendar: where the billing periods of a cycle begin and end, in the cycle's time zone.
-
-Written apart from the pipeline's calendar on purpose: if one of the two is wrong, they disagree.
+A price is steps [above, micros, per]: in the part of the quantity above `above`, up to the next step, every `per` units
+cost `micros`.
 """
 
 from __future__ import annotations
@@ -44,15 +40,15 @@ QUANTITY_MAX = {
     "fee": 1,
     "credit": 10**12,  # micros
 }
-NAMED = ("package", "fee")  # on the bill these are `package:NAME`, `fee:NAME`
-EVENT_MICROS_MAX = 10**15  # no event may cost more than a thousand million units of money
+NAMED = ("package", "fee")  # `package:NAME`, `fee:NAME` on the bill
+EVENT_MICROS_MAX = 10**15  # price limit of one event: 10**9 units of the currency
 _LONG_MAX = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_CREDIT = [[0, -1, 1]]  # a micro of credit takes a micro off, in every plan
+_CREDIT = [[0, -1, 1]]  # in every plan a micro of credit subtracts a micro
 
 
 def read_version(payload: str) -> dict[str, Any] | None:
-    """What a published version says, its steps with their ends; None if nothing could be rated by it."""
+    """A published version, its steps with their ends; None if the payload is invalid."""
     try:
         found: dict[str, Any] = json.loads(payload)
         sound = _head_is_sound(found) and _cycle_is_sound(found["cycle"]) and _prices_are_sound(found["prices"])
@@ -66,7 +62,7 @@ def read_version(payload: str) -> dict[str, Any] | None:
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether it is a whole number from `least` on that a column can hold."""
+    """Whether the value is an integer from `least` on that a 64-bit column can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LONG_MAX
 
 
@@ -81,7 +77,7 @@ def _head_is_sound(found: dict[str, Any]) -> bool:
 
 
 def _cycle_is_sound(cycle: dict[str, Any]) -> bool:
-    ZoneInfo(cycle["time_zone"])  # an error if there is no such zone
+    ZoneInfo(cycle["time_zone"])  # raises for an unknown zone
     anchor_day, kind = cycle.get("anchor_day", 1), cycle["kind"]
     return (
         cycle.keys() <= {"kind", "time_zone", "anchor_day"}
@@ -121,9 +117,9 @@ def _with_ends(steps: list[list[int]]) -> list[dict[str, int | None]]:
 
 
 def fold_references(ledger: Ledger, ahead_us: int) -> None:
-    """Take the reference data of the registered `chunk` into the ledger.
+    """Fold the reference data of the registered `chunk` into the ledger.
 
-    All but a customer's first assignment take effect at least so long after they were appended.
+    All but a customer's first assignment take effect at least `ahead_us` after their append.
     """
     _fold_plans(ledger, ahead_us)
     _fold_assignments(ledger, ahead_us)
@@ -145,7 +141,7 @@ def _events(ledger: Ledger, type_: str) -> list[tuple[Any, ...]]:
 
 
 def _follows(found: dict[str, Any], newest: tuple[Any, ...], effective_us_min: int) -> bool:
-    """Whether a version may come after the newest one: a higher number, in effect later, and not too soon."""
+    """Whether a version may follow the newest one: higher number, effective later, not too soon after its append."""
     version, effective_us = newest
     return (
         found["effective_us"] >= effective_us_min
@@ -187,7 +183,7 @@ def _fold_assignments(ledger: Ledger, ahead_us: int) -> None:
 
 
 def _newest_assignments(ledger: Ledger) -> dict[str, tuple[int, int]]:
-    """For the customers that the chunk assigns anew: the number of their last assignment, and when it takes effect."""
+    """For the customers in the chunk's assignments: the number and effective time of their last assignment."""
     rows = ledger.rows("""
         select customer, max(number), max(effective_us) from assignments
         where customer in (select entity from chunk where type = 'assign') group by customer
@@ -196,7 +192,7 @@ def _newest_assignments(ledger: Ledger) -> dict[str, tuple[int, int]]:
 
 
 def _assignment(payload: str) -> tuple[str | None, int]:
-    """The plan, and when it takes effect; None if the payload does not say both."""
+    """The plan and its effective time; None as the plan if either is invalid."""
     found = json.loads(payload)
     plan, effective_us = found.get("plan"), found.get("effective_us")
     sound = isinstance(plan, str) and plan and is_whole(effective_us, 0)
@@ -204,7 +200,7 @@ def _assignment(payload: str) -> tuple[str | None, int]:
 
 
 def _insert(ledger: Ledger, table: str, rows: list[tuple[Any, ...]], names: str) -> None:
-    """Many rows at once: through Arrow, as one by one takes DuckDB a while."""
+    """Insert many rows through Arrow, because DuckDB is slow row by row."""
     if rows:
         columns = dict(zip(names.split(), map(list, zip(*rows, strict=True)), strict=True))
         ledger.sql.register("rows_to_insert", pa.table(columns))
@@ -214,12 +210,12 @@ def _insert(ledger: Ledger, table: str, rows: list[tuple[Any, ...]], names: str)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_LONGEST = timedelta(days=63)  # a period that a day lies in began less than so long ago, and one began before that
+_LONGEST = timedelta(days=63)  # every day's period, and the one before, began less than this ago
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AuditCycle:
-    """How a plan cuts time into periods: by `month` (from its anchor day on), ISO `week` or `day` of a time zone."""
+    """A plan's division of time into periods: `month` (from the anchor day), ISO `week` or `day` of a time zone."""
 
     kind: str
     time_zone: str
@@ -228,7 +224,7 @@ class AuditCycle:
 
 @dataclass(frozen=True, slots=True)
 class AuditPeriod:
-    """A period of a cycle. `start_us` belongs to it, `end_us` to the next one."""
+    """A period of a cycle: `start_us` is inclusive, `end_us` exclusive."""
 
     label: str
     start_us: int
@@ -236,7 +232,7 @@ class AuditPeriod:
 
 
 def periods(cycle: AuditCycle, first_us: int, last_us: int) -> list[AuditPeriod]:
-    """The periods that the times from `first_us` to `last_us`, both included, lie in, in order."""
+    """The periods that contain the times from `first_us` to `last_us`, both inclusive, in order."""
     zone = ZoneInfo(cycle.time_zone)
     first, last = (_local_date(time_us, zone) for time_us in (first_us, last_us))
     days = _first_days(cycle, first - _LONGEST, last + _LONGEST)
@@ -251,7 +247,7 @@ def _first_days(cycle: AuditCycle, begin: date, end: date) -> Iterator[tuple[dat
 
 
 def _begins_on(cycle: AuditCycle, day: date) -> bool:
-    """Whether a period begins on this day. An anchor day that a month does not have is the month's last day."""
+    """Whether a period begins on this day. A month without the anchor day begins on its last day."""
     if cycle.kind == "month":
         return day.day == min(cycle.anchor_day, monthrange(day.year, day.month)[1])
     return cycle.kind == "day" or day.isoweekday() == 1
@@ -272,5 +268,5 @@ def _local_date(time_us: int, zone: ZoneInfo) -> date:
 
 
 def _midnight_us(day: date, zone: ZoneInfo) -> int:
-    """When the day begins there: at midnight, or when the clocks have jumped over it."""
+    """The start of a day: midnight, or the moment when the clocks skip midnight."""
     return (datetime.combine(day, time(), zone).astimezone(UTC) - _EPOCH) // _MICROSECOND

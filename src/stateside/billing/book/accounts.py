@@ -1,8 +1,8 @@
-"""Accounts: customers and what plans they were assigned to, as arrays that are searched for many at once.
+"""Accounts: customers and their assignments to plans, as arrays with vectorised lookup.
 
-The customers stand in the order of their names' hashes; customer `i` has the assignments from `firsts[i]` up to
-`firsts[i + 1]`, in the journal's order. These rise in offset and in effective time, so that of those that are in effect
-and stand before an event the last one is the newest.
+Customers are sorted by the hash of their names; customer `i` has the assignments from `firsts[i]` up to
+`firsts[i + 1]`, in the journal's order. The assignments of a customer rise in offset and in effective time, so the last
+one that is in effect and precedes an event is the newest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from stateside.billing.book.plan_rules import Assignment
 from stateside.billing.book.texts import ALL, Hashes, Longs, Rows, Texts, text_hashes
 
-NONE = -1  # in arrays of numbers of rows: there is none
+NONE = -1  # "no row" in arrays of row numbers
 
 _ASSIGNMENT = pa.struct(
     [
@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Accounts:
-    """Some customers' assignments. `plans` are numbers of plans in a list that the owner keeps."""
+    """Assignments of some customers. `plans` holds indexes into a list of plans kept by the owner."""
 
     hashes: Hashes
     names: pa.Array
@@ -51,7 +51,7 @@ class Accounts:
 
     @classmethod
     def of(cls, assignments: Mapping[str, Sequence[Assignment]], plans: Mapping[str, int]) -> Accounts:
-        """The accounts of these customers; `plans` has each plan's number."""
+        """The accounts of these customers; `plans` maps each plan to its number."""
         names = pa.array(assignments, pa.large_string())
         flat = [one for several in assignments.values() for one in several]
         return cls(
@@ -68,13 +68,12 @@ class Accounts:
     def of_one_each(
         cls, names: pa.Array, effective_us: Longs, offsets: Longs, plans: Longs, holders: pa.Array
     ) -> Accounts:
-        """The accounts of customers with one assignment each."""
         firsts = np.arange(len(names) + 1)
         return cls(text_hashes(Texts.of(names)), names, firsts, effective_us, offsets, plans, holders)._sorted()
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch) -> Accounts:
-        """Accounts that lie in a file: nothing is copied."""
+        """Accounts in a mapped file, without a copy."""
         lists = batch.column("assignments")
         hashes, firsts = batch.column("hash").to_numpy(), lists.offsets.to_numpy()
         values = lists.values
@@ -82,7 +81,6 @@ class Accounts:
         return cls(hashes, batch.column("name"), firsts, effective_us, offsets, plans, values.field("holder"))
 
     def as_batch(self) -> pa.RecordBatch:
-        """The accounts for a file."""
         values = [pa.array(self.effective_us), pa.array(self.offsets), pa.array(self.plans), self.holders]
         struct = pa.StructArray.from_arrays(values, fields=list(_ASSIGNMENT))
         lists = pa.LargeListArray.from_arrays(pa.array(self.firsts), struct, type=SCHEMA.field("assignments").type)
@@ -92,7 +90,7 @@ class Accounts:
         return len(self.hashes)
 
     def find(self, names: Texts, hashes: Hashes) -> Longs:
-        """Which account each name has, or NONE. Names are compared, so that hashes may be equal by chance."""
+        """The account of each name, or NONE. Names are compared too, so hash collisions do no harm."""
         found = np.full(len(names), NONE)
         rows, at = np.arange(len(names)), self._directory.first(hashes)
         while len(rows):
@@ -103,11 +101,11 @@ class Accounts:
         return found
 
     def newest(self, accounts: Longs, times_us: Longs, before: Longs) -> Longs:
-        """The number of the newest assignment in effect at a time, of those before an offset; or NONE."""
+        """The number of the newest assignment in effect at a time, among the assignments before an offset; or NONE."""
         return newest(self.firsts, self.effective_us, self.offsets, accounts, times_us, before)
 
     def assignments(self, account: int, plans: Sequence[str]) -> list[Assignment]:
-        """All of one account, in the journal's order."""
+        """All assignments of one account, in the journal's order."""
         return [
             Assignment(
                 int(self.offsets[at]), int(self.effective_us[at]), plans[self.plans[at]], self.holders[at].as_py()
@@ -116,7 +114,7 @@ class Accounts:
         ]
 
     def merged(self, newer: Accounts) -> Accounts:
-        """All accounts of both; those that both have as the newer ones have them."""
+        """The union of both; where both have an account, the newer one wins."""
         if not len(self) or not len(newer):
             return newer if len(newer) else self
         kept = np.ones(len(self), np.bool_)
@@ -145,7 +143,7 @@ class Accounts:
         return Accounts(self.hashes[accounts], names, firsts, *columns, holders)
 
     def _seek(self, rows: Longs, at: Longs, hashes: Hashes) -> tuple[Longs, Longs]:
-        """Those of the rows whose hash stands here, from a place on: with the first place where it does."""
+        """The rows whose hash occurs at or after their start position, each with the first such position."""
         found: list[tuple[Longs, Longs]] = []
         while len(rows):
             inside = at < len(self)
@@ -170,7 +168,7 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """Where hashes with the same highest bits begin: about one hash to a place, found without a search."""
+    """The first position of each prefix of hash bits: about one hash per prefix, so a lookup needs no search."""
 
     shift: np.uint64
     begins: npt.NDArray[np.int32]
@@ -187,9 +185,9 @@ class _Directory:
 
 
 def newest(firsts: Longs, effective_us: Longs, offsets: Longs, groups: Longs, times_us: Longs, before: Longs) -> Longs:
-    """For each group, time and offset: the last of the group's entries that is in effect and stands before; or NONE.
+    """For each group, time and offset: the group's last entry in effect and before the offset; or NONE.
 
-    The entries of a group lie side by side from `firsts[group]` on, and rise in both.
+    The entries of a group are contiguous from `firsts[group]` on, and rise in effective time and in offset.
     """
     found = np.full(len(groups), NONE)
     if not len(effective_us):

@@ -1,23 +1,19 @@
-"""The book: all plans and assignments up to an offset of the journal, ready to be looked up for many events at once.
+"""The book: all plans and assignments up to an offset of the journal, with vectorised lookup for many events at once.
 
-Reference data are events of the journal like any other; `folding` has the rules by which they are accepted. A book that
-covers more than an event needs gives the same answer for it: what stands behind the event is not looked at.
+Reference data are events of the journal like any other; `plan_rules` decides which are accepted. A lookup ignores
+everything after the event, so a book that covers more than an event needs gives the same result for the event.
 
-A `BookKeeper` has the newest book of a journal. It begins with the newest snapshot in its folder, and reads on in the
-journal from there.
+**Newcomers.** No rule refuses a well-formed first assignment, so first assignments are added in bulk: a million
+customers loaded into a journal are added in seconds. All other reference events go through `plan_rules` one by one.
 
-Newcomers: customers' first assignments, taken into the book many at once.
+**Snapshots.** A `BookKeeper` starts from the newest snapshot in its folder and reads the journal from there. Snapshots
+are memory-mapped Arrow files, so a million accounts are available at once.
 
-No rule can refuse a well-formed first assignment, so that none has to be looked at by itself; a million customers that
-are loaded into a journal are there in seconds. Whatever is not surely one is left to `folding`, which knows all rules.
+    FOLDER/book-00000000000012345678.arrow     named by the offset up to which it covers the journal
 
-Snapshots of a book: Arrow files that are mapped into memory, so that a million accounts are there at once.
-
-    FOLDER/book-00000000000012345678.arrow     named by the offset that it covers
-
-The file's one record batch are the accounts; the schema's metadata, as JSON under `book`, are the journal's id, the
-offset, the plans and what was refused. A snapshot spares reading the journal and is nothing more: all of them may be
-deleted. The newest two are kept, as a reader may be about to open the one before.
+The one record batch holds the accounts; the schema's metadata holds, as JSON under `book`, the journal's id, the
+offset, the plans and the refused events. A snapshot only saves reading the journal: all snapshots may be deleted. The
+newest two are kept, because a reader may be about to open the older one.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ _PAYLOAD = pa.schema([("plan", pa.string()), ("effective_us", pa.int64()), ("hol
 
 
 def split_newcomers(references: pa.Table, known: tuple[Accounts, ...]) -> tuple[pa.Table, pa.Table]:
-    """First the newcomers among reference events, with their payload as columns; then all others as they are."""
+    """Split reference events into newcomers, with payload fields as columns, and all others, unchanged."""
     references = references.combine_chunks()
     assigned = references.filter(pc.equal(references["type"], ASSIGN)).combine_chunks()
     if not assigned.num_rows:
@@ -63,7 +59,7 @@ def split_newcomers(references: pa.Table, known: tuple[Accounts, ...]) -> tuple[
 
 
 def newcomers_accounts(newcomers: pa.Table, plans: dict[str, int]) -> Accounts:
-    """Their accounts, of one assignment each; `plans` has each plan's number."""
+    """Accounts of newcomers, one assignment each; `plans` maps each plan to its number."""
     names = pa.concat_arrays([pa.array([], pa.large_string()), *newcomers["entity"].cast(pa.large_string()).chunks])
     holders = newcomers["holder"].cast(pa.large_string())
     known = pa.array(plans, pa.string())
@@ -83,7 +79,7 @@ def _table(assigned: pa.Table, fields: pa.Table) -> pa.Table:
 
 
 def _new(names: Texts, known: tuple[Accounts, ...]) -> Bools:
-    """Whether a customer is unknown and has one assignment here; not if a hash comes twice, whosever it is."""
+    """Whether a customer is unknown and has exactly one assignment here; False for any hash that occurs twice."""
     hashes = text_hashes(names)
     new = _once(hashes)
     for accounts in known:
@@ -107,7 +103,7 @@ _METADATA = b"book"
 
 @dataclass(frozen=True, slots=True)
 class BookTables:
-    """What a book has beside its accounts. `plan_names` gives plans their numbers in the accounts, and only grows."""
+    """The contents of a book beside its accounts. `plan_names` numbers the plans for the accounts, and only grows."""
 
     covers: int = 0
     plan_names: tuple[str, ...] = ()
@@ -115,27 +111,24 @@ class BookTables:
     refused: tuple[Refused, ...] = ()
 
     def covering(self, covers: int) -> BookTables:
-        """The same up to a later offset."""
         return replace(self, covers=covers)
 
     def extended(self, fold: Fold, covers: int) -> BookTables:
-        """With what a fold accepted and refused."""
+        """The tables plus everything that a fold accepted and refused."""
         published = [version.plan for _, version in fold.versions]
         assigned = [one.plan for several in fold.assignments.values() for one in several]
         more = (*self.versions, *fold.versions), (*self.refused, *fold.refused)
         return BookTables(covers, self.plan_names, *more).naming([*published, *assigned])
 
     def naming(self, plans: Iterable[str]) -> BookTables:
-        """With numbers for these plans too."""
+        """The tables with numbers for these plans too."""
         return replace(self, plan_names=tuple(dict.fromkeys([*self.plan_names, *plans])))
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Each plan's number."""
         return {plan: number for number, plan in enumerate(self.plan_names)}
 
     def as_json(self) -> dict[str, Any]:
-        """The pages for a file."""
         return {
             "covers": self.covers,
             "plan_names": self.plan_names,
@@ -145,7 +138,6 @@ class BookTables:
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> BookTables:
-        """The pages of a file."""
         return cls(
             content["covers"],
             tuple(content["plan_names"]),
@@ -155,7 +147,7 @@ class BookTables:
 
 
 def save(folder: Path, journal_id: str | None, pages: BookTables, accounts: Accounts) -> None:
-    """Write a snapshot, in one step and durably, and delete those that nobody needs any more."""
+    """Write a snapshot atomically and durably, and delete all but the newest two."""
     content = json.dumps({"version": VERSION, "journal": journal_id, **pages.as_json()})
     batch = accounts.as_batch()
     sink = pa.BufferOutputStream()
@@ -167,12 +159,12 @@ def save(folder: Path, journal_id: str | None, pages: BookTables, accounts: Acco
 
 
 def load_newest(folder: Path, journal_id: str | None) -> tuple[BookTables, Accounts] | None:
-    """The newest snapshot; None where there is none. StateError if it is damaged, or of another journal."""
+    """The newest snapshot, or None. StateError if the snapshot is damaged, or of another journal."""
     for path in _newest_first(folder):
         try:
             return _load(path, journal_id)
         except FileNotFoundError:
-            continue  # deleted meanwhile: there is a newer one, or this one's place was taken
+            continue  # deleted in the meantime by a writer that saved a newer snapshot
         except (pa.ArrowInvalid, OSError, ValueError, LookupError, TypeError) as error:
             raise _unusable(path, f"it is damaged: {error}") from error
     return None
@@ -200,59 +192,60 @@ def _unusable(path: Path, reason: str) -> StateError:
     )
 
 
-_TAIL_SHARE = 16  # accounts that changed lie apart until they are more than this part of all: few are copied at a time
+_TAIL_SHARE = 16  # changed accounts stay in the tail up to 1/16 of all: a fold copies only the tail
 _TAIL_MIN = 4_096
-_LOOKUP_ROWS = 65_536  # looked up at a time: what is reckoned on the way stays in the processor's cache
-_BULK_ROWS = 1_000  # reference events at once, from which on newcomers are worth a look
+_LOOKUP_ROWS = 65_536  # looked up at a time: intermediate arrays stay in the processor's cache
+_BULK_ROWS = 1_000  # reference events at once from which on the bulk path for newcomers pays
 _FOLD_ROWS = 100_000  # reference events folded at a time
-_AHEAD_EVENTS_MAX = 1_000_000  # read beyond what was asked for, to be at the journal's end, where the next read begins
-_SAVE_EVENTS = 10_000_000  # events behind a snapshot that a start reads over in about a second
-_SAVE_SHARE = 16  # and accounts changed, of all
+_AHEAD_EVENTS_MAX = (
+    1_000_000  # read ahead of the requested offset to reach the journal's end, where the next read begins
+)
+_SAVE_EVENTS = 10_000_000  # events after the snapshot; a start reads them in about a second
+_SAVE_SHARE = 16  # or 1/16 of all accounts changed
 _SAVE_ACCOUNTS_MIN = 10_000
 
 
 @dataclass(frozen=True)
 class Book:
-    """Plans and assignments of the journal's events before the offset `covers`."""
+    """Plans and assignments from the journal's events before the offset `covers`."""
 
     pages: BookTables
     base: Accounts
-    tail: Accounts  # those that changed since the base was made, whole
+    tail: Accounts  # complete accounts of the customers changed since the base was made
 
     @classmethod
     def empty(cls) -> Book:
-        """The book of an empty journal."""
         return cls(BookTables(), _NO_ACCOUNTS, _NO_ACCOUNTS)
 
     @property
     def covers(self) -> int:
-        """It has the reference events before this offset."""
+        """The offset before which the book has all reference events."""
         return self.pages.covers
 
     @property
     def refused(self) -> tuple[Refused, ...]:
-        """The reference events that were refused, in order."""
+        """The refused reference events, in order."""
         return self.pages.refused
 
     @cached_property
     def refused_offsets(self) -> Longs:
-        """Where these stand in the journal."""
         return np.array([one.offset for one in self.refused], np.int64)
 
     @cached_property
     def plans(self) -> Mapping[str, PlanVersion]:
-        """All versions by their ids."""
+        """All versions by id."""
         return {version.id: version for _, version in self.pages.versions}
 
     @cached_property
     def versions(self) -> list[PlanVersion]:
-        """All versions, plan by plan: what `rated_by` gives numbers of."""
+        """All versions, plan by plan, as numbered by `rated_by`."""
         return [version for _, version in self._versions.entries]
 
     def rated_by(self, customers: pa.Array, times_us: Longs, offsets: Longs) -> tuple[Longs, Longs]:
-        """By which version each event is rated: its number in `versions`, or NONE; and its plan's number, or NONE.
+        """For each event: the number of its plan version in `versions`, or NONE; and its plan's number, or NONE.
 
-        No plan: the customer is unknown, or was not assigned yet. A plan but no version: that has none in effect.
+        No plan: the customer is unknown, or was not assigned yet. A plan but no version: no version of the plan is in
+        effect.
         """
         plans = np.full(len(times_us), NONE)
         names = Texts.of(customers)
@@ -262,16 +255,16 @@ class Book:
         return self._versions.newest(plans, times_us, offsets), plans
 
     def plan_at(self, customer: str, time_us: int, offset: int) -> PlanVersion | None:
-        """The version that an event of the customer at this time and offset is rated by; None if there is none."""
+        """The version that rates an event of the customer at this time and offset, or None."""
         found, _ = self.rated_by(pa.array([customer]), np.array([time_us]), np.array([offset]))
         return None if found[0] == NONE else self.versions[found[0]]
 
     def assignments(self, customer: str) -> list[Assignment]:
-        """All accepted assignments of a customer, in the journal's order; none if it is unknown."""
+        """All accepted assignments of a customer, in the journal's order; an empty list for an unknown customer."""
         return next(self._histories([customer]), [])
 
     def folded(self, references: pa.Table, covers: int) -> Book:
-        """The book with these reference events too, which are all between what it covers and a later offset."""
+        """The book extended by `references`: all reference events from its own `covers` up to a later offset."""
         if not references.num_rows:
             return Book(self.pages.covering(covers), self.base, self.tail)
         if references.num_rows < _BULK_ROWS:
@@ -282,7 +275,7 @@ class Book:
         return Book(pages, book.base, book.tail.merged(newcomers_accounts(newcomers, pages.numbers)))._levelled()
 
     def _folded(self, references: pa.Table, covers: int) -> Book:
-        """As `folded`, one by one."""
+        """`folded` without the bulk path for newcomers."""
         rows = [Reference(*row) for row in zip(*(column.to_pylist() for column in references.columns), strict=True)]
         customers = list(dict.fromkeys(row.entity for row in rows if row.type == ASSIGN))
         histories = dict(zip(customers, self._histories(customers), strict=True))
@@ -296,11 +289,11 @@ class Book:
         return Book(pages, self.base, self.tail.merged(Accounts.of(changed, pages.numbers)))._levelled()
 
     def whole(self) -> Book:
-        """The same book with all accounts in one."""
+        """The book with tail and base merged."""
         return Book(self.pages, self.base.merged(self.tail), _NO_ACCOUNTS) if len(self.tail) else self
 
     def _plans(self, names: Texts, times_us: Longs, offsets: Longs) -> Longs:
-        """The number of the plan that each customer was assigned to, or NONE."""
+        """The number of the plan that each customer is assigned to, or NONE."""
         plans = np.full(len(names), NONE)
         hashes = text_hashes(names)
         rows = np.arange(len(names))
@@ -318,7 +311,6 @@ class Book:
         return self.whole() if len(self.tail) > max(_TAIL_MIN, len(self.base) // _TAIL_SHARE) else self
 
     def _histories(self, customers: list[str]) -> Iterator[list[Assignment]]:
-        """Each customer's assignments."""
         names = Texts.of(pa.array(customers, pa.large_string()))
         hashes = text_hashes(names)
         changed, known = self.tail.find(names, hashes), self.base.find(names, hashes)
@@ -333,7 +325,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
-    """The versions of each plan side by side, in the order of the plans' numbers."""
+    """The versions grouped by plan, in the order of the plans' numbers."""
 
     entries: list[tuple[int, PlanVersion]]
     firsts: Longs
@@ -366,7 +358,7 @@ _NO_ACCOUNTS = Accounts.of({}, {})
 
 
 class BookKeeper:
-    """Has the newest book of a journal, for one process. With a folder it begins at, and saves, snapshots there."""
+    """Keeps the newest book of a journal for one process. With a folder, loads and saves snapshots there."""
 
     def __init__(self, journal: Journal, folder: Path | None) -> None:
         self._journal = journal
@@ -387,7 +379,7 @@ class BookKeeper:
             return book
 
     def save(self, *, now: bool = False) -> bool:
-        """Write a snapshot, if so much is new that it is worth it, or `now`; whether one was written."""
+        """Write a snapshot if enough has changed, or if `now`; return whether one was written."""
         with self._turn:
             book = self._book
             if self._folder is None or book is None or book.covers == self._saved_covers:
@@ -408,7 +400,7 @@ class BookKeeper:
         return Book(*found, _NO_ACCOUNTS)
 
     def _read_on(self, book: Book, offset: int) -> Book:
-        """Fold the journal up to the offset, or up to its end if that is near."""
+        """Fold the journal up to the offset, or up to the journal's end if the end is near."""
         end = self._journal.durable_end()
         near = offset <= end.offset <= offset + _AHEAD_EVENTS_MAX
         stop = end.offset if near else offset
@@ -420,7 +412,7 @@ class BookKeeper:
 
 
 def _references(journal: Journal, start: int, stop: int, mark: DurableEnd | None) -> Iterator[tuple[pa.Table, int]]:
-    """The reference events of a range, some at a time, each time with the offset up to which that are all."""
+    """The reference events of a range in chunks, each with the offset up to which all events were read."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for first, batch in journal.batches(start, stop, mark):
@@ -443,7 +435,7 @@ _COLUMNS = pa.schema(
 
 
 def _columns(batch: pa.RecordBatch, offsets: Longs) -> pa.RecordBatch:
-    """What a `Reference` has, in its order."""
+    """The fields of a `Reference`, in their order."""
     names = [batch.column(name) for name in ("id", "entity", "type")]
     appended, payload = batch.column("appended").cast(pa.int64()), batch.column("payload")
     return pa.RecordBatch.from_arrays([pa.array(offsets), *names, appended, payload], schema=_COLUMNS)

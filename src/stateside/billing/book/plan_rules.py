@@ -1,11 +1,11 @@
-"""The rules by which publications of plans and assignments are accepted, one after the other in the journal's order.
+"""The rules that accept or refuse publications of plans and assignments, one by one in the journal's order.
 
-- A version has a higher number than the one before, and takes effect later.
-- It takes effect at least `FUTURE_US_MAX` after it was appended. No event may lie further in the future of its own
-  append than that; so every event that the version is for stands behind it in the journal, and a replay rates it alike.
-- The same holds for assignments of a customer; only the first one may take effect at any time.
+- A version has a higher number than the version before, and takes effect later.
+- A version takes effect at least `FUTURE_US_MAX` after its append. No event may lie further beyond its own append time,
+  so every event that the version applies to comes after the version in the journal, and a replay rates the event alike.
+- The same holds for assignments of a customer, except that the first one may take effect at any time.
 
-What breaks a rule is refused, with the reason: it changes nothing.
+An event that breaks a rule is refused, with the reason, and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A publication or an assignment, as it stands in the journal."""
+    """A publication or an assignment, as stored in the journal."""
 
     offset: int
     id: str
@@ -38,7 +38,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A customer is rated by this plan from a time on. `holder` is the name on the bill."""
+    """A plan that rates a customer from a time on. `holder` is the name on the bill."""
 
     offset: int
     effective_us: int
@@ -58,7 +58,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What is accepted, given the newest versions by plan and the newest effective times by customer."""
+    """Accepted and refused events, on top of the newest version per plan and the newest effective time per customer."""
 
     newest_versions: dict[str, PlanVersion]
     newest_effective_us: dict[str, int]
@@ -67,7 +67,7 @@ class Fold:
     refused: list[Refused] = field(default_factory=list)
 
     def add(self, references: Iterable[Reference]) -> None:
-        """Take these in, in order."""
+        """Apply reference events in the journal's order."""
         for reference in references:
             if reference.type == PLAN:
                 detail = self._publish(reference)
@@ -80,7 +80,7 @@ class Fold:
                 self.refused.append(Refused(reference.offset, reference.id, reason, detail))
 
     def _publish(self, reference: Reference) -> str | None:
-        """Accept a version, or say why not."""
+        """Accept a version, or return the reason for refusing it."""
         try:
             version = PlanVersion.from_payload(json.loads(reference.payload))
         except PlanInvalid as error:
@@ -101,7 +101,7 @@ class Fold:
         return _too_early(version.effective_us, max(least_us, before.effective_us + 1 if before else 0))
 
     def _assign(self, reference: Reference) -> str | None:
-        """Accept an assignment, or say why not."""
+        """Accept an assignment, or return the reason for refusing it."""
         payload: dict[str, Any] = json.loads(reference.payload)
         plan, effective_us, holder = (payload.get(name) for name in ("plan", "effective_us", "holder"))
         if not isinstance(plan, str) or not plan:

@@ -1,4 +1,4 @@
-"""Many texts at once: their hashes, and which of them are equal, without a Python object for each."""
+"""Vectorised hashing and comparison of strings, without a Python object for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Longs = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 Rows = Longs | slice
-ALL = slice(None)  # of an array this is a view, and costs nothing
+ALL = slice(None)  # indexing with a slice is a view, without a copy
 
 _WORD_BYTES = 8
 # Odd numbers without a pattern: digits of pi, e and the golden ratio.
@@ -26,7 +26,7 @@ _LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_WORD_BYTES + 1)]
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A column of texts, seen as words of eight bytes; the last word of a text is filled up with zeros."""
+    """A column of strings, seen as words of eight bytes; the last word of a string is padded with zeros."""
 
     begins: Longs
     lengths: Longs
@@ -35,9 +35,9 @@ class Texts:
 
     @classmethod
     def of(cls, column: pa.Array | pa.ChunkedArray) -> Texts:
-        """A view of an Arrow column without nulls; its bytes are not copied, unless they are very few."""
+        """A view of an Arrow column without nulls; bytes are copied only for content shorter than a word."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(array, pa.ChunkedArray):  # of a column without chunks
+        if isinstance(array, pa.ChunkedArray):  # a column without chunks
             array = pa.array([], pa.large_string())
         array = array.cast(pa.large_string())
         edges = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8) if len(array) else _ZERO
@@ -51,11 +51,10 @@ class Texts:
         return len(self.begins)
 
     def taken(self, rows: Rows) -> Texts:
-        """Some of the texts."""
         return Texts(self.begins[rows], self.lengths[rows], self._words, self._bytes)
 
     def words(self, rows: Rows) -> Iterator[tuple[Rows, Hashes]]:
-        """Word by word, from the first on: which of the rows have one more, as numbers into `rows`, and those words."""
+        """Word by word from the first: the rows that have one more word, as indexes into `rows`, and their words."""
         begins, lengths = self.begins[rows], self.lengths[rows]
         which: Rows = ALL if len(lengths) and lengths.min() > 0 else np.flatnonzero(lengths > 0)
         at_byte = 0
@@ -68,7 +67,7 @@ class Texts:
                 which = np.flatnonzero(more) if isinstance(which, slice) else which[more]
 
     def equal(self, rows: Longs, other: Texts, other_rows: Longs) -> Bools:
-        """Whether each of these texts is the one beside it of the others."""
+        """Whether each text equals its counterpart, pair by pair."""
         same: Bools = self.lengths[rows] == other.lengths[other_rows]
         if not same.all():
             candidates = np.flatnonzero(same)
@@ -79,7 +78,7 @@ class Texts:
         return same
 
     def _word(self, at_bytes: Longs) -> Hashes:
-        """The words at these places; of what lies beyond the last byte nothing is read, and zeros are shifted in."""
+        """The words at these bytes; past the end nothing is read, and zeros are shifted in."""
         last = self._bytes - _WORD_BYTES
         if not len(at_bytes) or at_bytes.max() <= last:
             return self._words[at_bytes]
@@ -91,7 +90,7 @@ _ZERO = np.zeros(1, np.int64)
 
 
 def text_hashes(texts: Texts) -> Hashes:
-    """A 64-bit hash of each text: the same in every process and on every machine, as it stands in files."""
+    """A 64-bit hash of each text, the same in every process and on every machine, because files store the hashes."""
     hashes = (texts.lengths.astype(np.uint64) + _SEED) * _ONE
     for which, word in texts.words(ALL):
         hashes[which] = _stirred((hashes[which] ^ word) * _TWO)

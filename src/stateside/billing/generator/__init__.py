@@ -1,13 +1,13 @@
-"""The generator: customers who telephone, the same for the same seed, and what must come out of it to the micro.
+"""The generator: simulated customers, reproducible by seed, and the exact totals that billing must compute.
 
     generator = Generator(seed=1, customers=1_000, periods=3, shares=Shares(late=0.03, duplicate=0.01, bad=0.01))
     for arrival in generator.arrivals(): ...
     generator.report()
 
-`scenario` has the plans and who is on which, `shares` how much goes wrong, `quantities` how a period's usage adds up to
-an even amount, `usage` the events of a period, `bad` those that no bill may have, `rows` the events as the journal
-stores them, `stream` all of them in the order in which they come in, `report` what must become of them, `writing` where
-they go.
+`scenario` defines the plans and their customers, `quantities` usage that adds up to an even amount per period, `usage`
+the events of a period, bad events and the shares of irregular ones, `rows` the events as the journal stores them,
+`event_stream` all events in order of arrival, `expected_totals` the expected result, `output` the targets: journal,
+files, Kafka.
 """
 
 from stateside.billing.generator.event_stream import Arrival, Generator

@@ -1,4 +1,4 @@
-"""The stream: everything that a scenario's customers do, in the order in which it comes in."""
+"""The event stream: all events of a scenario's customers, in order of arrival."""
 
 from __future__ import annotations
 
@@ -25,32 +25,28 @@ from stateside.journal.columns import GIVEN, decode
 ROWS_AT_ONCE: Final = 16_384
 _SECOND_US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BAD: Final = 1_000_000  # a stream of random numbers of its own, which is no group's
+_BAD: Final = 1_000_000  # seeds a separate random stream; no group has this number
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An event, the moment at which it reaches the journal, and what must become of it.
-
-    The moment is the event's append time. The fate is one of those in `rows`, or the reason of a dead letter.
-    """
+    """An event, its arrival (its append time), and its fate: one of those in `rows`, or a dead letter's reason."""
 
     event: Event
     fate: str
 
     @property
     def arrival_us(self) -> int:
-        """When it comes in."""
         assert self.event.appended_us is not None
         return self.event.appended_us
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """So many customers with so many usage events each in every period, through so many periods that close.
+    """The stream of `customers` with `events_per_period` usage events each, through `periods` closing periods.
 
-    One more period is open at the end, and has all its events too: in every period of every customer, what counts adds
-    up to exactly `EVEN_MICROS`. The same settings give the same stream.
+    One more period stays open at the end, and has all its events too: for every customer and period, the counted events
+    add up to exactly `EVEN_MICROS`. The same settings give the same stream.
     """
 
     seed: int = 1
@@ -66,18 +62,16 @@ class Generator:
                 raise RequestInvalid(f"{name} is {getattr(self, name)}", next_step="Give a number from 1 on")
 
     def scenario(self) -> Scenario:
-        """The plans, customers and times."""
         return Scenario.of(self.customers, self.periods, self.first_us)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """All events, one by one."""
         for table in self.tables():
             fates = table["fate"].to_pylist()
             events = (event for batch in table.select(GIVEN.names).to_batches() for event in decode(batch))
             yield from (Arrival(event, fate) for event, fate in zip(events, fates, strict=True))
 
     def tables(self) -> Iterator[pa.Table]:
-        """All events as tables of some thousand rows (`rows.ROWS`). Holds one period and what is late of older ones."""
+        """All events as tables of some thousand rows (`rows.ROWS`). Holds one period, and late events of older ones."""
         scenario = self.scenario()
         others = self._others(scenario)
         for part in self._usage_in_order(scenario):
@@ -87,7 +81,7 @@ class Generator:
         yield others
 
     def report(self) -> ExpectedTotals:
-        """What must come out of it."""
+        """The totals that billing must compute."""
         scenario = self.scenario()
         tally = UsageTally()
         for number, group in enumerate(scenario.groups):
@@ -109,7 +103,7 @@ class Generator:
             waiting = known[upto:]
 
     def _next_start_us(self, scenario: Scenario, index: int) -> int:
-        """Before this moment nothing of later periods can come in."""
+        """The moment before which no event of a later period can arrive."""
         if index == self.periods:
             return scenario.end_us
         return min(group.periods[index + 1].start_us for group in scenario.groups)
@@ -124,7 +118,7 @@ class Generator:
         return drawn, usage(random, group, name, period, drawn, self.shares, closes)
 
     def _others(self, scenario: Scenario) -> pa.Table:
-        """Everything that is no usage, in order of arrival."""
+        """Everything except usage, in order of arrival."""
         found = [rows.event_rows([*_publications(scenario), *_ticks(scenario)]), *_assignments(scenario)]
         if self.shares.bad:
             bad = BadEvents(scenario, np.random.default_rng([self.seed, _BAD]))
@@ -148,7 +142,7 @@ def _assignments(scenario: Scenario) -> Iterator[pa.Table]:
 
 
 def _ticks(scenario: Scenario) -> Iterator[tuple[int, Event, str]]:
-    """A tick of the clock a day, the last one at the very end."""
+    """One clock tick a day, the last one at the very end."""
     for time_us in range(scenario.end_us - 1, scenario.begin_us, -DAY_US):
         day = (_EPOCH + timedelta(microseconds=time_us)).date()
         yield time_us, clock_tick(time_us, f"clock/{day}"), rows.CLOCK

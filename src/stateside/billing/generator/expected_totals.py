@@ -1,8 +1,8 @@
-"""The report: what must come out of a generated stream, whatever crashes, restarts and sizes of batches there were.
+"""Expected totals: the result of a generated stream, independent of crashes, restarts and batch sizes.
 
-Which events become notes depends on the batches: one that comes too late is still counted in its period if the batch
-that reads it began before a batch had seen the newer events. So of late events the report says which customers'
-periods they are in, for a pipeline that keeps up; invoice and notes together are the same amount in any case.
+Which events become notes depends on the batches: an event that arrives too late still counts in its period if its batch
+began before any batch had seen the newer events. So for late events the report lists the customers and periods for a
+pipeline that keeps up; invoice and notes together have the same amount in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_DEAD_LETTERS = (*rows.USAGE_FATES, rows.CLOCK, rows.REFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class PeriodTotal:
-    """One period in one currency: invoices and notes together, or the running bills if it does not close."""
+    """One period in one currency: invoices and notes together, or the running bills if the period stays open."""
 
     period: str
     currency: str
@@ -39,25 +39,22 @@ class PeriodTotal:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTotals:
-    """What must come out."""
-
     events: dict[str, int]  # by fate
     totals: list[PeriodTotal]
-    late: frozenset[Account]  # with an event that comes when the period is closed
-    wholly_late: frozenset[Account]  # with nothing else: their invoice is made by late events
+    late: frozenset[Account]  # with an event that arrives when the period is closed
+    wholly_late: frozenset[Account]  # with late events only, which make a late invoice
 
     @property
     def journalled(self) -> int:
-        """All events."""
         return sum(self.events.values())
 
     @property
     def dead_letters(self) -> dict[str, int]:
-        """How many events must become dead letters, by reason."""
+        """The expected number of dead letters, by reason."""
         return {fate: count for fate, count in self.events.items() if fate not in _NO_DEAD_LETTERS}
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for machines."""
+        """The report for JSON output."""
         return {
             "even_micros": EVEN_MICROS,
             "journalled": self.journalled,
@@ -73,7 +70,7 @@ class ExpectedTotals:
 
 
 class UsageTally:
-    """Adds up what groups do in periods."""
+    """Sums the usage of groups and periods."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[int, str, str], PeriodTotal] = {}
@@ -82,7 +79,7 @@ class UsageTally:
         self._wholly_late: set[Account] = set()
 
     def add(self, group: CustomerGroup, index: int, drawn: Drawn, usage: pa.Table) -> None:
-        """One group's usage of one period."""
+        """Add one group's usage of one period."""
         period, currency = group.periods[index], group.first.currency
         for fate, count in zip(*usage["fate"].value_counts().flatten(), strict=True):
             self._events[rows.USAGE_FATES[fate.as_py()]] += count.as_py()
@@ -103,7 +100,7 @@ class UsageTally:
         self._wholly_late.update((f"c{number}", period.label) for number in late - on_time)
 
     def report(self, other_fates: pa.ChunkedArray) -> ExpectedTotals:
-        """What was added up, and the events that are no usage."""
+        """The totals so far, including the non-usage events."""
         for entry in other_fates.value_counts().to_pylist():
             self._events[entry["values"]] += entry["counts"]
         totals = [self._totals[key] for key in sorted(self._totals)]

@@ -1,4 +1,4 @@
-"""Where generated events go: a journal, files of JSON lines, or a Kafka topic, at full speed or at a rate."""
+"""Targets of generated events: a journal, files of JSON lines, or a Kafka topic, at full speed or at a rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateside.journal.columns import GIVEN
 
 EVENTS_PER_FILE: Final = 1_000_000
 _FLUSH_S_MAX: Final = 60.0
-_PACED_PER_S: Final = 10  # how often events are handed over if there is a rate
+_PACED_PER_S: Final = 10  # batches a second if there is a rate
 
 Write = Callable[[pa.RecordBatch], None]
 Target = AbstractContextManager[Write]
@@ -32,9 +32,9 @@ def generate(
     rate: float | None = None,
     on_progress: Callable[[int], None] = lambda events: None,
 ) -> ExpectedTotals:
-    """Write the whole stream and say what must come out of it.
+    """Write the whole stream and return the expected totals.
 
-    `rate` is in events a second. `on_progress` is told how many events have been written so far.
+    `rate` is in events a second. `on_progress` receives the number of events written so far.
     """
     written = 0
     began_s = time.monotonic()
@@ -52,7 +52,7 @@ def generate(
 def to_journal(directory: Path) -> Iterator[Write]:
     """Into a new journal, each event with its arrival as its append time.
 
-    RequestInvalid if the journal has events: others would be rated by these plans, or these refused.
+    RequestInvalid if the journal has events: the generated plans would rate those events, or be refused.
     """
     with JournalWriter(directory) as writer:
         if writer.end.events():
@@ -68,9 +68,8 @@ def to_journal(directory: Path) -> Iterator[Write]:
 def to_files(folder: Path) -> Iterator[Write]:
     """Into a folder, as `events-000001.jsonl` and so on: an event a line, with its arrival as `appended_us`.
 
-    For other programs to read. `stateside append` refuses that field, as the journal alone says when it took an event
-    in; and with other append times than these, plans would take effect too early. RequestInvalid if there are such
-    files already.
+    For other programs. `stateside append` refuses `appended_us`, because only the journal assigns append times; and
+    with other append times, plans would take effect too early. RequestInvalid if the folder has such files already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if found := sorted(folder.glob("events-*.jsonl")):
@@ -84,7 +83,7 @@ def to_files(folder: Path) -> Iterator[Write]:
 def to_kafka(servers: str, topic: str) -> Iterator[Write]:
     """To a Kafka topic, in order by customer: the key is the entity, the timestamp the arrival, the value JSON.
 
-    SinkAway if the broker did not take everything.
+    SinkAway if the broker did not accept everything.
     """
     from confluent_kafka import KafkaError, Message, Producer
 
@@ -119,7 +118,7 @@ def to_kafka(servers: str, topic: str) -> Iterator[Write]:
 
 
 def _produce(producer: Any, topic: str, value: bytes, **fields: Any) -> None:
-    """Hand a message over, waiting while the producer's own queue is full."""
+    """Produce a message, waiting while the producer's queue is full."""
     while True:
         try:
             producer.produce(topic, value, **fields)
@@ -130,14 +129,14 @@ def _produce(producer: Any, topic: str, value: bytes, **fields: Any) -> None:
 
 
 class _Files:
-    """Numbered files of so many lines each."""
+    """Numbered files of `EVENTS_PER_FILE` lines each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._written = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add the events to the file that is not full yet."""
+        """Append the events to the newest file."""
         with self._path().open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch))
         self._written += batch.num_rows

@@ -1,8 +1,8 @@
-"""Quantities that add up: whatever a customer uses in a period, the period's amount is exactly 100.00.
+"""Usage quantities that add up: every customer's period amounts to exactly 100.00.
 
-Every event gets a share of the amount and uses as much as that buys at the plan's dearest price, so that allowances and
-cheaper tiers leave something over. What is left in the end goes to the customer's first event: it is data, which costs
-less than a micro a byte, so that there is a number of bytes for every number of micros.
+Every event gets a share of the amount and uses the quantity that this share buys at the plan's highest price, so free
+allowances and cheaper tiers leave a remainder. The remainder goes to the customer's first event, which is data: a byte
+costs less than a micro, so every number of micros has a matching number of bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CALL, MESSAGE, DATA, PACKAGE_KIND, CREDIT, FEE_KIND = range(len(KINDS))
 
 _BILL_TYPES: Final = ("call", "message", "data", f"package:{PACKAGE}", "credit", f"fee:{FEE}")
 _SHARES: Final = {CALL: 0.5, MESSAGE: 0.25, DATA: 0.25}
-_PACKAGE_SHARE: Final = 0.3  # of the customers, in a period
+_PACKAGE_SHARE: Final = 0.3  # of the customers per period
 _CREDIT_SHARE: Final = 0.1
 _CREDIT_MICROS: Final = (1 * MICROS_PER_UNIT, 5 * MICROS_PER_UNIT)
-_LEFT_MICROS: Final = 1 * MICROS_PER_UNIT  # what at least is left for the first event
+_LEFT_MICROS: Final = 1 * MICROS_PER_UNIT  # minimum left for the first event
 _WEIGHT_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A group's usage of one period: a row a customer, a column an event."""
+    """A group's usage of one period: a row per customer, a column per event."""
 
     kinds: Ints
     times_us: Ints
@@ -42,7 +42,7 @@ class Drawn:
 
 
 def draw(random: np.random.Generator, group: CustomerGroup, period: Period, stop_us: int, events: int) -> Drawn:
-    """So many events of each customer before `stop_us`, and the recurring fee if one is due, for exactly 100.00."""
+    """`events` events of each customer before `stop_us`, and the recurring fee if one is due, for exactly 100.00."""
     shape = (len(group.customers), events)
     times_us = random.integers(period.start_us, stop_us, shape)
     kinds = random.choice(list(_SHARES), shape, p=list(_SHARES.values()))
@@ -57,7 +57,7 @@ def draw(random: np.random.Generator, group: CustomerGroup, period: Period, stop
 
 
 def lines(group: CustomerGroup, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
-    """The bill's lines: for each version and type that occurs, what the customers' quantities amount to."""
+    """The bill's lines: for each version and type that occurs, the amount of each customer's quantity."""
     numbers = group.version_numbers(drawn.times_us)
     found = []
     for number, version in enumerate(group.versions):
@@ -70,7 +70,7 @@ def lines(group: CustomerGroup, drawn: Drawn) -> list[tuple[PlanVersion, Ints]]:
 
 
 def charged_micros(group: CustomerGroup, drawn: Drawn) -> int:
-    """What all of them are charged in the end: each one's exact amount, rounded once."""
+    """The sum charged to all customers: each customer's exact amount, rounded once."""
     rule = total_rounding(version.rounding for version, _ in lines(group, drawn))
     amounts = _amounts_micros(group, drawn).tolist()
     return sum(round_micros(amount, group.first.currency, rule) for amount in amounts)
@@ -82,7 +82,7 @@ def _evened_out(random: np.random.Generator, group: CustomerGroup, kinds: Ints, 
     spent_micros = _amounts_micros(group, Drawn(kinds, times_us, fixed))
     budgets = _split(random, EVEN_MICROS - _LEFT_MICROS - spent_micros, kinds.shape)
     quantities = _affordable(group, kinds, numbers, budgets)
-    kinds = np.where((kinds <= MESSAGE) & (quantities == 0), DATA, kinds)  # its share does not buy a single one
+    kinds = np.where((kinds <= MESSAGE) & (quantities == 0), DATA, kinds)  # the share buys less than one unit
     quantities = np.where(kinds > DATA, fixed, _affordable(group, kinds, numbers, budgets))
     quantities[:, 0] = 0
     quantities[:, 0] = _left_over(group, Drawn(kinds, times_us, quantities), numbers)
@@ -90,25 +90,25 @@ def _evened_out(random: np.random.Generator, group: CustomerGroup, kinds: Ints, 
 
 
 def _amounts_micros(group: CustomerGroup, drawn: Drawn) -> Ints:
-    """What each customer's period amounts to."""
+    """The exact amount of each customer's period."""
     return sum((amounts for _, amounts in lines(group, drawn)), np.zeros(len(drawn.kinds), np.int64))
 
 
 def _fixed(random: np.random.Generator, kinds: Ints) -> Ints:
-    """The quantities that depend on no share: one package, one fee, a credit of some money."""
+    """The quantities that depend on no share: one package, one fee, a random credit."""
     credits_ = random.integers(*_CREDIT_MICROS, kinds.shape)
     return np.where(kinds > DATA, np.where(kinds == CREDIT, credits_, 1), 0)
 
 
 def _split(random: np.random.Generator, micros: Ints, shape: tuple[int, ...]) -> Ints:
-    """Each row's micros in random parts, in whole numbers only: so every machine draws the same."""
+    """Each row's micros in random parts, with integer arithmetic only, so that every machine draws the same."""
     weights = random.integers(1, _WEIGHT_MAX, shape)
     parts: Ints = micros[:, None] * weights // weights.sum(axis=1, keepdims=True)
     return parts
 
 
 def _affordable(group: CustomerGroup, kinds: Ints, numbers: Ints, budgets: Ints) -> Ints:
-    """How much of what each event uses its share buys, at the version's dearest price."""
+    """The quantity that each event's share buys, at the version's highest price."""
     bought = np.zeros_like(budgets)
     for number, version in enumerate(group.versions):
         for kind in (CALL, MESSAGE, DATA):
@@ -133,7 +133,7 @@ def _left_over(group: CustomerGroup, drawn: Drawn, numbers: Ints) -> Ints:
 
 
 def _least(steps: Steps, micros: Ints) -> Ints:
-    """The least quantities that cost so many micros."""
+    """The smallest quantities that cost exactly these micros."""
     low, high = np.zeros(len(micros), np.int64), np.full(len(micros), QUANTITY_MAX["data"], np.int64)
     while (low < high).any():
         middle = (low + high) // 2

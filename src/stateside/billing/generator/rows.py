@@ -1,4 +1,4 @@
-"""Events as the journal stores them, many at once, each with its own append time and the fate that awaits it."""
+"""Generated events as rows of the journal's schema, each with its append time and its expected fate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def usage_rows(usage: pa.Table, labels: Sequence[str]) -> pa.Table:
 
 
 def assignment_rows(customers: Ints, plan: str, effective_us: int, arrival_us: int) -> pa.Table:
-    """The assignments of many customers to one plan, all at one moment; the names on their bills are made up."""
+    """The assignments of many customers to one plan, all at one moment, with generated holder names."""
     numbers = _text(pa.array(customers))
     names = pc.binary_join_element_wise("c", numbers, "")
     payload = f'{{"plan":"{plan}","effective_us":{effective_us},"holder":"Customer '

@@ -1,15 +1,15 @@
-"""The scenario: the plans that the generator publishes, which customers are on which of them, and the periods.
+"""The scenario: the plans that the generator publishes, their customers, and the periods.
 
-| customers | plan | currency, time zone, cycle | what is special |
+| customers | plan | currency, time zone, cycle | special feature |
 |---|---|---|---|
 | c0 c1 c5 c6 … | `basic` | EUR, Berlin, month | allowances; version 2 takes effect in mid-period |
 | c2 c7 … | `plus` | EUR, Berlin, month | a recurring fee, tiers |
-| c3 c8 … | `prairie` | USD, New York, month | tiers, the summer time of another time zone |
+| c3 c8 … | `prairie` | USD, New York, month | tiers, daylight saving time of another time zone |
 | c4 c9 … | `payday` | EUR, Berlin, month from the 31st | an anchor day that February does not have |
 | c1 c51 c101 … | `basic`, then `plus` | | assigned to another plan in mid-period |
 
-All versions that one customer is ever rated by have the same currency and cycle: so a period of a customer is one bill,
-with lines of both versions where they change. The plans themselves are the files in `plans/`.
+All versions of one customer have the same currency and cycle, so a customer's period is one bill, with lines of both
+versions where the version changes. The plans are the files in `plans/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from stateside.billing.plans.file import PlanVersion, parse_plan
 Ints = npt.NDArray[np.int64]
 
 FIRST_US: Final = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC: the first of January in both time zones
-LATE_US_MIN: Final = 4 * DAY_US  # beyond the grace time: by then the daily ticks have moved the watermark past the end
+LATE_US_MIN: Final = (
+    4 * DAY_US
+)  # beyond the grace period: by then the daily ticks have moved the watermark past the period's end
 LATE_US_MAX: Final = 12 * DAY_US
 FEE: Final = "base"
 PACKAGE: Final = "weekend"
@@ -38,7 +40,7 @@ PACKAGE: Final = "weekend"
 _FILES: Final = ("basic-1", "basic-2", "plus-1", "prairie-1", "payday-1")
 _CHANGE_US: Final = 12 * DAY_US  # after the period's start
 _MOVE_US: Final = 15 * DAY_US
-_NOTICE_US: Final = 5 * DAY_US  # how long before it takes effect a change is in the journal
+_NOTICE_US: Final = 5 * DAY_US  # a change is appended so long before it takes effect
 _PLANS_IN_TURN: Final = 5
 _MOVED_EVERY: Final = 50
 
@@ -48,26 +50,26 @@ class CustomerGroup:
     """Customers with the same plans at the same times."""
 
     customers: Ints  # their numbers: customer 7 is called c7
-    timeline: tuple[tuple[int, PlanVersion], ...]  # from when on they are rated by which version
-    periods: tuple[Period, ...]  # those that close, then the one that is open at the end
+    timeline: tuple[tuple[int, PlanVersion], ...]  # start time and version
+    periods: tuple[Period, ...]  # the closing periods, then the open one
 
     @property
     def first(self) -> PlanVersion:
-        """The version that they begin with: currency, cycle and rounding are those of all."""
+        """The first version; all versions of the group share its currency, cycle and rounding."""
         return self.timeline[0][1]
 
     @property
     def versions(self) -> list[PlanVersion]:
-        """The versions, in the order in which they take effect."""
+        """The versions, in the order of their effective times."""
         return [version for _, version in self.timeline]
 
     def version_numbers(self, times_us: Ints) -> Ints:
-        """Which of the versions each moment is rated by."""
+        """The number of the version that rates each moment."""
         begins_us = np.array([begin_us for begin_us, _ in self.timeline[1:]], np.int64)
         return np.searchsorted(begins_us, times_us, side="right").astype(np.int64)
 
     def fee_us(self, period: Period) -> int | None:
-        """When the recurring fee of a period falls due: at its start, or when the plan that has it takes effect."""
+        """When a period's recurring fee is due: at the period's start, or when a plan with the fee takes effect."""
         ends_us = [*(begin_us for begin_us, _ in self.timeline[1:]), period.end_us]
         for (begin_us, version), end_us in zip(self.timeline, ends_us, strict=True):
             due_us = max(begin_us, period.start_us)
@@ -78,7 +80,7 @@ class CustomerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything about the plans, customers and times that does not depend on the seed."""
+    """Plans, customers and times, all independent of the seed."""
 
     groups: tuple[CustomerGroup, ...]
     versions: tuple[PlanVersion, ...]
@@ -86,11 +88,11 @@ class Scenario:
     change_us: int  # when basic@2 takes effect
     move_us: int  # when some customers' new plan takes effect
     begin_us: int  # the start of the first period
-    end_us: int  # nothing comes in from then on
+    end_us: int  # exclusive end of all arrivals
 
     @classmethod
     def of(cls, customers: int, periods: int, first_us: int) -> Scenario:
-        """So many customers through so many periods that close, the first of which a moment lies in."""
+        """`customers` customers through `periods` closing periods, the first of which contains `first_us`."""
         plans = _plans()
         months = _periods(plans["basic-1"].cycle, first_us, periods + 1)
         begin_us = min(_periods(plan.cycle, first_us, 1)[0].start_us for plan in plans.values())
@@ -105,21 +107,20 @@ class Scenario:
 
     @property
     def opening_us(self) -> int:
-        """When the first versions are published and the customers assigned: before anybody uses anything."""
+        """When the first versions are published and the customers assigned: before any usage."""
         return self.begin_us - 2 * DAY_US
 
     def published_us(self, version: PlanVersion) -> int:
-        """When a version comes into the journal."""
+        """When the publication of a version is appended."""
         return self.opening_us if version.effective_us < self.begin_us else version.effective_us - _NOTICE_US
 
     @property
     def moved(self) -> Ints:
-        """The customers who are assigned to another plan, and that is in the journal `moved_us`."""
+        """The customers who change to another plan; the assignments are appended at `moved_us`."""
         return _moved(self.customers)
 
     @property
     def moved_us(self) -> int:
-        """When the new assignments come into the journal."""
         return self.move_us - _NOTICE_US
 
 
@@ -155,7 +156,7 @@ def _moved(customers: int) -> Ints:
 
 
 def _periods(cycle: Cycle, first_us: int, count: int) -> tuple[Period, ...]:
-    """Consecutive periods, from the one that a moment lies in on."""
+    """Consecutive periods, beginning with the one that contains `first_us`."""
     periods = [cycle.containing(first_us)]
     while len(periods) < count:
         periods.append(cycle.containing(periods[-1].end_us))

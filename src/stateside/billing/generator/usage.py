@@ -1,17 +1,15 @@
-"""The usage events of one group in one period: when they happen, when they come in, and which come twice.
+"""The usage events of one group in one period, bad events, and the shares of irregular events.
 
-An event that is delayed comes in before the watermark can have passed its period's end: the watermark trails the newest
-event by the grace time, and no event happens after it comes in. One that is late comes in when a tick of the clock, of
-which there is one a day, has moved the watermark past that end.
+A *delayed* event arrives before the watermark can have passed its period's end: the watermark trails the newest event
+by the grace period, and no event happens after its arrival. A *late* event arrives after one of the daily clock ticks
+has moved the watermark past the period's end.
 
-A duplicate is the same event once more, some hours after the first and while its period is open for sure. That is the
-horizon of de-duplication: the ids of a period are forgotten when it closes. So an event that is late has no duplicate
-here: if it comes into the same batch as the tick it is still counted in the open period, and a copy in the next batch
-would be taken for a late event of its own.
+A *duplicate* repeats an event some hours after the first, while its period is certainly open: the running query forgets
+a period's ids when the period closes. A late event has no duplicate here, because the copy's fate would depend on the
+batches: dropped in the same batch as the tick, where the period is still open, or a dead letter in a later batch
+(`invoicing.repeats`).
 
-Events that no bill may have: each must become a dead letter, with its reason.
-
-How unruly the usage is: which shares of it come delayed, too late, twice, or are no usage at all.
+A *bad* event must appear on no bill, and must become a dead letter with its reason.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from stateside.billing.plans.file import plan_event
 from stateside.core.errors import RequestInvalid
 from stateside.journal import Event
 
-NOWHERE: Final = "nowhere"  # a plan that is never published,
-LOST: Final = "lost"  # and the customer who is assigned to it
-_FUTURE_US: Final = 400 * DAY_US  # enough to close everybody's periods, if it counted
+NOWHERE: Final = "nowhere"  # a plan that is never published
+LOST: Final = "lost"  # the customer assigned to NOWHERE
+_FUTURE_US: Final = 400 * DAY_US  # would close everybody's periods, if it counted
 
 
 class BadEvents:
@@ -62,11 +60,11 @@ class BadEvents:
 
     @property
     def reasons(self) -> list[str]:
-        """Every reason that there is, in the order in which they come."""
+        """All reasons, in the order of drawing."""
         return list(self._makers)
 
     def draw(self, count: int) -> Iterator[tuple[int, Event, str]]:
-        """So many bad events, at least one of each reason, with their arrivals and reasons."""
+        """`count` bad events, at least one of each reason, with their arrivals and reasons."""
         count = max(count, len(self._makers))
         begin_us, end_us = self._scenario.begin_us + DAY_US, self._scenario.end_us
         arrivals_us = self._random.integers(begin_us, end_us, count).tolist()
@@ -77,7 +75,7 @@ class BadEvents:
             yield arrival_us, maker(f"bad/{number}", f"c{customer}", arrival_us - age_us), reason
 
     def lost(self) -> Event:
-        """Assigns somebody to a plan that there is not."""
+        """Assigns a customer to a plan that is never published."""
         return assignment("assign/lost", LOST, NOWHERE, self._scenario.opening_us, self._scenario.opening_us)
 
     @staticmethod
@@ -93,9 +91,9 @@ class BadEvents:
 class Shares:
     """Shares of the usage events, each from 0 to 1.
 
-    `delayed`: comes in after up to almost the grace time, so out of order, some of it after its period's end.
-    `late`: comes in when its period is closed for good; of the usage in periods that close. `duplicate`: comes in
-    twice. `bad`: must become a dead letter; at least one of each reason, unless it is 0.
+    `delayed`: arrives up to almost the grace period later, so out of order, sometimes after its period's end. `late`:
+    arrives after its period has closed, in closing periods only. `duplicate`: arrives twice. `bad`: must become a dead
+    letter; at least one of each reason, unless the share is 0.
     """
 
     delayed: float = 0.15
@@ -127,9 +125,9 @@ def usage(
     shares: Shares,
     closes: bool,
 ) -> pa.Table:
-    """The events with their arrivals, in no order; `number` is the period's, to know it by later.
+    """The events with their arrivals, unordered; `number` identifies the period in the table.
 
-    A period that does not close within the run has no late events.
+    A period that stays open has no late events.
     """
     late = _late(random, drawn, shares.late) if closes else np.zeros(drawn.kinds.shape, bool)
     arrivals_us = _arrivals_us(random, drawn, late, period, shares.delayed)
@@ -145,9 +143,9 @@ def usage(
 
 
 def _late(random: np.random.Generator, drawn: Drawn, share: float) -> Bools:
-    """Which events come too late. Where the share has room for it, one customer has nothing but late ones.
+    """Which events arrive too late. If the share is large enough, one customer has only late events.
 
-    Fees do not: they come from the clock.
+    Fees are never late: the clock creates them.
     """
     usage: Bools = drawn.kinds != FEE_KIND
     wholly = np.zeros_like(usage)
@@ -160,7 +158,7 @@ def _late(random: np.random.Generator, drawn: Drawn, share: float) -> Bools:
 
 
 def _chosen(random: np.random.Generator, eligible: Bools, count: int) -> Bools:
-    """So many of the eligible ones at random, or all of them if there are fewer."""
+    """`count` random eligible entries, or all if there are fewer."""
     chosen = np.zeros(eligible.size, bool)
     found = np.flatnonzero(eligible)
     chosen[random.choice(found, min(count, len(found)), replace=False)] = True

@@ -1,1 +1,1 @@
-"""Sealing: what billing's sink makes of a batch, invoices, notes for late events and dead letters for bad ones."""
+"""Invoicing: billing's sink seals a batch into invoices, notes for late events, and dead letters for bad events."""

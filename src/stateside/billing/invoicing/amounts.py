@@ -1,8 +1,6 @@
-"""Amounts of many lines at once: what their quantities cost by their plans, and what of it is charged.
+"""Vectorised amounts: exact prices and charged amounts of many lines at once, and array helpers for Arrow tables.
 
-The numbers are those of `Steps.value` and `round_micros`, which say what is meant; only the way is another one.
-
-Columns of Arrow tables as arrays, and rows by what their columns say: many at once, without a loop over rows.
+The results equal those of the scalar definitions `Steps.value` and `round_micros`.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from stateside.billing.money import MICROS_DIGITS, ROUNDINGS, TOTAL_ROUNDING, Ro
 from stateside.billing.plans.file import PlanVersion
 from stateside.core.errors import ValueOverflow
 
-RANKS_MAX: Final = 2**62  # as many ranks fit into a long
+RANKS_MAX: Final = 2**62  # ranks beyond this could overflow a long
 Longs = npt.NDArray[np.int64]
 
 
@@ -36,7 +34,7 @@ def longs(column: pa.ChunkedArray) -> Longs:
 
 
 def with_longs(table: pa.Table, **columns: Longs) -> pa.Table:
-    """The table with these columns, in place of those that have the same names."""
+    """The table with these columns added or replaced."""
     for name, values in columns.items():
         column = pa.array(values, pa.int64())
         number = table.schema.get_field_index(name)
@@ -45,7 +43,7 @@ def with_longs(table: pa.Table, **columns: Longs) -> pa.Table:
 
 
 def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[Any, ...], Longs]]:
-    """The different values of some columns that have few of them, each with the numbers of its rows."""
+    """The distinct values of some columns of low cardinality, each with its row numbers."""
     columns = [table[name].combine_chunks().dictionary_encode() for name in names]
     codes = np.zeros(table.num_rows, np.int64)
     for column in columns:
@@ -57,7 +55,7 @@ def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[Any, ...], Long
 
 
 def ranks(table: pa.Table, *names: str) -> Longs:
-    """A number for each row, from 0 on, that sorts as the values of these columns do, texts by their UTF-8."""
+    """A number for each row, from 0 on, that sorts like the values of these columns, strings by their UTF-8."""
     found, count = np.zeros(table.num_rows, np.int64), 1
     for name in names:
         column = table[name].combine_chunks().dictionary_encode()
@@ -72,7 +70,7 @@ def ranks(table: pa.Table, *names: str) -> Longs:
 
 
 def _closed_up(found: Longs) -> tuple[int, Longs]:
-    """Ranks without gaps between them, and how many there are."""
+    """Dense ranks, and their count."""
     values, closed_up = np.unique(found, return_inverse=True)
     return len(values), closed_up.astype(np.int64)
 
@@ -82,7 +80,7 @@ _LONG_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """The versions of plans, by their ids, that lines refer to."""
+    """Prices lines by the plan versions that the lines refer to by id."""
 
     plans: Mapping[str, PlanVersion]
 
@@ -101,7 +99,7 @@ class Amounts:
         return found
 
     def rules(self, plans: pa.ChunkedArray) -> Longs:
-        """The rule by which each of these plans rounds, as its place in `ROUNDINGS`."""
+        """The rounding rule of each plan, as its index in `ROUNDINGS`."""
         found = plans.combine_chunks().dictionary_encode()
         places = [ROUNDINGS.index(self.plans[plan].rounding) for plan in found.dictionary.to_pylist()]
         return np.asarray(np.array(places, np.int64)[found.indices.to_numpy()], np.int64)
@@ -114,7 +112,7 @@ class Amounts:
 
 
 def round_totals(amounts: Longs, currencies: pa.Array, lowest: Longs, highest: Longs) -> Longs:
-    """Totals of lines, each rounded by the rule of `total_rounding`, given the lowest and highest rule of its lines."""
+    """Totals, each rounded by the rule of `total_rounding`, given the lowest and highest rule of its lines."""
     rules = np.where(lowest == highest, lowest, ROUNDINGS.index(TOTAL_ROUNDING))
     found = np.zeros(len(amounts), np.int64)
     for (currency, rule), rows in groups(pa.table({"currency": currencies, "rule": rules}), "currency", "rule"):
@@ -125,7 +123,7 @@ def round_totals(amounts: Longs, currencies: pa.Array, lowest: Longs, highest: L
 def round_all(amounts: Longs, currency: str, rule: Rounding) -> Longs:
     """`round_micros` of every amount; MoneyOverflow as there."""
     minor_micros = 10 ** (MICROS_DIGITS - minor_digits(currency))
-    magnitudes = np.abs(amounts)  # that of the lowest number is negative: it is beyond the check's limit too
+    magnitudes = np.abs(amounts)  # abs(-2**63) stays negative, and fails the check below too
     if len(amounts) and not 0 <= magnitudes.min() <= magnitudes.max() <= _LONG_MAX - minor_micros:
         return np.array([round_micros(amount, currency, rule) for amount in amounts.tolist()], np.int64)
     whole, rest = np.divmod(magnitudes, minor_micros)

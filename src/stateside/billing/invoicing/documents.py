@@ -1,25 +1,25 @@
-"""Documents: invoices and notes in one Delta table, numbered without gaps, never changed.
+"""Documents (invoices and notes, numbered without gaps, never changed) and dead letters, in one Delta table each.
 
-An invoice has the closed rows of a customer, a period and a currency, a line each. A note corrects one (`notes`). Each
-line has what its quantity costs, exactly (`amount_micros`), and that amount rounded once to the currency's minor unit
-(`charged_micros`). A document has the exact sum of its lines, and charges that sum rounded once; what its lines charge
-less or more than that is its `rounding_micros`. So lines + rounding = total. Documents of Stateside 0.1 charge the sum
-of their lines: their rounding is null, as is that of every later note to such an invoice. A document belongs to the
-moment at which its period ends: where a customer changed to a plan with another cycle, and two periods end at one
-moment, it has the longer one's name.
+An invoice has the closed rows of a customer, a period and a currency, one line each. A note corrects an invoice
+(`notes`). A line has the exact price of its quantity (`amount_micros`), and the same amount rounded once to the
+currency's minor unit (`charged_micros`). A document has the exact sum of its lines, and charges the sum rounded once;
+the difference from the sum of its lines' charges is its `rounding_micros`. So lines + rounding = total. Documents of
+Stateside 0.1 charge the sum of their lines: their rounding is null, as is the rounding of every later note to such an
+invoice. A document belongs to the end of its period: where a customer changed to a plan with another cycle, and two
+periods end at one moment, the document has the longer one's name.
 
-Numbers: invoices I-000000001 and on, notes N-000000001 and on, in the order in which batches are sealed and, in a
-batch, by period's end, customer and currency. The highest ones are counters of the table, and change with the rows in
-one step: so no number is given twice, and none left out, whatever crashes.
+Numbers: invoices from I-000000001, notes from N-000000001, in the order in which batches are sealed and, within a
+batch, by period's end, customer and currency. The highest numbers are counters of the table, and change with the rows
+in one step, so no crash repeats or skips a number.
 
-All events of a document stand before its `sealed_position` in the journal: that of an invoice is the end of the batch
-that sealed it, that of a note or late invoice the offset behind its last event. Readers go by it, see `answers.gate`.
+All events of a document precede its `sealed_position` in the journal: for an invoice the end of the sealing batch, for
+a note or late invoice the offset after its last event. Readers filter by `sealed_position`
+(`answers.available_documents`).
 
-Dead letters: events that break a rule of billing, kept with the reason and the offset at which they stand.
-
-The table's counter `position` says up to where the journal's dead letters are stored. Whether an event is one depends
-on what stands before it in the journal and on nothing else: so a batch, of whatever query, stores those from there on.
-Not so repeats (`repeats`), which depend on when their periods closed, too: they are looked for by their offsets.
+Dead letters are events that break a rule of billing, kept with reason and offset. The table's counter `position` is the
+end of the journal's range whose dead letters are stored. Whether an event is a dead letter depends only on the journal
+before the event, so a batch, of whatever query, stores the dead letters from `position` on. Repeats (`repeats`) depend
+also on when their periods closed, so the sink looks repeats up by offset.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from stateside.core.layout import Layout
 INVOICE: Final = "invoice"
 CREDIT_NOTE: Final = "credit-note"
 DEBIT_NOTE: Final = "debit-note"
-ACCOUNT: Final = ("period_end", "customer", "currency")  # what an invoice is for; in this order they are numbered
+ACCOUNT: Final = ("period_end", "customer", "currency")  # the key of an invoice, and the order of numbering
 NUMBER_DIGITS: Final = 9
-INVOICES: Final = "invoices"  # the table's counters: the highest numbers given,
+INVOICES: Final = "invoices"  # the table's counters of the highest numbers
 NOTES: Final = "notes"
 TIME: Final = pa.timestamp("us", tz="UTC")
 LINE: Final = pa.struct(
@@ -93,9 +93,9 @@ def documents_table(layout: Layout) -> ArchiveTable:
 
 
 def invoices(rows: pa.Table, amounts: Amounts, position: int) -> pa.Table:
-    """Closed rows, one for each customer, period's end, type and plan, as drafts in the order of their numbers.
+    """Closed rows, one per customer, period's end, type and plan, as drafts in the order of their numbers.
 
-    The batch that closed them ends at this position.
+    `position` is the end of the batch that closed the rows.
     """
     micros = amounts.amounts(rows, longs(rows["quantity"]))
     lines = with_longs(rows, amount_micros=micros, charged_micros=amounts.charged(rows, micros))
@@ -103,7 +103,7 @@ def invoices(rows: pa.Table, amounts: Amounts, position: int) -> pa.Table:
 
 
 def assemble(lines: pa.Table, amounts: Amounts, position: int) -> pa.Table:
-    """Lines, with their customer, period's end and currency, as drafts of invoices in the order of their numbers."""
+    """Lines, with customer, period's end and currency, as drafts of invoices in the order of their numbers."""
     if not lines.num_rows:
         return DRAFT.empty_table()
     lines = with_longs(lines, period_end=longs(lines["period_end"]))
@@ -135,7 +135,7 @@ def assemble(lines: pa.Table, amounts: Amounts, position: int) -> pa.Table:
 
 
 def numbered(drafts: pa.Table, series: str, highest: int) -> pa.Table:
-    """Drafts with the numbers of a series that come after the highest one so far."""
+    """Drafts with the next numbers of a series, after the highest one so far."""
     sequence = pa.array(np.arange(highest + 1, highest + 1 + drafts.num_rows), pa.int64())
     digits = pc.utf8_lpad(sequence.cast(pa.string()), NUMBER_DIGITS, "0")
     number = pc.binary_join_element_wise(f"{series}-", digits, "")
@@ -144,14 +144,14 @@ def numbered(drafts: pa.Table, series: str, highest: int) -> pa.Table:
 
 
 def _in_order(lines: pa.Table) -> tuple[Longs, Longs]:
-    """The lines' numbers by account and, in it, by type and plan; and where in these each account begins."""
+    """The line numbers sorted by account, then type and plan; and the index of each account's first line."""
     accounts = ranks(lines, *ACCOUNT)
     order = np.lexsort((ranks(lines, "type", "plan"), accounts))
     return order, np.flatnonzero(np.diff(accounts[order], prepend=-1))  # ranks are never negative
 
 
 def _periods(table: pa.Table, firsts: Longs, amounts: Amounts) -> tuple[pa.Array, pa.Array]:
-    """The label and the start of every document's period; of several that end at one moment, the longest."""
+    """The label and the start of every document's period; of several with the same end, the longest."""
     found = [
         (amounts.plans[plan].cycle.ending(end_us), rows) for (plan, end_us), rows in groups(table, "plan", "period_end")
     ]
@@ -165,13 +165,13 @@ def _periods(table: pa.Table, firsts: Longs, amounts: Amounts) -> tuple[pa.Array
 
 
 def _lists(table: pa.Table, firsts: Longs) -> pa.ListArray:
-    """The lines, as one list for each document."""
+    """The lines, as one list per document."""
     lines = pa.StructArray.from_arrays([table[name].chunk(0) for name in LINE.names], fields=list(LINE))
     return pa.ListArray.from_arrays(pa.array([*firsts.tolist(), table.num_rows], pa.int32()), lines)
 
 
 def _sums(values: Longs, firsts: Longs) -> Longs:
-    """The sum of every document's lines; MoneyOverflow rather than a wrong one."""
+    """The sum of every document's lines; MoneyOverflow rather than a wrong sum."""
     if np.add.reduceat(np.abs(values.astype(np.float64)), firsts).max() < _LONG_SAFE:
         return np.add.reduceat(values, firsts)
     exact = [checked(sum(part.tolist())) for part in np.split(values, firsts[1:])]
@@ -204,7 +204,7 @@ def dead_letters_table(layout: Layout) -> ArchiveTable:
 
 
 def dead_letters(events: pa.Table, rated: pa.Table) -> pa.Table:
-    """Those of the events that rating gave a reason against, with it."""
+    """The bad events with their reasons, as dead letters."""
     bad = is_bad(rated)
     table = events.filter(bad)
     for name in ("reason", "detail"):
@@ -213,5 +213,5 @@ def dead_letters(events: pa.Table, rated: pa.Table) -> pa.Table:
 
 
 def letters_of(events: pa.Table) -> pa.Table:
-    """Events that have a reason against them, as the table has them."""
+    """Events with `reason` and `detail`, in the table's schema."""
     return events.select(DEAD_LETTERS.schema.names).cast(DEAD_LETTERS.schema)

@@ -1,43 +1,40 @@
 """Billing's sink: seals closed rows into invoices, late events into notes, bad events into dead letters.
 
-How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+The exactly-once protocol of a batch; a crash at any step, followed by a rerun of the same batch, changes nothing:
 
-1. The plan of the batch says which range of the journal it has, and the watermarks. The book is read up to the range's
-   end, and what it has of plans is added to `steps.json` and `plans.json`: whoever sees the batch can price its rows.
-2. The documents are opened, in one version, and refused if they are missing, other ones than before, or those of
-   another journal. Their frontier says which events they account for already (`frontier`).
-3. The range is swept for late and bad events, with the help of the reports that its tasks left (`rating.reports`):
-   whichever there are, the same is found. Rows of periods that are not closed yet become invoices; late events that
-   the frontier does not cover become notes, from what that version of the documents has of their accounts. A late
-   event that repeats an earlier one becomes a dead letter.
-4. The documents, their numbers and the new frontier are stored in one step, on top of that very version. If there are
-   none, nothing is written.
-5. The dead letters are opened; those behind their position are stored, with the new position, in one step.
-6. The reports are deleted, as they are when a run begins. Now and then the tables' small files are put together and
-   the book is saved. All of that changes nothing of what the tables say.
-7. The caller lets Spark commit the batch. A crash before that repeats the batch: if step 4 was reached, the frontier
-   covers all that the batch has, so that nothing is left to do; if step 5 was, so does the position.
+1. The sink reads the batch's plan (range of the journal, watermarks), reads the book up to the range's end, and adds
+   the plans to `steps.json` and `plans.json`, so that every reader of the batch can price its rows.
+2. The sink opens one version of the documents, and refuses documents that are missing, replaced, or of another journal.
+   The version's frontier is the set of events already accounted for (`frontier`).
+3. The sink sweeps the range for late and bad events, with the reports of the tasks (`rating.reports`) as a shortcut
+   without effect on the result. Rows of periods that are not closed yet become invoices; late events not covered by
+   the frontier become notes, computed from their accounts in the opened version. A late event that repeats an earlier
+   one becomes a dead letter.
+4. The sink stores documents, numbers and the new frontier in one step, on top of the opened version. Without documents,
+   the sink writes nothing.
+5. The sink opens the dead letters, and stores those beyond the table's position, and repeats not stored yet, with the
+   new position, in one step.
+6. The sink deletes the reports, as at the start of a run. From time to time the sink compacts the tables' small files
+   and saves the book. None of these actions changes the tables' content.
+7. The caller lets Spark commit the batch. A crash before the commit repeats the batch: after step 4 the frontier covers
+   the whole batch, so nothing is left to do; after step 5 so does the position.
 
-What a batch stores depends on the journal up to its end, its watermarks and the documents before it, never on its own
-first attempt: that is stored whole or not at all, and then covered. Nothing depends on the batch's number. So it holds
-as well for a query that begins anew, or an older checkpoint that is brought back, with other batches over the same
-journal: no event is in two documents, none is left out, no document is changed, and numbers go on where they were.
-How readers tell which documents count at their position is said in `answers.gate`.
+The result of a batch depends on the journal up to its end, its watermarks and the documents before it, never on its own
+first attempt: an attempt is stored whole or not at all, and then covered. Nothing depends on the batch's number. So the
+protocol also holds for a query that starts over, or for a restored older checkpoint, with other batches over the same
+journal: no event is in two documents, none is left out, no document is changed, and numbers continue.
+`answers.available_documents` describes which documents count at a reader's position. Each commit also names query and
+batch, for people who inspect the table's log.
 
-Query and batch stand in each commit too, for people who look into the table's log.
+The *sweep* reads a batch's range of the journal again to find the events missing in its rows: late events, dropped by
+Spark's aggregation, and bad events, dropped before it. A late event that repeats the id of an earlier one is bad, too
+(`repeats`). The rule for late events is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends
+at or before the watermark in `offsets/N-1`, the batch before; batch 0 drops none. The sweep and the aggregation rate
+events with the same pure function of the events up to the batch's end, so the two never disagree.
 
-The sweep: reads a batch's range of the journal back, and finds what its rows do not have.
-
-Those are the late events, which Spark's aggregation dropped, and the bad ones, which never got there. A late event that
-repeats the id of an earlier one is bad, too (`repeats`). The rule for late
-ones is Spark's own (pinned in tests/semantics): batch N drops a row whose period ends at or before the watermark in
-`offsets/N-1`, the batch before; batch 0 drops none. Rating is the same pure function that the aggregation's rows went
-through, and depends on the events up to the batch's end alone: so the two never disagree.
-
-For the same reason nothing need be rated twice where a task has left a report (`rating.reports`), whichever attempt it
-belongs to: in its range only the events that it says are bad are rated here, to tell why, and those that may be late,
-if any period of the range is closed. Both are exactly what rating the whole range would find. Ranges without a report
-are rated whole.
+For the same reason a report (`rating.reports`) of any attempt replaces rating: in the report's range the sweep rates
+only the events reported as bad, to get the reason, and the events that may be late, if any period of the range is
+closed. The result equals that of rating the whole range. Ranges without a report are rated whole.
 """
 
 from __future__ import annotations
@@ -86,12 +83,12 @@ from stateside.journal.folder import open_journal
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from stateside.spark_state.batch_log import Checkpoint, Plan
 
-PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: this bounds the memory, about 100 MiB
+PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: bounds memory to about 100 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What Spark planned for a batch: its range of the journal, its watermark and that of the batch before."""
+    """Spark's plan of a batch: its range of the journal, its watermark and the watermark of the batch before."""
 
     start: int
     stop: int
@@ -100,7 +97,7 @@ class Planned:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch: int) -> Planned:
-        """The plan of a batch, which is written before the batch runs. CheckpointGap if the one before it is gone."""
+        """The plan of a batch, written before the batch runs. CheckpointGap if the plan of the batch before is gone."""
         before = _plan(checkpoint, batch - 1) if batch else None
         plan = _plan(checkpoint, batch)
         return cls(
@@ -113,7 +110,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The late events (`notes.LATE`) and the dead letters that were found, in the journal's order."""
+    """The late events (`notes.LATE`) and the dead letters, in the journal's order."""
 
     late: pa.Table
     bad: pa.Table
@@ -127,7 +124,7 @@ def sweep(
     repeats: Repeats,
     reports: Sequence[RatingReport] = (),
 ) -> Swept:
-    """What a batch's rows do not have, and documents neither. With any reports of this journal the same is found."""
+    """The events missing in a batch's rows and in the documents. `reports` of this journal do not change the result."""
     closed_us = max(planned.watermark_before_us, frontier.closed_us)
     start = frontier.sweep_from(planned.start, planned.watermark_before_us)
     late, bad = [LATE.empty_table()], [DEAD_LETTERS.schema.empty_table()]
@@ -143,7 +140,7 @@ def sweep(
 
 
 def _parts(start: int, stop: int, reports: Sequence[RatingReport]) -> Iterator[RatingReport | tuple[int, int]]:
-    """The range in order: reports within it that do not overlap, and what lies between them in pieces."""
+    """The range in order: contained reports that do not overlap, and the gaps between them in pieces."""
     for report in sorted(reports, key=lambda report: report.start):
         if start <= report.start and report.stop <= stop:
             yield from _pieces(start, report.start)
@@ -158,7 +155,7 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _suspects(journal: Journal, report: RatingReport, closed_us: int) -> pa.Table:
-    """The events of a report's range that may be bad or late; if there can be none the journal is not read."""
+    """The events of a report's range that may be bad or late; the journal is not read if there can be none."""
     found: list[pa.Table] = []
     if report.bad or report.first_end_us <= closed_us:
         for first, batch in journal.batches(report.start, report.stop):
@@ -170,7 +167,7 @@ def _suspects(journal: Journal, report: RatingReport, closed_us: int) -> pa.Tabl
 
 
 def _old(rated: pa.Table, book: Book, closed_us: int) -> pa.Table:
-    """The usage of periods that end up to this time, with the end. A period ends after its events: so few qualify."""
+    """The usage of periods that end up to `closed_us`, with the end. A period ends after its events, so few qualify."""
     usage = pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))
     events = rated.filter(pc.and_(usage, pa.array(longs(rated["time"]) < closed_us)))
     ends_us = _ends_us(events, book)
@@ -179,9 +176,9 @@ def _old(rated: pa.Table, book: Book, closed_us: int) -> pa.Table:
 
 
 def _came_after(events: pa.Table, old: pa.Table, frontier: Frontier, planned: Planned) -> pa.Table:
-    """The events that came when their periods were closed; of those that are accounted for meanwhile as well.
+    """The events that arrived after their periods had closed, including events already accounted for.
 
-    A batch that is run again finds the same: what it sealed itself closes nothing before its own end.
+    A rerun of a batch gives the same result: documents that the batch itself sealed close nothing before its own end.
     """
     offsets, ends_us = longs(old["offset"]), longs(old["period_end"])
     after = (ends_us <= planned.watermark_before_us) | frontier.closed_before(offsets, ends_us)
@@ -189,7 +186,7 @@ def _came_after(events: pa.Table, old: pa.Table, frontier: Frontier, planned: Pl
 
 
 def _late(old: pa.Table, frontier: Frontier, repeated: pa.ChunkedArray) -> pa.Table:
-    """The usage of closed periods that is not accounted for, and repeats nothing."""
+    """The usage of closed periods that is neither accounted for nor a repeat."""
     new = ~frontier.covers(longs(old["offset"]), longs(old["period_end"]))
     new &= ~np.isin(longs(old["offset"]), longs(repeated))
     return old.filter(pa.array(new)).select(LATE.names).cast(LATE)
@@ -215,14 +212,14 @@ def _plan(checkpoint: Checkpoint, batch: int) -> Plan:
         ) from None
 
 
-JOURNAL: Final = "journal"  # the counter that says which journal's events a table has
+JOURNAL: Final = "journal"  # counter with the number of the journal that filled the table
 ROW_COLUMNS: Final = ("customer", "period_end", "type", "plan", "quantity", "events")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BillingSink:
-    """Takes the closed rows of the view `bill`."""
+    """The sink for closed rows of the view `bill`."""
 
     places: ViewLayout
     journal: Journal
@@ -238,10 +235,10 @@ class BillingSink:
     def of(cls, context: SinkContext, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:
         """The sink of an application's folder; creates its tables at the first run.
 
-        One that is not `guarded` does not look at what it has stored, and stores a repeated batch twice: it is the
-        negative control of crash tests, and for nothing else.
+        An unguarded sink ignores its stored documents, and stores a repeated batch twice: the negative control of crash
+        tests, not for production.
 
-        ArchiveInvalid if there are documents of events that the journal does not have.
+        ArchiveInvalid if there are documents of events beyond the journal's end.
         """
         missing = [name for name in ROW_COLUMNS if name not in context.schema.names]
         if missing:
@@ -255,7 +252,7 @@ class BillingSink:
         return sink
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Seal a batch by the steps above."""
+        """Seal a batch by the steps of the module's protocol."""
         self.on_step(1)
         planned = Planned.of(self.checkpoint, batch.batch)
         book = self.book.at(planned.stop)
@@ -281,7 +278,7 @@ class BillingSink:
         self.on_step(7)
 
     def _begin(self) -> None:
-        """Create the tables, or take those over that an earlier query filled: what they have is not stored again."""
+        """Create the tables, or take over those of an earlier query, whose content is not stored again."""
         self.reports.clear()
         for table in (self.documents, self.dead_letters):
             table.create(take_over=True)
@@ -299,7 +296,7 @@ class BillingSink:
             )
 
     def _opened(self, table: ArchiveTable) -> OpenedTable:
-        """The table as it is now; ArchiveInvalid if it has the events of another journal."""
+        """The current version of the table; ArchiveInvalid if the table has the events of another journal."""
         opened = table.opened()
         filled_from = opened.counter(JOURNAL)
         if filled_from not in (None, _journal_number(self.journal)):
@@ -350,11 +347,11 @@ class _Sealing:
 def _sealing(
     rows: pa.Table, swept: Swept, documents: OpenedTable, planned: Planned, frontier: Frontier, amounts: Amounts
 ) -> _Sealing:
-    """Step 3: what a batch makes of its rows and of its late events."""
+    """Step 3: the drafts from a batch's rows and late events."""
     closed_us = max(planned.watermark_before_us, frontier.closed_us)
     drafts = invoices(rows.filter(pa.array(longs(rows["period_end"]) > closed_us)), amounts, planned.stop)
     found = _corrections(swept.late, documents, amounts)
-    # Late invoices are of periods that were closed before those of the rows: this is the order of their numbers.
+    # Late invoices come first: their periods closed before the periods of the rows, and numbers follow this order.
     return _Sealing(pa.concat_tables([found.late_invoices, drafts]), found.notes)
 
 
@@ -373,7 +370,7 @@ def _unstored_repeats(bad: pa.Table, letters: OpenedTable) -> pa.ChunkedArray:
 
 
 def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
-    """An invoice is stored only if its account has none. The frontier sees to that: this guards the frontier."""
+    """An invoice is stored only if its account has none. The frontier ensures this; the check guards the frontier."""
     if not drafts.num_rows:
         return
     where = pc.field("period_end").isin(drafts["period_end"].unique()) & (pc.field("kind") == INVOICE)
@@ -388,7 +385,7 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
 
 
 def _journal_number(journal: Journal) -> int:
-    """A journal's id as a whole number that a counter can hold."""
+    """A journal's id as an integer that a counter can hold."""
     return UUID(_journal_id(journal)).int >> 65
 
 

@@ -1,17 +1,17 @@
-"""Notes: what late events change on invoices that are sealed.
+"""Notes: the corrections that late events make to sealed invoices.
 
-A batch's late events of one account (customer, period's end, currency) make one note. Its lines are differences: with
-q the quantity of the invoice and its earlier notes, a late quantity l changes the exact amount by f(q + l) - f(q), and
-what is charged by the difference of these two amounts, each rounded once. The note's total is the account's exact
-amount after it, rounded once, less what the documents before it charge. So invoice and notes together always charge
-what one invoice of all quantities would have. Only where the invoice has no rounding line, as it is of Stateside 0.1,
-do its notes have none either: they charge the sum of their lines.
+A batch's late events of one account (customer, period's end, currency) make one note. Its lines are differences: with q
+the quantity of the invoice and its earlier notes, a late quantity l changes the exact amount by f(q + l) - f(q), and
+the charge by the difference of these two amounts, each rounded once. The note's total is the account's new exact
+amount, rounded once, less the charges of the earlier documents. So invoice and notes together always charge the same as
+one invoice of all quantities. Exception: notes to an invoice without a rounding line (Stateside 0.1) have none either,
+and charge the sum of their lines.
 
-A note that charges less is a credit note, any other a debit note; it is written even if it charges nothing, for it says
-what became of the events. Where no invoice is, the events make one.
+A note that charges less is a credit note, any other a debit note; a note is written even if it charges nothing, because
+it documents the events. Without an invoice, the events make one.
 
-Late events that repeat an earlier one are dead letters (`repeats`), and do not get here. Of those that have the id of
-another late one of their customer and period all the same, as in a batch that is stored twice, the first counts.
+Late events that repeat an earlier one are dead letters (`repeats`), and do not get here. If late events of one customer
+and period still share an id, as in a batch that is stored twice, the first counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stateside.billing.invoicing.amounts import Amounts, Longs, longs, round_tot
 from stateside.billing.invoicing.documents import CREDIT_NOTE, DEBIT_NOTE, DRAFT, INVOICE, TIME, assemble
 from stateside.billing.money import checked
 
-LATE: Final = pa.schema(  # the late events that `corrections` takes
+LATE: Final = pa.schema(  # late events, input of `corrections`
     [
         ("offset", pa.int64()),
         ("id", pa.string()),
@@ -39,7 +39,7 @@ LATE: Final = pa.schema(  # the late events that `corrections` takes
         ("quantity", pa.int64()),
     ]
 )
-BEFORE: Final = (  # what it takes of documents
+BEFORE: Final = (  # columns of documents, input of `corrections`
     "number", "kind", "customer", "period", "period_start", "period_end", "currency", "lines", "event_ids",
     "amount_micros", "charged_micros", "rounding_micros",
 )  # fmt: skip
@@ -91,7 +91,7 @@ _HEADS = """
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Drafts of notes and of late invoices, each in the order of their numbers; and how many duplicates there were."""
+    """Drafts of notes and of late invoices, each in the order of their numbers; and the number of duplicates."""
 
     notes: pa.Table
     late_invoices: pa.Table
@@ -99,7 +99,7 @@ class Corrections:
 
 
 def corrections(late: pa.Table, before: pa.Table, amounts: Amounts) -> Corrections:
-    """What late events (`LATE`) change, given all documents of their customers and periods so far (`BEFORE`)."""
+    """The corrections by late events (`LATE`), given all documents of their customers and periods so far (`BEFORE`)."""
     if not late.num_rows:
         return Corrections(DRAFT.empty_table(), DRAFT.empty_table(), 0)
     lines, heads, counted = _joined(amounts.with_currency(late), before, amounts)
@@ -109,7 +109,7 @@ def corrections(late: pa.Table, before: pa.Table, amounts: Amounts) -> Correctio
 
 
 def _joined(late: pa.Table, before: pa.Table, amounts: Amounts) -> tuple[pa.Table, pa.Table, int]:
-    """Late quantities with those before them; what stands in each document's head; how many events count."""
+    """Late quantities with the quantities before; the fields of each document's head; the number of counted events."""
     with duckdb.connect() as connection:
         connection.register("late", with_longs(late, period_end=longs(late["period_end"])))
         times = {name: longs(before[name]) for name in ("period_end", "period_start")}
@@ -122,7 +122,7 @@ def _joined(late: pa.Table, before: pa.Table, amounts: Amounts) -> tuple[pa.Tabl
 
 
 def _differences(lines: pa.Table, amounts: Amounts) -> pa.Table:
-    """The lines with what each changes, exactly and as it is charged."""
+    """The lines with their changes, exact and charged."""
     old, new = (amounts.amounts(lines, longs(lines[name])) for name in ("quantity_before", "quantity_after"))
     charged = amounts.charged(lines, new) - amounts.charged(lines, old)
     exact = {name: longs(lines[name]) for name in ("quantity", "events")}
@@ -130,7 +130,7 @@ def _differences(lines: pa.Table, amounts: Amounts) -> pa.Table:
 
 
 def _charged(drafts: pa.Table, heads: pa.Table) -> pa.Table:
-    """The drafts with the totals that their accounts' documents so far leave to charge."""
+    """The drafts with their totals: the account's new total less the charges of its documents so far."""
     amounts, charged, roundings = (
         longs(drafts[name]) for name in ("amount_micros", "charged_micros", "rounding_micros")
     )
@@ -146,12 +146,12 @@ def _charged(drafts: pa.Table, heads: pa.Table) -> pa.Table:
 
 
 def _plus(some: Longs, others: Longs) -> Longs:
-    """The sums, pair by pair; MoneyOverflow rather than a wrong one."""
+    """The sums, pair by pair; MoneyOverflow rather than a wrong sum."""
     return np.array([checked(a + b) for a, b in zip(some.tolist(), others.tolist(), strict=True)], np.int64)
 
 
 def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:
-    """Drafts as what they are: notes where there is an invoice, which they name, elsewhere late invoices."""
+    """Drafts with their kind: a note that names the invoice it corrects, or a late invoice where there is none."""
     corrects = heads["corrects"]
     signs = np.sign(longs(drafts["charged_micros"])) * 2 + np.sign(longs(drafts["amount_micros"]))
     note = pc.if_else(pa.array(signs < 0), CREDIT_NOTE, DEBIT_NOTE)

@@ -1,9 +1,9 @@
-"""`views/bill/plans.json`: the versions of plans that rows and documents refer to, for readers without the journal.
+"""`views/bill/plans.json`: the plan versions that rows and documents refer to, for readers without the journal.
 
     {"basic@3": the version's payload, as in its publication, …}
 
-It only ever grows. The sink extends it, and the view's `steps.json` with the prices, before the batch that is the first
-to refer to a version is committed.
+The file only ever grows. The sink extends it, and the view's `steps.json` with the prices, before Spark commits the
+first batch that refers to a version.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from stateside.views.computed import extend_steps
 
 
 def plan_file(places: ViewLayout) -> Path:
-    """Where the versions of a view's plans stand."""
     return places.root / "plans.json"
 
 
 def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
-    """The versions by their ids; none before the first batch. CheckpointInvalid if the file is damaged."""
+    """The versions by id; empty before the first batch. CheckpointInvalid if the file is damaged."""
     try:
         content = json.loads(plan_file(places).read_bytes())
         return {id_: PlanVersion.from_payload(payload) for id_, payload in content.items()}
@@ -40,7 +39,7 @@ def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
 
 
 def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
-    """Have these versions in both files, which are written only if one is new. There is one writer: the view's sink."""
+    """Add these versions to both files, written only if one is new. The view's sink is the only writer."""
     extend_steps(places.steps, {key: steps for plan in plans.values() for key, steps in plan.step_entries().items()})
     known = load_plans(places)
     if plans.keys() - known.keys():

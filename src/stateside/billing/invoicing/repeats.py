@@ -1,16 +1,16 @@
-"""Repeats: late events under an id that an earlier event has. They are not billed again, and become dead letters.
+"""Repeats: late events with the id of an earlier event, stored as dead letters instead of billed again.
 
-The running query drops a repeated id as long as its period is open, and forgets it when that closes. Whether a late
-event repeats an earlier one is looked up in an index of the journal's ids, beside the view's checkpoint:
+The running query drops a repeated id while its period is open, and forgets the id when the period closes. Late events
+are therefore looked up in an index of the journal's ids, beside the view's checkpoint:
 
-    ids/    an `index` (journal.index): of each id, the offset of the first event with it
+    ids/    an `index` (journal.index): for each id, the offset of the first event with this id
 
-It comes from the journal alone, whatever that is stored on, and is brought up to a batch's end when the batch has late
-events: so it may be deleted at any time, and what it says depends on the journal and on nothing else. An event takes
-about 130 bytes there. Ids of events that retention dropped before the index had them are not known.
+The index is derived from the journal alone, for every backend, and is extended to a batch's end when the batch has late
+events; deleting the index is safe at any time. An event takes about 130 bytes. Ids of events dropped by retention
+before the index had the ids are unknown.
 
-Of several events with one id the first counts that breaks no rule of billing. A later one is `repeated` if it says the
-same (customer, type, time, payload), else an `id-conflict`.
+Of several events with one id, the first without a broken rule of billing counts. A later one is `repeated` if its
+content is the same (customer, type, time, payload), otherwise an `id-conflict`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from stateside.journal.index import Index, hash_of, keeping
 
 REPEATED: Final = "repeated"
 ID_CONFLICT: Final = "id-conflict"
-WRITTEN_AT_ONCE: Final = 50_000  # ids; in memory they take some 10 MB
+WRITTEN_AT_ONCE: Final = 50_000  # ids per write: some 10 MB of memory
 
 _CONTENT: Final = ("entity", "type", "time", "payload")
 
 
 class Repeats:
-    """The index of one view's folder. Only the driver's sink may use it."""
+    """The index of one view's folder, for the driver's sink only."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
         self._directory, self._journal = folder / "ids", journal
 
     def of(self, events: pa.Table, book: Book, stop: int) -> pa.Table:
-        """Those of the events (as `events_table` has them) that repeat an earlier one, with `reason` and `detail`.
+        """The events (as from `events_table`) that repeat an earlier one, with `reason` and `detail`.
 
-        The events are usage that counts, before the offset `stop`, up to which the book reaches.
+        The events are counted usage, before the offset `stop`; the book covers `stop`.
         """
         ids, offsets = (events[name].to_pylist() for name in ("id", "offset"))
         firsts = self._firsts(ids, stop) if ids else []
@@ -59,7 +59,7 @@ class Repeats:
         return table
 
     def _firsts(self, ids: Sequence[str], stop: int) -> list[int | None]:
-        """The offset of the first event with each id in the journal; it is looked for before `stop` at least."""
+        """The offset of the first event with each id in the journal, searched at least up to `stop`."""
         self._directory.parent.mkdir(parents=True, exist_ok=True)
         with (
             keeping("ids of billed events", self._directory),
@@ -78,7 +78,7 @@ class Repeats:
             return index.numbers([hash_of(id_) for id_ in ids])
 
     def _earlier(self, firsts: Mapping[str, int], offsets: Sequence[int], book: Book) -> dict[str, list[pa.Table]]:
-        """By id, the events that count among those with it, in order: the first, or all where the first does not."""
+        """By id, the events that count, in order: the first event, or all others if the first does not count."""
         found: dict[str, list[pa.Table]] = {}
         counted = _counted(joined(events_table(self._journal, at, at + 1) for at in sorted(set(firsts.values()))), book)
         for row in _rows(counted):
@@ -92,7 +92,7 @@ class Repeats:
         return found
 
     def _with_ids(self, wanted: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
-        """The events of a range that have one of these ids. Reads the whole range."""
+        """The events of a range with one of these ids. Reads the whole range."""
         for first, batch in self._journal.batches(start, max(start, stop)):
             rows = pc.indices_nonzero(pc.is_in(batch.column("id"), wanted))
             if len(rows):
@@ -100,7 +100,7 @@ class Repeats:
 
 
 def _counted(events: pa.Table, book: Book) -> pa.Table:
-    """Those of the events that are usage which breaks no rule."""
+    """The usage events that break no rule."""
     rated = rate(events, book)
     return events.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
 
@@ -110,7 +110,7 @@ def _rows(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _told(events: pa.Table, row: int, earlier: Sequence[pa.Table], offset: int) -> dict[str, str] | None:
-    """Why an event is no new one; None if it is."""
+    """The reason why an event repeats an earlier one, or None."""
     before = [other for other in earlier if other["offset"][0].as_py() < offset]
     if not before:
         return None

@@ -1,6 +1,7 @@
-"""Billing's pages: what a customer sees of their bill, and management of everybody's. They ask `answers.api`.
+"""Billing's web pages, the customer's bill and the operator's business page, and billing's extension of the server.
 
-What billing brings to the server of its folder: answers, tables and pages. Without bills they show nothing.
+The pages call `answers.api`; `EXTENSION` registers billing's routes, SQL tables and pages. Without bills they are
+empty.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Billing without its exactly-once guard: the negative control of crash tests, and for nothing else.
+"""Billing without its exactly-once guard: the negative control of crash tests, not for production.
 
     stateside run stateside.billing.pipeline.at_least_once:app
 
-A batch that is repeated is sealed twice, and the auditor must find it: a proof that cannot fail proves nothing. It
-dawdles between storing documents and being done with the batch, so that whoever wants to kill it there surely can.
+A repeated batch is sealed twice, and the auditor must report the duplicates: a check that cannot fail proves nothing.
+The sink sleeps between storing documents and finishing the batch, so that a test can reliably kill the process there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.pipeline import application, bill
 
 DAWDLE_S = 0.3
-_STORED = 5  # the step of the sink at which the documents are stored
+_STORED = 5  # the sink reaches this step after it has stored the documents
 
 
 def _dawdle(step: int) -> None:

@@ -1,10 +1,11 @@
 """Billing on Kafka: `stateside run stateside.billing.pipeline.on_kafka:app`, in a folder whose journal is a topic.
 
-Spark's own connector reads the topic, and the messages become events as they do for any view (`sources.kafka_journal`).
-Then Python workers rate them: the same rater as on files, with the same book, which each worker reads from the topic.
+Spark's own connector reads the topic, and messages become events as for any view (`sources.kafka_journal`). Python
+workers then rate the events with the same rater as on files, and with the same book, read by each worker from the
+topic.
 
-The topic has one partition, because events are rated by the plans and assignments that stand before them: there must be
-one order. Tasks share a batch's range of it all the same.
+The topic has one partition: plans and assignments rate the events after them, so there must be one order. Tasks still
+split a batch's range of the partition.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ _COLUMNS = ("offset", "id", "entity", "type", "time", "appended", "payload", "_m
 
 @dataclass(frozen=True, slots=True)
 class RatedTopic:
-    """All events of the folder's topic that count, and ticks of the clock, as the columns of a `Rater`."""
+    """All counted events of the folder's topic, and clock ticks, with the columns of a `Rater`."""
 
     with_ids: bool = True
 
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """The rows, with the watermark still to be set. JournalAway if the folder's journal is no topic."""
+        """The rows, without a watermark. JournalAway if the folder's journal is no topic."""
         topic = topic_of(reading.journal)
-        TopicLog(reading.journal, topic).end()  # refuses one of several partitions before the first batch
+        TopicLog(reading.journal, topic).end()  # refuses a topic with several partitions before the first batch
         options = {**spark_options(topic.options), "maxRecordsPerPartition": str(ROWS_PER_TABLE)}
-        source = kafka_journal(topic.servers, topic.name, options=options, dead_letters=False)  # rating has its own
+        source = kafka_journal(topic.servers, topic.name, options=options, dead_letters=False)  # rating makes its own
         events = source.load(session, reading).select(*_COLUMNS)
         view = Layout(reading.journal.parent).view(VIEW).root
         rating = Rating(Rater(reading.journal, view, self.with_ids))
@@ -58,12 +59,12 @@ class RatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """What Python workers do with the rows that the connector made of one range of the topic."""
+    """The function by which Python workers rate the connector's rows of one range of the topic."""
 
     rater: Rater
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rated rows. JournalCorrupt at a message that is no event, as every reader of the journal says it."""
+        """The rated rows. JournalCorrupt at a malformed message, as from every reader of the journal."""
         tables = (self._events(batch) for batch in batches if batch.num_rows)
         return self.rater.rated(tables, _journal(self.rater.journal).id())
 
@@ -81,7 +82,7 @@ class Rating:
 
 @lru_cache(1)
 def _journal(folder: Path) -> Journal:
-    """The one of this process: it keeps its connections from batch to batch."""
+    """The journal, one per process: it keeps its connections from batch to batch."""
     return open_journal(folder)
 
 

@@ -1,13 +1,11 @@
-"""The journal as a Spark source whose rows are rated events: the task that reads them rates them.
+"""The journal as a Spark source of rated events: the task that reads a range also rates it.
 
-A function that Spark calls (`mapInArrow`) would do as well, but then every event goes to the JVM and back to Python
-once more, with all of its columns: writing them for Python alone was an eighth of the JVM's time.
+Rating with `mapInArrow` would give the same rows, but send every event with all of its columns to the JVM and back to
+Python once more: writing the columns for Python alone took an eighth of the JVM's time.
 
-Rating inside of Spark's Python workers: rows out of the journal's batches, made where these are read.
-
-A worker lives through many batches, and keeps the book of plans and assignments from one to the next. Which book it has
-makes no difference: it covers all that stands before the events, and an event is rated by that alone. So a batch that
-is run again gives the same rows, and the reports on it (`rating.reports`) say the same.
+A Python worker lives through many batches, and caches the book of plans and assignments. Any book that covers the
+events gives the same rows, because only the reference data before an event rate it. So a batch that is run again gives
+the same rows and the same reports (`rating.reports`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS_PER_TABLE = 100_000  # rated and sorted at a time: some 20 MB
-_KEEPERS_MAX = 4  # of applications that share a session; one is the rule
+_KEEPERS_MAX = 4  # applications that share a session; usually one
 _COLUMNS = (
     "customer string, type string, time timestamp, quantity long, plan string, time_zone string, cycle string, "
     "anchor_day int"
@@ -48,14 +46,14 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Rater:
-    """Rates the journal's events; gives those that count, and ticks of the clock, as rows with the columns `columns`.
+    """Rates the journal's events; returns counted events and clock ticks as rows with the columns `columns`.
 
-    With ids the rows keep the journal's order, in which the first event of an id counts. Without, they come out sorted
-    by customer, some hundred thousand at a time: groups of the state that lie together are then asked for together.
+    With ids, rows keep the journal's order, because the first event of an id counts. Without ids, rows are sorted by
+    customer, about 100,000 at a time, so that accesses to neighbouring groups of the state are adjacent.
     """
 
     journal: Path
-    view: Path  # the folder of the view: snapshots of the book are there, and reports go there
+    view: Path  # the view's folder, with snapshots of the book and reports
     with_ids: bool
 
     @property
@@ -64,14 +62,14 @@ class Rater:
         return f"id string, {_COLUMNS}" if self.with_ids else _COLUMNS
 
     def rows(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, which one task reads; `mark` as of `Journal.batches`."""
+        """The rows of one task's range; `mark` as in `Journal.batches`."""
         journal = Journal(self.journal)
         batches = journal.batches(start, stop, mark)
         tables = (events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
         yield from self.rated(tables, journal.id())
 
     def rated(self, tables: Iterator[pa.Table], journal_id: str | None) -> Iterator[pa.RecordBatch]:
-        """The rows of events that follow one another in the journal of this id, as `events_of` has them."""
+        """The rows of consecutive events from the journal with this id; tables as from `events_of`."""
         assert journal_id is not None, "a range has events of a journal"
         keeper, reports = _keeper(self.journal, journal_id, self.view / "book"), reports_of(ViewLayout(self.view))
         for events in _larger(tables):
@@ -88,12 +86,12 @@ class Rater:
 
 @lru_cache(_KEEPERS_MAX)
 def _keeper(journal: Path, journal_id: str, book: Path) -> BookKeeper:
-    """The one of this process. Another journal in the same place has another id, and a book of its own."""
+    """One keeper per process. Another journal in the same folder has another id, and so another keeper."""
     return BookKeeper(open_journal(journal), book)
 
 
 def _larger(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same in tables of many rows: each call of a vectorised function has its price."""
+    """The same rows in larger tables: each call of a vectorised function has a fixed cost."""
     waiting: list[pa.Table] = []
     rows = 0
     for table in tables:
@@ -112,12 +110,12 @@ _VIEW, _WITH_IDS = "view", "withIds"
 
 @dataclass(frozen=True, slots=True)
 class RatedEvents(JournalEvents):
-    """All events of the journal that count, and ticks of the clock, as the columns of a `Rater`."""
+    """All counted events of the journal, and clock ticks, with the columns of a `Rater`."""
 
     with_ids: bool = True
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """The rows, with the watermark still to be set."""
+        """The rows, without a watermark."""
         session.dataSource.register(RatedSource)
         view = Layout(reading.journal.parent).view(VIEW).root
         options = {**self.options(reading), _VIEW: str(view), _WITH_IDS: str(self.with_ids).lower()}
@@ -125,31 +123,28 @@ class RatedEvents(JournalEvents):
 
 
 class RatedSource(JournalSource):
-    """What Spark knows it as. Options: those of the journal's source, `view` (its folder) and `withIds`."""
+    """The data source registered with Spark. Options: the journal source's, `view` (a folder) and `withIds`."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(…)`."""
         return FORMAT
 
     def schema(self) -> str:
-        """The rater's columns."""
         return _rater(self.options).columns
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:  # noqa: N802
-        """The journal's own reader, but for the rows."""
         return RatedReader(schema, self.options)
 
 
 class RatedReader(JournalStreamReader):
-    """Plans batches as the journal's reader does."""
+    """Plans batches like the journal's reader; reads rated rows."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         super().__init__(schema, options)
         self._rater = _rater(options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one task's share, rated."""
+        """The rated rows of one task's range."""
         assert isinstance(partition, OffsetRange)
         for rows in self._rater.rows(partition.start, partition.stop, partition.mark):
             yield pa.RecordBatch.from_arrays(rows.columns, schema=self._schema)

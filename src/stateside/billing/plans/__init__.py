@@ -1,1 +1,1 @@
-"""Price plans: their versions, and the files that they are written in."""
+"""Price plans: their versions, and the TOML files that define the versions."""

@@ -1,4 +1,4 @@
-"""Price plans as people write them: a TOML file a version. `plan_version` has what comes of it.
+"""The TOML format of price plans, one file per version, parsed into a `PlanVersion` (`plan`).
 
     plan = "basic"
     version = 3
@@ -6,13 +6,13 @@
     currency = "EUR"
     time_zone = "Europe/Berlin"
     cycle = "month"                        # or "week", "day"
-    anchor_day = 15                        # of a month; 1 if it is left out
-    rounding = "half-even"                 # of an invoice's line; this one if it is left out
+    anchor_day = 15                        # of a month; default 1
+    rounding = "half-even"                 # of an invoice's line; this is the default
 
     [prices.call]                          # seconds
-    included = 6000                        # free; 0 if it is left out
+    included = 6000                        # free; default 0
     price = "0.09"
-    per = 60                               # for each minute; 1 if it is left out
+    per = 60                               # for each minute; default 1
 
     [prices.message]
     tiers = [{ up_to = 100, price = "0.10" }, { price = "0.05" }]
@@ -20,11 +20,11 @@
     [prices.package.weekend]
     price = "4.99"
 
-    [fees.base]                            # recurring: every customer has it once a period
+    [fees.base]                            # recurring: every customer pays it once a period
     price = "9.99"
 
-Prices are texts, in units of the currency, with at most six decimals. `up_to` counts a period's whole quantity, what is
-included with it. What has no price cannot be used. Credit needs none.
+Prices are strings, in units of the currency, with at most six decimals. `up_to` counts a period's whole quantity,
+including the free part. Usage without a price is refused. Credit needs no price.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_plan(content: bytes, where: str) -> PlanVersion:
-    """The version that a file says; PlanInvalid, with the reason, if it says none. `where` is for the message."""
+    """Parse a plan file; PlanInvalid, with the reason, for an invalid version. `where` is for the message."""
     try:
         return _plan(tomllib.loads(content.decode()))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PlanInvalid(f"The plan is no TOML: {error}", where=where) from error
     except PlanInvalid as error:
         raise PlanInvalid(error.what, where=where, next_step=error.next_step) from error
-    except ValueError as error:  # steps that are none
+    except ValueError as error:  # from `Steps`: invalid steps
         raise PlanInvalid(f"The plan has an impossible price: {error}", where=where) from error
 
 
@@ -86,7 +86,7 @@ def _plan(found: dict[str, Any]) -> PlanVersion:
 
 
 def _prices(table: Mapping[str, Any]) -> Iterator[tuple[str, Steps]]:
-    """The prices by type on the bill."""
+    """Each type on the bill with its price."""
     _check_fields(table, [type_ for type_ in USAGE_TYPES if type_ not in ("fee", "credit")], "prices")
     for type_ in table:
         if type_ in NAMED_TYPES:
@@ -97,7 +97,7 @@ def _prices(table: Mapping[str, Any]) -> Iterator[tuple[str, Steps]]:
 
 
 def _steps(table: Mapping[str, Any], name: str) -> Steps:
-    """The steps of one price: what is included, then the tiers or the one price for all."""
+    """The steps of one price: the included quantity, then the tiers or the single price."""
     price = _table(table, name)
     _check_fields(price, _PRICE_FIELDS, f"the price of {name!r}")
     if ("tiers" in price) == ("price" in price) or ("tiers" in price and "per" in price):

@@ -1,12 +1,12 @@
-"""A version of a price plan, as a value and as the payload of the event that publishes it:
+"""A version of a price plan, as a value and as the payload of the event that publishes the version:
 
     {"plan": "basic", "version": 3, "effective_us": 1769900400000000, "currency": "EUR", "rounding": "half-even",
      "cycle": {"kind": "month", "time_zone": "Europe/Berlin", "anchor_day": 1},
      "prices": {"call": [[0, 0, 1], [6000, 90000, 60]], "fee:base": [[0, 9990000, 1]], "credit": [[0, -1, 1]]},
      "fees": ["base"]}
 
-A version is immutable: what was rated by it once is rated the same for ever. Its prices are `Steps` by the type on the
-bill; `fees` are those of them that every customer of the plan has once a period.
+A version is immutable, so usage once rated by a version is rated the same for ever. `prices` has `Steps` by the type on
+the bill; `fees` names the recurring ones, charged to every customer of the plan once a period.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from stateside.journal import Event
 from stateside.views.computed import Step, Steps
 
 CREDIT: Final = Steps((Step(0, -1, 1),))
-EVENT_MICROS_MAX: Final = (
-    10**9 * MICROS_PER_UNIT
-)  # what the largest event may cost: no sum of a period comes near 2**63
+EVENT_MICROS_MAX: Final = 10**9 * MICROS_PER_UNIT  # price limit of one event: no sum of a period comes near 2**63
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LONG_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PlanVersion:
-    """One version of a plan. PlanInvalid, with the reason, if nothing could be rated by it."""
+    """One version of a plan. PlanInvalid, with the reason, if a field is invalid."""
 
     plan: str
     version: int
@@ -60,19 +58,18 @@ class PlanVersion:
 
     @property
     def id(self) -> str:
-        """How rows and documents refer to it: `basic@3`."""
+        """The reference in rows and documents: `basic@3`."""
         return f"{self.plan}@{self.version}"
 
     def amount_micros(self, type: str, quantity: int) -> int:
-        """What a period's quantity of one type on the bill costs, exactly."""
+        """The exact price of a period's quantity of one type on the bill."""
         return self.prices[type].value(quantity)
 
     def step_entries(self) -> dict[tuple[str, ...], Steps]:
-        """Its part of the view's `StepTable`: by (id, type on the bill)."""
+        """The version's entries in the view's `StepTable`, by (id, type on the bill)."""
         return {(self.id, type_): steps for type_, steps in self.prices.items()}
 
     def as_payload(self) -> dict[str, Any]:
-        """The version as an event's payload."""
         return {
             "plan": self.plan,
             "version": self.version,
@@ -90,7 +87,7 @@ class PlanVersion:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> PlanVersion:
-        """The version that a payload says; PlanInvalid if it says none."""
+        """Parse an event's payload; PlanInvalid if the payload is no valid version."""
         try:
             prices = {type_: Steps.parse(steps) for type_, steps in payload["prices"].items()}
             return cls(
@@ -119,12 +116,12 @@ class PlanVersion:
 
 
 def plan_event(version: PlanVersion, id: str, time_us: int) -> Event:
-    """The publication of a version. Whether it takes effect depends on what stands before it (`book`)."""
+    """The publication of a version. Whether it takes effect depends on the events before it in the journal (`book`)."""
     return Event(id, version.plan, PLAN, time_us, version.as_payload())
 
 
 def check_name(name: object, of: str) -> None:
-    """PlanInvalid for a name that could not stand in an address and in a row's key."""
+    """PlanInvalid for a name that is not allowed in a URL or in a row's key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PlanInvalid(
             f"{name!r} is no name for {of}", next_step="Take up to 100 letters, digits, hyphens, dots and underscores"
@@ -147,7 +144,7 @@ def _check_price(type_: str, steps: Steps) -> None:
 
 
 def _most_micros(steps: Steps, quantity: int) -> int:
-    """What so much costs at the dearest step: more than any event that begins or ends there."""
+    """The quantity's price at the most expensive step: an upper bound for any single event."""
     return max(quantity * step.micros // step.per for step in steps.steps)
 
 

@@ -1,1 +1,1 @@
-"""Rating: which version of a plan an event is for, and whether it counts."""
+"""Rating: the plan version of an event, and whether the event counts."""

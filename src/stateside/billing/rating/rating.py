@@ -1,26 +1,23 @@
-"""Rating: which plan an event is for and whether it counts. A pure function of the events and the book.
+"""Rating: the plan version of each event and whether the event counts, as a pure function of the events and the book.
 
-Money is not computed here: quantities are summed first, and the sum's price is that of the plan's steps.
-
-What does not count has a reason, the first of these that holds:
+Rating computes no money: quantities are summed first, and the plan's steps price the sum. An event that does not count
+gets a reason, the first of these that holds, and a sentence about the fault for the operator who repairs it:
 
 | reason | |
 |---|---|
-| `plan-refused`, `assign-refused` | a publication or an assignment that broke a rule (`folding`) |
-| `reference` | an accepted one: it counts as such, and is no usage |
+| `plan-refused`, `assign-refused` | a publication or an assignment that broke a rule (`plan_rules`) |
+| `reference` | an accepted publication or assignment: no usage |
 | `unknown-type` | no type of usage |
 | `malformed` | no quantity, a field of the wrong type, or a package or fee without a name |
-| `future-dated` | more than `FUTURE_US_MAX` behind its append time: it would close everybody's period |
+| `future-dated` | more than `FUTURE_US_MAX` beyond its append time: it would close everybody's period |
 | `negative-quantity`, `absurd-quantity` | below 0, above `QUANTITY_MAX` |
-| `unknown-customer` | not assigned to any plan at the event's time, by what stands before it |
-| `unknown-plan` | the plan has no version in effect at the event's time, by what stands before it |
-| `not-in-plan` | the version has no price for it |
+| `unknown-customer` | not assigned to any plan at the event's time, by the assignments before the event |
+| `unknown-plan` | the plan has no version in effect at the event's time, by the publications before the event |
+| `not-in-plan` | the version has no price for the type |
 | `wrong-currency` | the event names another currency than the version |
 
-A tick of the clock has the reason `future-dated` or none. Two more reasons, `repeated` and `id-conflict`, depend on
-when periods closed, and are given to late events when a batch is sealed (`sealing.repeats`).
-
-What is wrong with an event that does not count, as a sentence for whoever repairs it.
+A clock tick has the reason `future-dated` or none. Two more reasons, `repeated` and `id-conflict`, depend on when
+periods closed; `invoicing.repeats` assigns them to late events when a batch is sealed.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _HOURS: Final = FUTURE_US_MAX // 3_600_000_000
 
 
 def details(events: pa.Table, book: Book, rated: dict[str, pa.Array], versions: Longs) -> pa.Array:
-    """A sentence for each event with a reason that needs one; null for the others."""
+    """A sentence for each event whose reason needs one; null for the others."""
     found = pa.nulls(events.num_rows, pa.string())
     for reason in pc.unique(rated["reason"].drop_null()).to_pylist():
         if reason in _SENTENCES or reason.endswith("-refused"):
@@ -65,7 +62,7 @@ class _Case:
         self._versions = versions[rows]
 
     def event(self, name: str) -> pa.Array:
-        """A column of the events, as texts."""
+        """A column of the events, as strings."""
         return _texts(self._events[name].take(self._rows))
 
     def bill_type(self) -> pa.Array:
@@ -76,14 +73,14 @@ class _Case:
         return found
 
     def version(self, field: str) -> pa.Array:
-        """A field of the version that each event is rated by."""
+        """A field of the version that rates each event."""
         return pa.array([getattr(version, field) for version in self.book.versions], pa.string()).take(
             pa.array(self._versions)
         )
 
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """As texts in one chunk; nulls as the word `null`."""
+    """As strings in one chunk; nulls become the word `null`."""
     whole = pa.concat_arrays([pa.array([], column.type), *column.chunks]) if hasattr(column, "chunks") else column
     return pc.fill_null(whole.cast(pa.string()), "null")
 
@@ -153,7 +150,7 @@ REASONS: Final = (
     "wrong-currency",
 )
 REFERENCE: Final = "reference"
-_COUNTS: Final = len(REASONS)  # the number that stands for none
+_COUNTS: Final = len(REASONS)  # the number for "no reason"
 _TIME = pa.timestamp("us", tz="UTC")
 PAYLOAD: Final = pa.schema([("quantity", pa.int64()), ("name", pa.string()), ("currency", pa.string())])
 RATED: Final = pa.schema(
@@ -181,7 +178,7 @@ assert tuple(QUANTITY_MAX) == tuple(USAGE_TYPES)
 
 
 def rate(events: pa.Table, book: Book) -> pa.Table:
-    """The events, in order, with the columns of `RATED`. The book must cover them."""
+    """The events, in order, with the columns of `RATED`. The book must cover the events."""
     columns = _Columns(events)
     assert not len(columns.offsets) or columns.offsets.max() < book.covers, "the book does not cover the events"
     versions, plans = book.rated_by(columns.customers, columns.times_us, columns.offsets)
@@ -208,25 +205,25 @@ def rate(events: pa.Table, book: Book) -> pa.Table:
 
 
 def is_bad(rated: pa.Table) -> pa.ChunkedArray:
-    """Which of the rated events break a rule: all with a reason, but reference data that is as it should be."""
+    """Which rated events break a rule: all with a reason, except accepted reference data."""
     return pc.fill_null(pc.not_equal(rated["reason"], REFERENCE), False)
 
 
 def events_table(journal: Journal, start: int, stop: int) -> pa.Table:
-    """The events with offsets start <= offset < stop, as `rate` is given them."""
+    """The events with offsets start <= offset < stop, as input for `rate`."""
     batches = journal.batches(start, stop)
     return joined(events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
 
 
 def events_of(batch: pa.RecordBatch, offsets: Longs) -> pa.Table:
-    """The events of a batch of the journal, at these offsets, with the payload's fields as columns."""
+    """The events of a journal batch, at these offsets, with the payload's fields as columns."""
     fields = payload_columns(batch.column("payload"), PAYLOAD)
     named = {name: batch.column(name) for name in _EVENT_NAMES}
     return pa.table({"offset": offsets, **named, **{name: fields[name] for name in PAYLOAD.names}})
 
 
 def joined(tables: Iterable[pa.Table]) -> pa.Table:
-    """Several tables of events as one; none is an empty one."""
+    """Concatenated tables of events; an empty table for none."""
     return pa.concat_tables([_NO_EVENTS, *tables])
 
 
@@ -241,8 +238,6 @@ _NO_EVENTS: Final = pa.schema(
 
 
 class _Columns:
-    """The events' columns as arrays."""
-
     def __init__(self, events: pa.Table) -> None:
         self.customers = events["entity"]
         self.types = events["type"]
@@ -253,14 +248,14 @@ class _Columns:
         self.quantities = _longs(pc.fill_null(events["quantity"], 0))
         self.has_quantity = _bools(events["quantity"].is_valid())
         self.type_numbers = _numbers(self.types, list(_TYPES))
-        self.type_numbers[self.type_numbers == NONE] = len(_TYPES)  # the last place of every table by types
+        self.type_numbers[self.type_numbers == NONE] = len(_TYPES)  # the last entry of every table by type
         self.named = _NAMED[self.type_numbers]
         lengths = pc.fill_null(pc.binary_length(self.names), 0)
         self.nameless = self.named & (_longs(lengths) == 0) if self.named.any() else self.named
 
 
 class _Prices:
-    """All types on a bill that any version has a price for, by numbers, and which version has which."""
+    """All types on a bill with a price in any version, numbered, and a matrix of versions and types."""
 
     def __init__(self, book: Book) -> None:
         self._types = list(dict.fromkeys(type_ for version in book.versions for type_ in version.prices))
@@ -270,7 +265,7 @@ class _Prices:
             self._in_plan[row, [numbers[type_] for type_ in version.prices]] = True
 
     def numbers(self, columns: _Columns) -> Longs:
-        """The number of each event's type on the bill; NONE if no version has a price for it."""
+        """The number of each event's type on the bill; NONE for a type without a price in any version."""
         unnamed = [self._number(type_) for type_ in _TYPES]
         numbers = np.array([*unnamed, NONE])[columns.type_numbers]
         for type_ in NAMED_TYPES:
@@ -282,12 +277,12 @@ class _Prices:
         return numbers
 
     def in_plan(self, versions: Longs, numbers: Longs) -> Bools:
-        """Whether the version has a price for this type; not if either is NONE, which is the tables' last place."""
+        """Whether the version prices the type; False if either is NONE, which indexes the last, empty entry."""
         found: Bools = self._in_plan[versions, numbers]
         return found
 
     def bill_types(self, columns: _Columns, numbers: Longs) -> pa.Array:
-        """Each event's type on the bill; of what is no usage, or has no name, the event's own."""
+        """Each event's type on the bill; the event's own type for non-usage or a missing name."""
         types = _taken(self._types, numbers)
         others = numbers == NONE
         if not others.any():
@@ -303,7 +298,7 @@ class _Prices:
 
 
 def _reasons(columns: _Columns, book: Book, versions: Longs, plans: Longs, prices: _Prices, price: Longs) -> Longs:
-    """The number of each event's reason. They are set from the last to the first: the first one stays."""
+    """The number of each event's reason. Reasons are set from the last to the first, so the first one wins."""
     reasons = np.full(len(columns.offsets), _COUNTS)
     usage = columns.type_numbers < _USAGE_TYPES
     future = columns.times_us > columns.appended_us + FUTURE_US_MAX
@@ -317,7 +312,7 @@ def _reasons(columns: _Columns, book: Book, versions: Longs, plans: Longs, price
     hold("unknown-customer", plans == NONE)
     hold("absurd-quantity", columns.quantities > _MAX[columns.type_numbers])
     hold("negative-quantity", columns.quantities < 0)
-    reasons[~usage] = _COUNTS  # what is above is asked of usage alone
+    reasons[~usage] = _COUNTS  # the reasons above apply to usage only
     hold("future-dated", future)
     hold("malformed", usage & (~columns.has_quantity | columns.nameless))
     hold("unknown-type", columns.type_numbers == len(_TYPES))
@@ -331,7 +326,7 @@ def _reasons(columns: _Columns, book: Book, versions: Longs, plans: Longs, price
 
 
 def _other_currency(columns: _Columns, book: Book, versions: Longs) -> Bools:
-    """Whether an event names another currency than the version that it is rated by."""
+    """Whether an event names another currency than its version."""
     if columns.currencies.null_count == len(columns.currencies):
         return np.zeros(len(versions), np.bool_)
     currencies = list(dict.fromkeys(version.currency for version in book.versions))
@@ -342,13 +337,13 @@ def _other_currency(columns: _Columns, book: Book, versions: Longs) -> Bools:
 
 
 def _taken(values: Sequence[str] | Sequence[int], numbers: Longs, type_: pa.DataType | None = None) -> pa.Array:
-    """A value for each number, null for NONE."""
+    """The value at each number, null for NONE."""
     chosen = pa.array(numbers, mask=numbers == NONE)
     return pa.array(values, type_ or pa.string()).take(chosen)
 
 
 def _numbers(texts: pa.ChunkedArray, values: list[str]) -> Longs:
-    """The place of each text among the values; NONE for others, and for nulls."""
+    """The index of each text among the values; NONE for other texts and nulls."""
     found = pc.index_in(texts, pa.array(values, pa.string()).cast(texts.type))
     return _longs(pc.fill_null(found, NONE)).astype(np.int64)
 
@@ -362,7 +357,6 @@ def _bools(column: pa.ChunkedArray) -> Bools:
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """In one chunk."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])

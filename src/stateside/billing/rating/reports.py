@@ -1,14 +1,13 @@
-"""Reports: what rating found in a range of the journal, so that the sweep need not rate all of it once more.
+"""Rating reports: the result of rating a range of the journal, so that the sink's sweep need not rate the range again.
 
     FOLDER/00000000000001000000-00000000000001062500      the range's offsets
         5f2c9a01                                          crc32 of the line below
         {"journal": "…", "start": …, "stop": …, …}
 
-The tasks that rate a batch write them, beside their rows; the sink reads them when it sweeps the batch, and then
-deletes them. Rating is a pure function of the journal: so a report is right whichever attempt of whichever batch wrote
-it, and several may be of the same events. What matters is only that it is whole, which the checksum tells, and of this
-journal, which its id does; any other is passed over. A report spares work and is nothing more: one that is missing, or
-could not be written, makes no difference but in time, as a range without one is rated again.
+The tasks that rate a batch write reports beside their rows; the sink reads the reports when it sweeps the batch, and
+then deletes them. Rating is a pure function of the journal, so a report is right whichever attempt of whichever batch
+wrote it, and several reports may cover the same events. A report must be complete (checked by its checksum) and of this
+journal (checked by the id); any other report is skipped. Reports only save time: a range without one is rated again.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from stateside.billing.rating.rating import is_bad
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import write_atomically
 
-EVENTS_MIN: Final = 10_000  # of fewer there is no report: they are rated sooner than it is written, read and deleted
-BAD_MAX: Final = 10_000  # with more bad events there is none either: it would be long, and spare little
+EVENTS_MIN: Final = 10_000  # fewer events get no report: rating them takes less time than the file does
+BAD_MAX: Final = 10_000  # more bad events get no report either: a long file that saves little
 NEVER_US: Final = 2**63 - 1
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RatingReport:
-    """Of the events with start <= offset < stop: which are bad, and when the first period of the others ends."""
+    """For events with start <= offset < stop: the bad ones, and the earliest period end of the others."""
 
     start: int
     stop: int
@@ -50,16 +49,16 @@ class RatingReport:
 
     @classmethod
     def of(cls, rated: pa.Table, book: Book) -> RatingReport:
-        """What the rated events are reported as; these are all that stand between the first and the last of them."""
+        """The report of rated events, which must be consecutive."""
         start, stop = rated["offset"][0].as_py(), rated["offset"][-1].as_py() + 1
         bad = rated["offset"].filter(is_bad(rated))
         return cls(start, stop, tuple(bad.to_pylist()), _first_end_us(rated, book))
 
     def suspects(self, first: int, times_us: Longs, closed_us: int) -> Longs:
-        """Which of consecutive events, from an offset on, may be bad, or late where periods up to a time are closed."""
+        """The rows that may be bad, or late with periods closed up to `closed_us`; row 0 is the event at `first`."""
         suspect = np.zeros(len(times_us), np.bool_)
         if self.first_end_us <= closed_us:
-            suspect |= times_us < closed_us  # a period ends after all of its events
+            suspect |= times_us < closed_us  # a closed period has only events before its end
         bad = np.array(self.bad, np.int64) - first
         suspect[bad[(bad >= 0) & (bad < len(times_us))]] = True
         return np.flatnonzero(suspect)
@@ -72,7 +71,7 @@ class Reports:
     folder: Path
 
     def write(self, report: RatingReport, journal_id: str) -> None:
-        """Write a report, unless it is not worth it. A folder that cannot be written to is told to the log alone."""
+        """Write a report, if worth the file. If the folder is not writable, only log a warning."""
         if report.stop - report.start < EVENTS_MIN or len(report.bad) > BAD_MAX:
             return
         content = json.dumps({"journal": journal_id, **asdict(report)}).encode()
@@ -83,12 +82,12 @@ class Reports:
             log.warning("no report of %d to %d, which are rated twice: %s", report.start, report.stop, error)
 
     def read(self, journal_id: str) -> list[RatingReport]:
-        """All that are whole, and of this journal, by where they begin."""
+        """All complete reports of this journal, by start."""
         found = (_parsed(content, journal_id) for content in self._contents())
         return sorted((report for report in found if report is not None), key=lambda report: report.start)
 
     def clear(self) -> None:
-        """Delete all, between two batches, when nobody writes any; what a killed task left half-written as well."""
+        """Delete all reports and half-written files of killed tasks, between batches, when no task writes."""
         for path in self._paths():
             path.unlink(missing_ok=True)
 
@@ -107,12 +106,12 @@ class Reports:
 
 
 def reports_of(places: ViewLayout) -> Reports:
-    """Those of a view: tasks and sink must see the same folder, as they see the same book."""
+    """The reports of a view: tasks and sink must see the same folder, as with the book."""
     return Reports(places.root / "reports")
 
 
 def _first_end_us(rated: pa.Table, book: Book) -> int:
-    """Ends of periods rise with the time, in each version of a plan: so the first event of each tells."""
+    """The earliest period end: within a version period ends rise with time, so each version's first event suffices."""
     usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
     firsts = usage.group_by("plan").aggregate([("time", "min")])
     times_us = firsts["time_min"].cast(pa.int64()).to_pylist()
