@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stateside.serving.rows.values import renderer
+from stateside.serving.rows.values import NO_VALUE, parser, renderer
 from stateside.spark_state.types import parse_type
 
 
@@ -37,3 +37,19 @@ def type_of(kind: str, **parts: Any) -> str:
 def test_a_value_of_any_type_is_shown_in_json(type_: str, value: Any, shown: Any) -> None:
     assert renderer(parse_type(type_))(value) == shown
     assert json.loads(json.dumps(shown)) == shown
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        ("long", " 1"),
+        ("long", "1_0"),
+        ("integer", "1\n"),
+        ("double", "1_0.5"),
+        ("double", " 1.5"),
+        ("binary", "c3R!hdGU="),
+    ],
+)
+def test_a_key_part_is_written_in_one_way(type_: str, text: str) -> None:
+    with pytest.raises(NO_VALUE):
+        parser(parse_type(type_))(text)

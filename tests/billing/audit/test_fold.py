@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateside.billing.audit import fold as folding
@@ -229,3 +231,15 @@ def test_sums_are_added_up_when_their_log_has_grown(tmp_path: Path, monkeypatch:
         assert ledger.one("select count(*) from sums") == len(before) < rows
         assert ledger.rows("from accounts order by all") == before
         assert ledger.rows("from added_up") == [(len(before),)]
+
+
+def test_a_range_of_a_topic_may_hold_no_event(tmp_path: Path) -> None:
+    """Offsets of Kafka's transaction markers."""
+
+    class Markers(Journal):
+        def batches(self, start: int, stop: int | None = None, **_: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
+            return iter(())
+
+    with Ledger(tmp_path / "audit") as ledger:
+        fold(ledger, Markers(Layout(tmp_path).journal), 3)
+        assert ledger.rows("select position, events from fold") == [(3, 0)]

@@ -169,12 +169,12 @@ _EXAMPLES = {  # all other types: whole numbers
 _PARSERS: dict[str, Callable[[str], Value]] = {
     "string": str,
     "boolean": lambda text: {"true": True, "false": False}[text],
-    "float": float,
-    "double": float,
+    "float": lambda text: float(_plain(text)),
+    "double": lambda text: float(_plain(text)),
     "date": lambda text: (date.fromisoformat(text) - _FIRST_DAY).days,
     "timestamp": parse_time,
     "timestamp_ntz": parse_time,
-    "binary": lambda text: base64.urlsafe_b64decode(text),
+    "binary": lambda text: base64.b64decode(text, altchars=b"-_", validate=True),
 }
 
 
@@ -183,7 +183,14 @@ def parser(type_: SparkType) -> Callable[[str], Value]:
     if isinstance(type_, Decimal):
         return _decimal
     assert isinstance(type_, Primitive)
-    return _PARSERS.get(type_.name, int)
+    return _PARSERS.get(type_.name, lambda text: int(_plain(text)))
+
+
+def _plain(text: str) -> str:
+    """The text of a number; ValueError for blanks and underscores, which Python takes and nobody else does."""
+    if "_" in text or text != text.strip():
+        raise ValueError
+    return text
 
 
 def _decimal(text: str) -> decimal.Decimal:
