@@ -2,9 +2,9 @@
 
 `JournalWriter` has the numbered steps of an append.
 
-`Rolling` decides when the newest segment is finished, so that the next append begins another: when the segment is large
-enough, when its first event is old enough (so that retention by age finds segments that are wholly old), or when its
-columns are not those of this Stateside.
+The next append begins a new segment when the newest one is large enough, when its first event is old enough (so that
+retention by age finds segments that are wholly old; `Rolling` decides both), or when its columns are not those of this
+Stateside.
 
 Recovery finds the end that another writer left, and sets a torn frame aside. The last writer may have been killed, or
 the power lost, at any moment. But every frame is synced before the next one is written, and every segment before the

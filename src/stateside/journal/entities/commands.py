@@ -108,8 +108,7 @@ class Replay(Generic[State, Command]):
     def image(self, entity: str, at_hand: Image[State] | None, sequence: int) -> Image[State]:
         """The entity as of its event with this sequence, its last one.
 
-        NotFreshEnough if the stream does not reach the sequence in time, EventsGone if the stream has lost missing
-        events.
+        NotFreshEnough if the stream does not reach the sequence in time, EventsGone if retention dropped events.
         """
         trimmed = bool(begin(self._queries.stream).parts)
         deadline_s = time.monotonic() + (GONE_S_MAX if trimmed else WAIT_S_MAX)

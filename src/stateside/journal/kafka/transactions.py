@@ -58,9 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Delivered = dict[int, list[int]]  # the messages' offsets by partition, in sending order
 Check = Callable[[Delivered], None]
-OnStep = Callable[
-    [int], None
-]  # called with the number of each step of an append before the step runs: for tests that crash there
+OnStep = Callable[[int], None]  # called before each step of an append, with its number: for tests that crash there
 _OPEN_AGAIN = "Open the journal again: that settles it. The same append then stores what is not stored"
 
 
@@ -86,8 +84,8 @@ class Lane:
         """Store the messages, all or none, and return their offsets.
 
         `check` gets the offsets before the commit, and may raise to abort. JournalFenced, now and for ever, once there
-        is another owner. EventRefused if a message is too large. JournalAway if Kafka is away: after a failed commit
-        the outcome is unknown, and the lane accepts nothing more.
+        is another owner. EventRefused if a message is too large. JournalAway if Kafka is away: if a failed
+        commit leaves the outcome unknown, the lane accepts nothing more.
         """
         from confluent_kafka import KafkaException
 
