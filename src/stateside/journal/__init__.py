@@ -7,11 +7,16 @@
     journal.end().covers(receipt)            # True
     for event in journal.events(): ...
 
-`event` has the event and what is refused, `columns` events as record batches, `segment` the file format, `appending`
-what an append does, `writer` how it becomes durable, `turns` how several writers go about it, `recovery` what becomes
-of a crash, `reader` the reads, `stream` what others follow, `queries` what events can be asked for, `entities` states
-and commands, `nodes` writers with a log each, `merge` one stream of these, `upkeep` how a journal is looked after,
-`upcasting` events of older schemas, `lines` events as JSON lines, `memory` a journal for tests.
+| module | has |
+|---|---|
+| `event`, `columns`, `payload`, `json_lines` | events, as record batches and JSON lines, and their checks |
+| `segment`, `frames`, `frame_index`, `zone_maps` | the file format, and the files beside segments |
+| `append`, `append_batch`, `group_commit`, `receipt` | an append, whatever the backend |
+| `writer`, `lock`, `index`, `retention_base` | durable append on files, the writers' lock, indexes |
+| `reader`, `stream`, `partitions`, `predicates` | reads, streams, stored partitions, filtered reads |
+| `upcasters`, `memory`, `folder` | events of older schemas, a journal for tests, the journal of a folder |
+| `queries`, `entities` | queries by entity, type and tag; entity states and commands |
+| `nodes`, `merge`, `kafka`, `admin` | writers with a log each, their merged stream, journals on Kafka, maintenance |
 """
 
 from stateside.journal.event import Event

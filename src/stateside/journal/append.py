@@ -1,4 +1,4 @@
-"""Appending, whatever a journal is stored on: events are checked, numbered, compared with what is there, and stored."""
+"""Append, independent of the backend: check events, assign sequences, compare ids with stored events, store."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from stateside.journal.segment import PARTITION
 
 
 class Appending(ABC):
-    """The appends of a writer. A backend gives its turns, its store and what it knows of ids and sequences.
+    """A writer's appends. A backend supplies its turns, its storage and its knowledge of ids and sequences.
 
-    Whatever an append does with the journal, it does in one turn; and all events of an append are stored, or none.
-    Each event gets the sequence after that of its entity's last one: an entity's events are 1, 2, 3, …, without gaps.
+    Each append uses one turn and stores all its events or none. Each event gets the sequence after the last one of its
+    entity: an entity's events are 1, 2, 3, …, without gaps.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -51,81 +51,81 @@ class Appending(ABC):
     def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
         """Store the events, all or none, and return their receipt once they are durable.
 
-        An id is stored once: an event that is there already, with the same content, is not stored again, and the
-        receipt covers the stored one. IdConflict if it is there with other content, in the journal or in the append.
-        A producer that guarantees unique ids itself may spare the look (`compare_ids`): then a repeated one is stored.
+        An id is stored once: an event already stored with the same content is not stored again, and the receipt covers
+        the stored event. IdConflict if the journal, or this append, has the id with other content. A producer that
+        guarantees unique ids can skip the lookup (`compare_ids=False`): a repeated id is then stored again.
 
-        Threads that share a writer share its syncs, too (`group`): many of them store more than one alone.
+        Threads that share a writer share its syncs (`group_commit`), so many threads store more per second than one.
         """
         return self.append_each(events, compare_ids=compare_ids).position if events else self.end
 
     def append_each(
         self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
     ) -> Appended:
-        """As `append`; where each event stands, and which were there before.
+        """As `append`; returns the place of each event, and which events were stored before.
 
-        `any_time`: the ids of events whose times the producer did not give: those times are not compared.
+        `any_time`: ids of events whose producer gave no time; their times are not compared.
         """
         appended = self._group.append(AppendRequest(events, compare_ids=compare_ids, any_time=any_time))
         assert isinstance(appended, Appended)
         return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
+        """Store the events of a record batch with at least the columns `columns.GIVEN`.
 
-        They get their sequences here, whatever the batch has. Ids are not compared: for producers that guarantee
-        unique ones, and copies of streams that have repetitions.
+        The journal assigns the sequences, whatever the batch has. Ids are not compared: for producers that guarantee
+        unique ids, and for copies of streams with repetitions.
         """
         batch = conformed(batch)
         with self._turn():
             return self._append(batch)
 
     def append_numbered(self, batch: pa.RecordBatch) -> Position:
-        """Store events that have their sequences already, as they are: for who copies or merges journals.
+        """Store events with the sequences they already have, to copy or merge journals.
 
-        Nothing is compared: that an entity's sequences have no gaps is the caller's promise.
+        Nothing is compared: the caller guarantees sequences without gaps for every entity.
         """
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
         with self._turn():
             if batch.num_rows:
-                self._lasts(())  # `_note` goes on from what is known of all before
+                self._lasts(())  # `_note` needs the state of all earlier events
                 self._store(batch)
                 self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
             return self.end
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
+        """Store events of one entity if its last event has the expected sequence (0: the entity has no event yet).
 
-        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
-        with the first receipt and not stored twice, whatever is expected. IdConflict if their content is another one,
-        EventRefused if only some of the ids are there, or an event is another entity's.
+        Otherwise SequenceConflict, with the current sequence. The same events again, recognised by their ids, get the
+        first receipt and are not stored twice, whatever sequence is expected. IdConflict if their content differs;
+        EventRefused if only some of the ids are stored, or an event belongs to another entity.
         """
         receipt = self._group.append(AppendRequest(events, entity, expected_sequence))
         assert isinstance(receipt, Receipt)
         return receipt
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of one of the entity's events by its id; None if no event has that id.
+        """The receipt of the entity's event with this id; None if no event has the id.
 
-        EventRefused if it is another entity's.
+        IdConflict if the event belongs to another entity.
         """
         with self._turn():
             (offset,) = self._offsets([id_])
             return None if offset is None else repeated(entity, (), self._stored([offset]))
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append that got no receipt; `since` is the last receipt of its producer. The receipt covers all.
+        """Repeat an append without a receipt; `since` is its producer's last receipt. The receipt covers all events.
 
-        As `append`, which knows by itself what is stored; the position is checked, and spares nothing any more.
+        Same as `append`, whose id lookup finds stored events; `since` is only checked.
         """
         self._check_since(since)
         return self.append(events)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """As `append`; returns the offset of each event, of one that was there before the stored one's.
+        """As `append`; returns the offset of each event, or of its stored original.
 
-        A receipt for an event is the position just after its offset.
+        The receipt of an event is the position just after its offset.
         """
         if not events:
             return []
@@ -133,7 +133,6 @@ class Appending(ABC):
         return [place(number).offset for number in range(len(events))]
 
     def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
-        """What a group of threads appends."""
         batch = encode(events_of(requests), self._clock.now_us())
         with self._turn():
             turn = AppendTurn(self._places, self._contents, self._stored_of, self._lasts, self._append_parts)
@@ -161,7 +160,7 @@ class Appending(ABC):
         return [self._known({id_: offset for id_, offset in some.items() if offset is not None}) for some in each]
 
     def _known(self, offsets: Mapping[str, int]) -> list[StoredEvent]:
-        """The events with these ids, at these offsets; if some cannot be read, the first of them as such a one."""
+        """The stored events with these ids; if reading fails, only the first of them, without content."""
         try:
             return self._stored(list(offsets.values()))
         except (EventsGone, JournalCorrupt) as error:
@@ -174,7 +173,7 @@ class Appending(ABC):
         return [_appended(first + low, first + high) for low, high in parts]
 
     def _append(self, batch: pa.RecordBatch) -> Position:
-        """Number the events and store them, in this writer's turn."""
+        """Assign sequences and store, within this writer's turn."""
         if batch.num_rows:
             batch, lasts = numbered(batch, self._lasts)
             self._store(batch)
@@ -182,7 +181,6 @@ class Appending(ABC):
         return self.end
 
     def _stored(self, offsets: Sequence[int]) -> list[StoredEvent]:
-        """The events at these offsets."""
         found: list[StoredEvent] = []
         if not offsets:
             return found
@@ -194,7 +192,7 @@ class Appending(ABC):
         return found
 
     def _counted(self, entity: str, offset: int) -> int:
-        """The sequence of an event that was stored before there were sequences."""
+        """The sequence of an event stored before sequences existed: its rank among its entity's events."""
         batches = self._read(0, offset + 1)
         return sum(pc.sum(pc.equal(batch.column("entity"), entity)).as_py() or 0 for _, batch in batches)
 
@@ -205,11 +203,11 @@ class Appending(ABC):
 
     @abstractmethod
     def _turn(self) -> AbstractContextManager[None]:
-        """Nobody else appends meanwhile, and `_offset` is the end."""
+        """Exclude all other writers; within the turn `_offset` is the journal's end."""
 
     @abstractmethod
     def _store(self, batch: pa.RecordBatch) -> None:
-        """Store the batch at the end, all or nothing; afterwards it is durable and readers see it."""
+        """Store the batch at the end, all or nothing; on return the batch is durable and visible to readers."""
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -217,15 +215,15 @@ class Appending(ABC):
 
     @abstractmethod
     def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
-        """The offset of the first event with each id; None where there is none."""
+        """The offset of the first event with each id; None for an id without event."""
 
     @abstractmethod
     def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
-        """The sequence of each entity's last event; 0 where there is none."""
+        """The sequence of each entity's last event; 0 for an entity without events."""
 
     @abstractmethod
     def _note(self, lasts: Mapping[str, int]) -> None:
-        """What was stored last moved these entities' last sequences; `_lasts` was asked before. It must not fail."""
+        """Record the last sequences after `_store`; `_lasts` was called before. Must not fail."""
 
 
 def _appended(first: int, behind: int) -> Appended:

@@ -1,15 +1,14 @@
-"""Settling: what becomes of appends that come together (`group`) in one turn: which are stored, and what each is told.
+"""Settling a group of appends in one turn: which appends are stored, and the answer to each (`group_commit`).
 
-All that are stored are stored as one, all or none. Each is looked at as if those before it were stored already; if it
-has an id of theirs, it has to come after them, in another turn.
+All chosen appends are stored together, all or none. Each append is examined as if the ones before it were stored
+already; an append that has an id of an earlier one waits for another turn.
 
-An id is stored once. The same event again (`content`) is answered with the place of the stored one; another event under
-a stored id is a conflict, for which its append alone is refused.
+An id is stored once. The same event again is answered with the place of the stored event; another event under a stored
+id is a conflict, and only its own append is refused.
 
-Content: what an event says, by which the same event again is told from another one under its id.
-
-That is entity, type, time, payload, tags and the schema's version; not what the journal gives (sequence, time of the
-append), nor metadata, which tell of a delivery: a producer that repeats an append may give it another trace id.
+Two events are the same if their content is equal: entity, type, time, payload, tags and schema version. Fields assigned
+by the journal (sequence, append time) and metadata do not count: metadata describe a delivery, and a producer that
+repeats an append may send another trace id.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from stateside.core.positions import Position
 from stateside.journal.event import Event
 from stateside.journal.receipt import Receipt, StoredEvent, check_entity, check_expected, check_kept, repeated
 
-GAP_MAX = 1_000  # events that are read over rather than looked up by themselves
+GAP_MAX = 1_000  # events; a larger gap is cheaper to skip than to read
 _SHOWN_MAX = 5
 
 
 class EventPlace(NamedTuple):
-    """Where an event stands: the partition or the node's log, and the offset there."""
+    """The place of an event: the partition or the node's log, and the offset in it."""
 
     log: str
     offset: int
 
 
 class Content(NamedTuple):
-    """What an event says."""
+    """The compared part of an event."""
 
     entity: str
     type: str
@@ -52,12 +51,11 @@ class Content(NamedTuple):
     data: bytes | None
 
 
-Found = Content | StatesideError  # of a stored event; an error if it cannot be read
+Found = Content | StatesideError  # the error, for a stored event that cannot be read
 Read = Callable[[int, int], Iterator[tuple[Sequence[int], pa.RecordBatch]]]  # events of an offset range, with offsets
 
 
 def content_of(batch: pa.RecordBatch, row: int) -> Content:
-    """The content of one event of a batch in the journal's schema."""
     entity, type_, time, tags, version, payload, data = (batch.column(name)[row] for name in _NAMES)
     return Content(
         entity.as_py(), type_.as_py(), time.value, tuple(tags.as_py()), version.as_py(), payload.as_py(), data.as_py()
@@ -65,7 +63,7 @@ def content_of(batch: pa.RecordBatch, row: int) -> Content:
 
 
 def is_same(one: Content, other: Content, *, any_time: bool = False) -> bool:
-    """Whether two events say the same. `any_time`: the producer gave none, so that each append has its own."""
+    """Whether two events have the same content. `any_time`: ignore the time, as the producer gave none."""
     if any_time:
         other = other._replace(time_us=one.time_us)
     if one == other:
@@ -74,9 +72,9 @@ def is_same(one: Content, other: Content, *, any_time: bool = False) -> bool:
 
 
 def read_contents(read: Read, log: str, offsets: Collection[int]) -> dict[EventPlace, Found]:
-    """The contents of the events at these offsets of a log. One that was dropped is left out: its content is gone.
+    """The contents of the events at these offsets of a log, without dropped events.
 
-    Events that lie near each other are read at once.
+    Events close to each other are read together.
     """
     found: dict[EventPlace, Found] = {}
     for near in _runs(sorted(offsets)):
@@ -92,7 +90,7 @@ def _read_run(read: Read, log: str, offsets: Sequence[int]) -> dict[EventPlace, 
                 if offset in wanted:
                     found[EventPlace(log, offset)] = content_of(batch, row)
     except (EventsGone, JournalCorrupt) as error:
-        if len(offsets) > 1:  # each by itself: what others of them say can be told
+        if len(offsets) > 1:  # one by one, so that the readable events get their contents
             for offset in offsets:
                 found |= _read_run(read, log, [offset])
         elif isinstance(error, JournalCorrupt):
@@ -101,7 +99,7 @@ def _read_run(read: Read, log: str, offsets: Sequence[int]) -> dict[EventPlace, 
 
 
 def conflict(events: Mapping[int, str], stored: bool = True) -> IdConflict:
-    """The error for events of an append, by their numbers in it, whose ids belong to events that say something else."""
+    """The error for events of an append, by number, whose ids belong to events with other content."""
     ids = list(events.values())
     more = f" and {len(ids) - _SHOWN_MAX} more" if len(ids) > _SHOWN_MAX else ""
     shown = ", ".join(map(repr, ids[:_SHOWN_MAX])) + more
@@ -116,7 +114,7 @@ def conflict(events: Mapping[int, str], stored: bool = True) -> IdConflict:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
-    """The offsets, in order, in groups of those that lie near each other."""
+    """Groups of ascending offsets with gaps of at most GAP_MAX."""
     run: list[int] = []
     for offset in offsets:
         if run and offset - run[-1] > GAP_MAX:
@@ -128,19 +126,19 @@ def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _plain(payload: str) -> Any:
-    """The same for all ways to write one JSON object."""
+    """A canonical form of a JSON object."""
     return json.dumps(json.loads(payload), sort_keys=True)
 
 
 _NAMES = ("entity", "type", "time", "tags", "version", "payload", "data")
 
 
-@dataclass(slots=True)  # not frozen, which would take several times as long to make: there is one for each append
+@dataclass(slots=True)  # not frozen: a frozen one takes several times as long to construct, once per append
 class AppendRequest:
-    """An append. With `entity` on a condition: of it alone, at the expected sequence if one is given.
+    """One append. With `entity` the append is conditional: of this entity only, at the expected sequence if given.
 
-    `compare_ids`: look whether they are stored already. `any_time`: ids of events whose times the producer did not
-    give, and which are not compared therefore.
+    `compare_ids`: look the ids up among stored events. `any_time`: ids of events whose producer gave no time; their
+    times are not compared.
     """
 
     events: Sequence[Event]
@@ -152,27 +150,26 @@ class AppendRequest:
 
 @dataclass(slots=True)
 class Appended:
-    """What an append is told: the position that covers its events, where each stands, which were there before."""
+    """The answer to an append: the position that covers its events, the place of each, the events stored before."""
 
     position: Position
-    place: Callable[[int], EventPlace]  # of an event, by its number in the append
+    place: Callable[[int], EventPlace]  # by the event's number in the append
     repeated: Collection[int] = ()  # numbers
 
 
-Answer = Appended | Receipt | Exception  # of an append, of one on a condition, and of one that is not stored
-Answers = Sequence[Answer | None]  # None: it comes after these
-Rows = tuple[int, int]  # from the one up to the other
+Answer = Appended | Receipt | Exception  # of an append, of a conditional append, of a refused append
+Answers = Sequence[Answer | None]  # None: the append waits for a later turn
+Rows = tuple[int, int]  # first row, and the row after the last
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTurn:
-    """A journal, as nobody else appends to it.
+    """A journal during one writer's turn.
 
-    `places`: where the first event with each id stands. `contents`: what the events at some places say; those whose
-    content is gone are left out. `stored`: of each append on a condition those of its events that are there, by their
-    ids; of those that cannot be read, that one cannot: it concerns this append and no other. `lasts`: the sequences of
-    entities' last events. `append`: store a batch, and tell for each of its parts the position behind it, and where its
-    events stand.
+    `places`: the place of the first event with each id. `contents`: the contents of the events at some places, without
+    dropped events. `stored`: for each conditional append those of its events that are stored; an event that cannot be
+    read carries its own error, which affects this append only. `lasts`: the last sequences of entities. `append`: store
+    a batch, and return for each of its parts the position after the part and the places of its events.
     """
 
     places: Callable[[Sequence[str]], Sequence[EventPlace | None]]
@@ -183,9 +180,9 @@ class AppendTurn:
 
 
 def settle(requests: Sequence[AppendRequest], batch: pa.RecordBatch, turn: AppendTurn) -> Answers:
-    """The answer to each; the batch has the events of all, in order. What storing them raises is nobody's answer.
+    """The answer to each append; the batch has the events of all of them, in order.
 
-    The first one has an answer always.
+    The first append always gets an answer. An error of storing is raised, not returned as an answer.
     """
     rows = _parts(len(request.events) for request in requests)
     there = _there(requests, turn)
@@ -199,7 +196,7 @@ def settle(requests: Sequence[AppendRequest], batch: pa.RecordBatch, turn: Appen
 
 
 def _there(requests: Sequence[AppendRequest], turn: AppendTurn) -> dict[str, EventPlace]:
-    """Where those of the ids that are stored already stand; of appends that compare them, without a condition."""
+    """The places of ids that are stored already, for the unconditional appends that compare ids."""
     plain = [request for request in requests if request.entity is None and request.compare_ids]
     if not plain:
         return {}
@@ -208,7 +205,7 @@ def _there(requests: Sequence[AppendRequest], turn: AppendTurn) -> dict[str, Eve
 
 
 def _are_different(requests: Sequence[AppendRequest]) -> bool:
-    """Whether no id is there twice; or nobody wants to know."""
+    """Whether no id occurs twice, or no append compares ids."""
     if not any(request.compare_ids for request in requests):
         return True
     ids = [event.id for event in events_of(requests)]
@@ -216,7 +213,7 @@ def _are_different(requests: Sequence[AppendRequest]) -> bool:
 
 
 def _known(requests: Sequence[AppendRequest], turn: AppendTurn) -> dict[int, tuple[Sequence[StoredEvent], int]]:
-    """Of each append on a condition, by its number, which of its events are there, and its entity's last sequence."""
+    """For each conditional append, by number: its events that are stored, and its entity's last sequence."""
     numbers = [number for number, request in enumerate(requests) if request.entity is not None]
     if not numbers:
         return {}
@@ -227,15 +224,15 @@ def _known(requests: Sequence[AppendRequest], turn: AppendTurn) -> dict[int, tup
 
 @dataclass(slots=True)
 class _Chosen:
-    """An append that is stored: the rows of its new events, and where others of it stand: in the journal, or in it."""
+    """An append to be stored: the rows of its new events, and the places of repeated ones, stored or in the append."""
 
     rows: Sequence[int]
     there: Mapping[int, EventPlace]  # by the event's number in the append
-    inside: Mapping[int, int]  # by its number, that of the same event before it
-    last: int | None = None  # its entity's last sequence, on a condition
+    inside: Mapping[int, int]  # a repeated event's number -> the number of its first occurrence
+    last: int | None = None  # the entity's last sequence, of a conditional append
 
     def answer(self, first: int, count: int, new: Appended | None) -> Answer:
-        """What it is told; `new`: of its new events. Its first row, and how many it has, say which those are."""
+        """The answer to the append of `count` events from row `first` on; `new` is the answer for its new events."""
         if self.last is not None:
             assert new is not None
             return Receipt(new.position, self.last + 1, self.last + len(self.rows))
@@ -258,19 +255,19 @@ class _Chosen:
 
 @dataclass(slots=True)
 class _Decided:
-    """Which of the appends are stored now. Of the others some have an answer, and the rest comes later."""
+    """The appends to be stored in this turn, and the answers so far. Appends in neither wait for a later turn."""
 
     batch: pa.RecordBatch
     turn: AppendTurn
     there: Mapping[str, EventPlace]
     known: dict[int, tuple[Sequence[StoredEvent], int]]
     answers: dict[int, Answer] = field(default_factory=dict)
-    _chosen: dict[int, tuple[_Chosen, int, int]] = field(default_factory=dict)  # with its first row, and its count
+    _chosen: dict[int, tuple[_Chosen, int, int]] = field(default_factory=dict)  # with first row and count
     _ids: set[str] = field(default_factory=set)
     _counts: Counter[str] = field(default_factory=Counter)  # by entity
 
     def take(self, number: int, request: AppendRequest, first: int) -> None:
-        """The next one; its events begin with this row of the batch."""
+        """Examine the next append, whose events begin at row `first` of the batch."""
         waits = request.entity is not None or request.compare_ids
         if waits and not self._ids.isdisjoint(event.id for event in request.events):
             return
@@ -281,15 +278,15 @@ class _Decided:
                 self._choose(number, request, first, self._compared(request, first))
             else:
                 self._choose(number, request, first, _all_new(request, first))
-        except StatesideError as error:  # which is its own: nothing is stored here
+        except StatesideError as error:  # refuses this append only: nothing is stored here
             self.answers[number] = error
 
     def store(self) -> None:
-        """Store the new events of all that were chosen, and answer those."""
+        """Store the new events of all chosen appends, and answer those appends."""
         storing = {
             number: chosen
             for number, (chosen, _, _) in self._chosen.items()
-            if len(chosen.rows) or chosen.last is not None  # of nothing, on a condition: it is told where that is
+            if len(chosen.rows) or chosen.last is not None  # a conditional append of nothing gets a position
         }
         rows = np.concatenate([np.empty(0, np.int64), *(np.asarray(chosen.rows) for chosen in storing.values())])
         some = self.batch if len(rows) == self.batch.num_rows else self.batch.take(pa.array(rows.astype(np.int64)))
@@ -315,7 +312,7 @@ class _Decided:
         self._choose(number, request, first, chosen)
 
     def _compared(self, request: AppendRequest, first: int) -> _Chosen:
-        """Which of the events are new. IdConflict if one has the id of another that says something else."""
+        """The append's new events. IdConflict if an event has the id of another one with different content."""
         there: dict[int, EventPlace] = {}
         inside: dict[int, int] = {}
         firsts: dict[str, int] = {}
@@ -340,9 +337,9 @@ class _Decided:
         return _Chosen(rows, there, inside)
 
     def _check_same(self, there: Mapping[int, EventPlace], request: AppendRequest, first: int) -> None:
-        """IdConflict if events of an append, by their numbers, say something else than the stored ones do.
+        """IdConflict if events of an append, by number, differ from the stored events under their ids.
 
-        Of a stored one whose content is gone nothing but the id is known: it counts as the same.
+        A stored event without content (dropped by retention) counts as the same: only its id is known.
         """
         found = self.turn.contents(set(there.values())) if there else {}
         others = {}
@@ -368,12 +365,11 @@ def _all_new(request: AppendRequest, first: int) -> _Chosen:
 
 
 def events_of(requests: Sequence[AppendRequest]) -> list[Event]:
-    """The events of all of them, in order."""
     if len(requests) == 1:
         return list(requests[0].events)
     return list(chain.from_iterable(request.events for request in requests))
 
 
 def _parts(counts: Iterable[int]) -> list[Rows]:
-    """Rows that follow each other, so many in each part."""
+    """Consecutive row ranges of these lengths."""
     return list(pairwise(accumulate(counts, initial=0)))

@@ -1,4 +1,4 @@
-"""Events as columns: the one schema that every batch of a journal has, and the ways there and back.
+"""Events as columns: the schema of every batch of a journal, and the conversion to and from events.
 
     id        string
     entity    string
@@ -6,15 +6,15 @@
     time      timestamp[us, UTC]
     appended  timestamp[us, UTC]
     tags      list<string>
-    payload   string    JSON; {} where the payload is bytes: whoever reads JSON alone meets nothing else
-    sequence  int64     null in events that were stored before there were sequences
+    payload   string    JSON; {} if the payload is bytes, so that readers of JSON need no special case
+    sequence  int64     null in events stored before sequences existed
     version   int16
-    metadata  string    JSON; null if there is none
-    data      binary    the payload where it is bytes
-    extra     string    JSON: what a newer Stateside stored, by the names of its columns; null if there is none
+    metadata  string    JSON; null if empty
+    data      binary    the payload if it is bytes
+    extra     string    JSON: the columns of a newer Stateside, by name; null if empty
 
-The schema stands in each segment. Columns are only ever added, at the end: what an older Stateside wrote lacks some,
-and `conformed` puts their defaults there; what a newer one wrote has more, and those go into `extra`.
+Each segment carries its schema. Columns are only ever added, at the end. `conformed` fills columns missing from an
+older Stateside's batch with defaults, and moves the additional columns of a newer one into `extra`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from stateside.journal.event import (
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
-GIVEN: Final = pa.schema(  # what a batch must have to be appended; the rest has defaults
+GIVEN: Final = pa.schema(  # the columns that an appended batch must have; the others have defaults
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("entity", pa.string(), nullable=False),
@@ -67,14 +67,14 @@ _ADDED: Final = [
 SCHEMA: Final = pa.schema([*GIVEN, *_ADDED])
 
 _DECODE = json.JSONDecoder().raw_decode
-_ALIKE_ROWS: Final = 10_000  # of columns that most appends have alike: cut off, of small ones half the time to make
+_ALIKE_ROWS: Final = 10_000  # of constant columns, sliced from a cached array: half the encoding time of a small append
 
 
 def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
-    """The events as one record batch, without sequences; EventRefused, naming the first bad one, if any is no event."""
+    """The events as one record batch, without sequences; EventRefused, naming the first bad event."""
     if not events or set(map(type, events)) != {Event}:
         _refuse_the_first_bad(events)
-    # By columns, and with no tuple for each event: several times faster, and nothing for the garbage collector.
+    # Column by column, without a tuple per event: several times faster, and no work for the garbage collector.
     ids, entities = [each.id for each in events], [each.entity for each in events]
     types, versions = [each.type for each in events], [each.version for each in events]
     times = [each.time_us for each in events]
@@ -102,7 +102,6 @@ def encode(events: Sequence[Event], appended_us: int) -> pa.RecordBatch:
 
 
 def decode(batch: pa.RecordBatch) -> Iterator[Event]:
-    """The events of one record batch, in order."""
     batch = conformed(batch)
     times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("time", "appended")]
     names = [name for name in SCHEMA.names if name not in ("time", "appended")]
@@ -124,7 +123,7 @@ def decode(batch: pa.RecordBatch) -> Iterator[Event]:
 
 
 def _loaded(text: str) -> Any:
-    """What this JSON says. Ours has no blanks around it, which the decoder need not look for then."""
+    """The value of this JSON. `raw_decode` is faster, as our JSON has no surrounding blanks."""
     try:
         value, end = _DECODE(text)
     except json.JSONDecodeError:
@@ -133,7 +132,7 @@ def _loaded(text: str) -> Any:
 
 
 def conformed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in the journal's schema: what an older Stateside did not have by default, a newer one's in `extra`."""
+    """The batch in the journal's schema: missing columns get defaults, unknown columns move into `extra`."""
     if batch.schema.equals(SCHEMA):
         return batch
     names = batch.schema.names
@@ -153,7 +152,7 @@ def _default(field: pa.Field, rows: int) -> pa.Array:
 
 
 def _with_newer(extra: pa.Array, newer: pa.RecordBatch) -> pa.Array:
-    """The unknown columns' values beside what was unknown before them."""
+    """The values of unknown columns, added to the existing `extra`."""
     found: list[dict[str, Any]] = [{} if text is None else json.loads(text) for text in extra.to_pylist()]
     for known, row in zip(found, newer.to_pylist(), strict=True):
         known.update((name, value) for name, value in row.items() if value is not None)
@@ -161,12 +160,12 @@ def _with_newer(extra: pa.Array, newer: pa.RecordBatch) -> pa.Array:
 
 
 def _plain(value: object) -> str:
-    """A value that JSON has not, as a text."""
+    """The text for a value that JSON does not support."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _are_names(names: list[Any]) -> bool:
-    """Whether all of them are surely names; if not, each is looked at by itself. The same goes for what follows."""
+    """Whether all are certainly valid names. If not, `fault` checks each event; the same holds for the checks below."""
     try:
         printable = "".join(names).isprintable()
     except TypeError:
@@ -189,7 +188,7 @@ def _are_empty(attachments: list[Any]) -> bool:
 
 
 def _payloads(events: Sequence[Event], payloads: list[Any]) -> pa.Array:
-    """The payloads as JSON; of bytes an empty object. If one is not surely good, each is looked at by itself."""
+    """The payloads as JSON; an empty object for bytes. If the fast check fails, `fault` checks each event."""
     kinds, texts, raw = set(map(type, payloads)), None, []
     if bytes in kinds:
         raw = [payload for payload in payloads if type(payload) is bytes]
@@ -199,7 +198,7 @@ def _payloads(events: Sequence[Event], payloads: list[Any]) -> pa.Array:
     if texts is None or max(map(len, chain(texts, raw)), default=0) > PAYLOAD_BYTES_MAX:
         _refuse_the_first_bad(events)
         texts = [json_bytes(payload) for payload in payloads]
-    return pa.array(texts, pa.binary()).view(pa.string())  # what JSON is encoded to is UTF-8: no need to check it again
+    return pa.array(texts, pa.binary()).view(pa.string())  # encoded JSON is UTF-8: no need to validate
 
 
 def _data(payloads: list[Any]) -> pa.Array:
@@ -226,7 +225,7 @@ def _versions(versions: list[int]) -> pa.Array:
     return _first_versions()[: len(versions)]
 
 
-@cache  # and not at the import: Arrow's first array imports pandas, which takes long
+@cache  # not at import: Arrow's first array imports pandas, which is slow
 def _no_tags() -> pa.Array:
     return pa.ListArray.from_arrays(np.zeros(_ALIKE_ROWS + 1, np.int32), pa.array([], pa.string()))
 

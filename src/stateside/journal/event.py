@@ -1,4 +1,4 @@
-"""Events: what a journal stores, and the check that nothing else gets in."""
+"""Events, and the validation of every event before the journal stores it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIME_US_MIN: Final = 0  # 1970-01-01
 TIME_US_MAX: Final = 7_258_118_400_000_000  # 2200-01-01
 
 _STRICT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_PARTING = secrets.token_hex(16)  # nobody can know it who makes a payload
+_PARTING = secrets.token_hex(16)  # random: a payload cannot contain it on purpose
 _PARTED = f',"{_PARTING}",'.encode()
 _AS_JSON_HAS_IT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -30,14 +30,14 @@ _NONE: Any = object()  # not given
 
 @dataclass(frozen=True, slots=True, init=False)
 class Event:
-    """A fact about an entity: it happened at `time_us`, and the journal took it in at `appended_us`.
+    """A fact about an entity: happened at `time_us`, stored by the journal at `appended_us`.
 
-    `payload` is a JSON object (a mapping) or bytes; `version` is that of the type's schema, for `upcasting`; `metadata`
-    says where the event comes from (trace id, writer), a text for each name. `extra` has the fields that a newer
-    Stateside gave the event and this one does not know: they are kept as they are.
+    `payload` is a JSON object (a mapping) or bytes. `version` is the version of the type's schema (`upcasters`).
+    `metadata` describe the origin of the event (trace id, writer), one text per name. `extra` holds fields of a newer
+    Stateside, unknown here and kept unchanged.
 
-    `sequence` (the entity's events are 1, 2, 3, …) and `appended_us` are given by the journal and ignored on the way
-    in. An event that was stored before there were sequences is read without one.
+    The journal assigns `sequence` (an entity's events are 1, 2, 3, …) and `appended_us`, and ignores values given by
+    the producer. An event stored before sequences existed has none.
     """
 
     id: str
@@ -68,7 +68,7 @@ class Event:
         metadata: Mapping[str, str] = _NONE,
         extra: Mapping[str, Any] = _NONE,
     ) -> None:
-        # What a frozen dataclass does itself takes twice as long, and making events is half of what an append takes.
+        # The generated __init__ of a frozen dataclass takes twice as long, and events are half the cost of an append.
         _set_id(self, id)
         _set_entity(self, entity)
         _set_type(self, type)
@@ -89,14 +89,14 @@ _set_sequence, _set_version, _set_metadata, _set_extra = _others
 
 
 def fault(event: Event) -> str | None:
-    """Why the journal would refuse this; None if it is an event."""
+    """Why the journal would refuse the event; None if the event is valid."""
     return _envelope_fault(event) or _payload_fault(event.payload) or _attachment_fault(event)
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """A JSON object as compact JSON; TypeError, ValueError or RecursionError if it is none.
+    """A JSON object as compact JSON; TypeError, ValueError or RecursionError for any other value.
 
-    The fast encoder writes null for what is no number, so that whatever has a null goes the slow way.
+    orjson writes null for NaN and infinities, so an output with a null is encoded again by the strict encoder.
     """
     try:
         text = orjson.dumps(value, None, _AS_JSON_HAS_IT)
@@ -109,10 +109,10 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 def all_json_bytes(values: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
-    """The same of many, far faster; None if one of them is no JSON object, or only the slow way can tell.
+    """As `json_bytes` for many values, far faster; None if one is no JSON object or only the strict encoder can decide.
 
-    They are encoded as one list, which is cut where a random text stands between two of them: a kilobyte of memory that
-    the encoder takes for each value, and gives back, would cost more than all the rest.
+    The values are encoded as one list with a random text between two of them, and the output is split there: orjson
+    allocates and frees a kilobyte per call, which would cost more than all the rest.
     """
     if not values:
         return []
@@ -129,7 +129,6 @@ def all_json_bytes(values: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
 
 
 def _envelope_fault(event: Event) -> str | None:
-    """What is wrong with the event's envelope, if anything."""
     if not isinstance(event, Event):
         return f"it is a {type(event).__name__}, not an Event"
     if not isinstance(event.tags, tuple | list):
@@ -155,7 +154,7 @@ def _payload_fault(payload: object) -> str | None:
 
 
 def _attachment_fault(event: Event) -> str | None:
-    """What is wrong with the version, the metadata or the unknown fields, if anything."""
+    """The fault of the version, the metadata or the unknown fields, if any."""
     if not _is_whole(event.version) or not 1 <= event.version <= VERSION_MAX:
         return f"its version is {event.version!r:.40}, not a whole number from 1 to {VERSION_MAX}"
     reason = _object_fault("metadata", event.metadata, METADATA_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""The journal of a folder, wherever it is: on files in the folder itself, or on Kafka (`kafka.placed`)."""
+"""The journal of a folder: on files in the folder itself, or on Kafka (`kafka.topic_folder.placed`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stateside.journal.writer import JournalWriter
 
 
 def open_journal(folder: Path) -> Journal:
-    """What reads the journal of this folder."""
+    """The reader of this folder's journal."""
     topic = placed(folder)
     return Journal(folder) if topic is None else TopicLog(folder, topic)
 
 
 def open_writer(folder: Path, *, clock: Clock | None = None) -> JournalWriter | PlacedWriter:
-    """What appends to the journal of this folder, beside others. Its receipts are positions such as stamps have."""
+    """A writer of this folder's journal, shared with other processes. Receipts are positions as in stamps."""
     topic = placed(folder)
     return JournalWriter(folder, clock=clock) if topic is None else PlacedWriter(folder, topic, clock=clock)

@@ -1,4 +1,4 @@
-"""Where the frames of finished segments begin, kept in files: so that one event of a large journal is found at once.
+"""Frame index: where the frames of a finished segment begin, cached in a file for random access to large journals.
 
 In the journal's folder, `frames/00000000000000001234.frames`, named after the segment (numbers little-endian):
 
@@ -8,9 +8,9 @@ In the journal's folder, `frames/00000000000000001234.frames`, named after the s
     └──────────┴────────┴────────────┴───────────────┴────────┴────────────────────┴───────────────────┘
                 of all that follows
 
-All of it comes from the segment. A reader that may write there keeps what it has found; one that may not finds it
-anew each time. It may be deleted at any time. What does not fit its segment, or is damaged, is not used; and if it led
-to a wrong place, the frame's own checksum would tell.
+The file is derived from the segment and may be deleted at any time. A reader with write access stores the file; a
+reader without computes the index each time. A file that is damaged or does not match its segment is ignored; a wrong
+place would fail the frame's own checksum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from uuid import UUID
 from stateside.core.storage import write_atomically
 
 FOLDER = "frames"
-FRAMES_MIN = 64  # a segment with fewer is looked through as fast
+FRAMES_MIN = 64  # a segment with fewer frames is scanned as fast
 
 _HEAD = struct.Struct("<8sI")
 _FIELDS = struct.Struct("<16sQI")
@@ -37,7 +37,7 @@ Places = tuple["array[int]", "array[int]"]
 
 
 def load(segment: Path, journal_id: UUID, segment_bytes: int) -> Places | None:
-    """Where a finished segment's frames begin: offsets and bytes, and the ones behind them; None if it is not kept."""
+    """First offsets and first bytes of a finished segment's frames, plus the next of each; None if not cached."""
     try:
         content = _path(segment).read_bytes()
     except OSError:
@@ -55,7 +55,7 @@ def load(segment: Path, journal_id: UUID, segment_bytes: int) -> Places | None:
 
 
 def keep(segment: Path, journal_id: UUID, segment_bytes: int, firsts: array[int], begins: array[int]) -> None:
-    """Keep these for the next reader, if this one may write there."""
+    """Cache the index for the next reader, if this process has write access."""
     if len(firsts) <= FRAMES_MIN:
         return
     content = _FIELDS.pack(journal_id.bytes, segment_bytes, len(firsts) - 1) + firsts.tobytes() + begins.tobytes()
@@ -66,7 +66,7 @@ def keep(segment: Path, journal_id: UUID, segment_bytes: int, firsts: array[int]
 
 
 def forget(segment: Path) -> None:
-    """The segment is gone."""
+    """Delete the index of a deleted segment."""
     _path(segment).unlink(missing_ok=True)
 
 

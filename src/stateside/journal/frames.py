@@ -1,14 +1,13 @@
-"""Frames: the events of one segment at any offsets, many small frames as one record batch.
+"""Random access to the frames of one segment, with many small frames joined into one record batch.
 
-A segment has no index of its own. Where its frames begin is found by their heads, once, and kept while the segment is
-open here: two numbers a frame, at most some 1.5 MB for a segment of 64 MiB. Of a finished segment it is kept in a file
-as well (`frame_index`). Files are read, not mapped: one that is cut short meanwhile gives an error and does not end the
+A segment has no index of its own. The first access walks the frame headers once and keeps two numbers per frame while
+the segment is open: at most some 1.5 MB for a segment of 64 MiB. For a finished segment they are also cached in a file
+(`frame_index`). Files are read, not memory-mapped: a file truncated meanwhile gives an error and does not end the
 process.
 
-Joining: the record batches of many small frames as one, buffer by buffer.
-
-Arrow takes some 10 µs to read a record batch and 5 more to join it to others, whatever is in it: for an append of a
-single event that is several times what its event takes. But appends of one schema are all alike: an Arrow IPC message
+Joining copies the record batches of many small frames into one, buffer by buffer. Arrow takes some 10 µs to read a
+record batch and 5 µs more to join it to others, whatever its size: several times the cost of the event in an append of
+a single event. But appends of one schema are all alike: an Arrow IPC message
 
     ┌────────────┬──────────┬─────────────────────────────────────────────────────┬──────────────────┐
     │ i32 -1     │ i32 size │ metadata: a flatbuffer with, among others, rows,    │ body: the        │
@@ -16,9 +15,9 @@ single event that is several times what its event takes. But appends of one sche
     │            │          │ of its buffers                                      │                  │
     └────────────┴──────────┴─────────────────────────────────────────────────────┴──────────────────┘
 
-has those numbers at the same places, and all other bytes of its metadata are the same. So the places are looked up in
-the first one, the numbers of all are taken at once, and each column's buffers are copied together. Whatever is not so
-plain (another metadata, compression, an array with some nulls and some values, another type) is left to Arrow.
+has its numbers at the same places, and all other metadata bytes are equal. So `joined` locates the numbers in the first
+message, reads them from all messages at once, and copies each column's buffers together. Arrow reads all other cases
+(different metadata, compression, an array with both nulls and values, an unsupported type).
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ from stateside.journal import frame_index
 from stateside.journal.columns import conformed
 from stateside.journal.segment import FRAME_HEAD_BYTES, Segment, corrupt, frame_head, frame_is_whole
 
-_RECORD_BATCH = 3  # of the flatbuffer's union of headers
+_RECORD_BATCH = 3  # in the flatbuffer's union of headers
 _PREFIX_BYTES = 8
 Numbers = npt.NDArray[np.int64]
 
 
 class Unusual(Exception):
-    """Not the plain case: Arrow must read these."""
+    """Messages outside the simple case: Arrow must read them."""
 
 
 def joined(messages: list[memoryview], schema: pa.Schema) -> pa.RecordBatch:
-    """The events of these record batches, all of this schema, as one; Unusual if that is not done here."""
+    """The events of these record batches of one schema, as one batch; Unusual if Arrow must read them."""
     try:
         return _joined(messages, schema)
-    except (struct.error, IndexError, ValueError, StopIteration) as error:  # another layout than the one above
+    except (struct.error, IndexError, ValueError, StopIteration) as error:  # not the layout above
         raise Unusual(str(error)) from error
 
 
@@ -85,7 +84,7 @@ def _joined(messages: list[memoryview], schema: pa.Schema) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the numbers stand in the metadata of a record batch."""
+    """The places of the numbers in the metadata of a record batch."""
 
     body_size: int
     rows: int
@@ -96,7 +95,7 @@ class _Places:
 
     @classmethod
     def of(cls, metadata: bytes) -> _Places:
-        """Looked up as a flatbuffer has it: a table begins with the way back to the list of its fields' places."""
+        """Parse the flatbuffer: a table begins with the distance back to its vtable, the list of its fields' places."""
 
         def number(code: str, at: int) -> int:
             return int(struct.unpack_from(code, metadata, at)[0])
@@ -115,7 +114,7 @@ class _Places:
         return cls(field(message, 3), field(header, 0), arrays, counts[0], buffers, counts[1])
 
     def check(self, metadata: Any) -> None:
-        """Unusual if they differ in anything but these numbers."""
+        """Unusual if the metadata differ outside the ranges of these numbers."""
         ranges = [
             (self.body_size, 8),
             (self.rows, 8),
@@ -130,7 +129,7 @@ class _Places:
 
 
 class _Arrays:
-    """The arrays of all batches, one after the other in the schema's order, each joined over the batches."""
+    """The arrays of all batches in schema order, each joined over the batches."""
 
     def __init__(self, content: Any, bodies: Numbers, arrays: Numbers, buffers: Numbers) -> None:
         self._content, self._bodies = content, bodies
@@ -138,7 +137,6 @@ class _Arrays:
         self._buffers = iter(np.split(buffers, buffers.shape[1] // 2, axis=1))
 
     def next(self, type_: pa.DataType) -> pa.Array:
-        """The next array, which is of this type."""
         rows, nulls = next(self._arrays).T
         validity = self._validity(rows, nulls)
         if pa.types.is_string(type_) or pa.types.is_binary(type_):
@@ -154,7 +152,7 @@ class _Arrays:
         return pa.Array.from_buffers(type_, int(rows.sum()), [validity, pa.py_buffer(values)])
 
     def check_end(self) -> None:
-        """Unusual if there are more than the schema has."""
+        """Unusual if there are more arrays than schema fields."""
         if next(self._arrays, None) is not None or next(self._buffers, None) is not None:
             raise Unusual("more arrays than columns")
 
@@ -165,7 +163,7 @@ class _Arrays:
         return pa.Array.from_buffers(type_, int(rows.sum()), buffers)
 
     def _validity(self, rows: Numbers, nulls: Numbers) -> pa.Buffer | None:
-        """Which rows have a value; None if all have one. In each batch all have one, or none."""
+        """The validity bitmap; None without nulls. Within a batch, either all rows have a value or none has."""
         next(self._buffers)
         if not nulls.any():
             return None
@@ -174,7 +172,7 @@ class _Arrays:
         return pa.py_buffer(np.packbits(np.repeat(nulls == 0, rows), bitorder="little"))
 
     def _lengths(self, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """By an array's offsets: how long each of its items is; and of each batch the first offset and all lengths."""
+        """From an array's offsets: the length of each item; for each batch the first offset and the total length."""
         begins, sizes = self._buffer(np.where(rows > 0, 4 * (rows + 1), 0))
         offsets = self._copied(begins, sizes).view("<i4").astype(np.int64)
         behind = np.cumsum(sizes // 4)
@@ -186,14 +184,14 @@ class _Arrays:
         return lengths, firsts, lasts - firsts
 
     def _buffer(self, needed: Numbers) -> tuple[Numbers, Numbers]:
-        """Where the next buffer begins in each batch, and how much of it is needed. Unusual if it is shorter."""
+        """Where the next buffer begins in each batch, and its needed size. Unusual if the buffer is shorter."""
         begins, sizes = next(self._buffers).T
         if (sizes < needed).any():
             raise Unusual("a buffer is shorter than its array")
         return self._bodies + begins, needed
 
     def _copied(self, begins: Numbers, sizes: Numbers) -> Any:
-        """So many bytes from each of these places, one after the other."""
+        """The bytes at these places, concatenated."""
         if len(sizes) and (sizes == sizes[0]).all():
             return _rows(self._content, begins, int(sizes[0])).ravel()
         places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
@@ -202,7 +200,7 @@ class _Arrays:
 
 
 def _rows(content: Any, begins: Numbers, size: int) -> Any:
-    """So many bytes from each of these places, as a matrix. IndexError if there are none."""
+    """The `size` bytes at each place, as a matrix. IndexError beyond the content."""
     return np.lib.stride_tricks.sliding_window_view(content, size)[begins] if size else np.empty((len(begins), 0), "u1")
 
 
@@ -216,18 +214,18 @@ def _offsets(lengths: Numbers) -> pa.Buffer:
     return pa.py_buffer(offsets.astype("<i4"))
 
 
-GROUP_BYTES = 2 << 20  # frames that are read together, or one frame
-JOINED_BYTES_MAX = 4 << 10  # of frames that are smaller than that, on the average, Arrow is the slower reader
+GROUP_BYTES = 2 << 20  # of frames read together; a larger frame is read alone
+JOINED_BYTES_MAX = 4 << 10  # average size of a frame below which joining beats Arrow
 _WINDOW_BYTES = 16 << 10
 Offsets = npt.NDArray[np.int64]
 Shown = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class Frames:
-    """A segment, opened for reading at any offset. Any number of threads may read."""
+    """A segment opened for random access. Any number of threads may read."""
 
     def __init__(self, path: Path, shown: Shown = conformed) -> None:
-        """JournalCorrupt if its header is damaged. `shown`: how a stored batch is shown to readers."""
+        """JournalCorrupt if the header is damaged. `shown` converts a stored batch for readers."""
         opened = Segment(path)
         opened.close()
         self.path, self.journal_id = path, opened.journal_id
@@ -235,12 +233,12 @@ class Frames:
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         self._file = _file(os.fstat(self._handle))
-        self._firsts = array("q", [opened.first_offset])  # of each frame, and of the one that comes next
+        self._firsts = array("q", [opened.first_offset])  # of each frame, and of the next frame to come
         self._begins = array("q", [opened.frames_begin])
         self._extending = threading.Lock()
 
     def is_in_place(self) -> bool:
-        """Whether the file is the one that is found under its name, and has all that was seen of it."""
+        """Whether the path still names the opened file, and the file has all bytes seen so far."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -248,7 +246,7 @@ class Frames:
         return _file(found) == self._file and found.st_size >= self._begins[-1]
 
     def extend(self, stop_byte: int | None = None) -> int:
-        """Know all frames up to a byte, or all of a finished segment; the offset behind the last one."""
+        """Find all frames up to a byte, or all frames of a finished segment; returns the offset after the last one."""
         with self._extending:
             if stop_byte is not None:
                 self._find(stop_byte)
@@ -257,7 +255,7 @@ class Frames:
             return self._firsts[-1]
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, all known here, with the offset of each batch's first one."""
+        """The events with start <= offset < stop, all found already; each batch with its first offset."""
         firsts, begins = np.array(self._firsts), np.array(self._begins)
         frame, last = (int(np.searchsorted(firsts, at, "right")) - 1 for at in (start, stop - 1))
         while frame <= last:
@@ -269,7 +267,7 @@ class Frames:
             frame = behind
 
     def gather(self, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """The events at these offsets, which ascend and are all known here: some of them at a time, and where."""
+        """The events at these ascending offsets, all found already: in groups, each with its offsets."""
         firsts, begins = np.array(self._firsts), np.array(self._begins)
         frame_of = np.searchsorted(firsts, offsets, "right") - 1
         numbers, frame_of = np.unique(frame_of, return_inverse=True)
@@ -285,7 +283,7 @@ class Frames:
     def _taken(
         self, numbers: Offsets, offsets: Offsets, frame_of: Offsets, firsts: Offsets
     ) -> tuple[Offsets, pa.RecordBatch]:
-        """Of the frames with these numbers the events at these offsets, each in the so-manieth of the frames."""
+        """The events at these offsets out of the frames `numbers`; `frame_of` is each event's index into `numbers`."""
         bodies = [body for low, high in _adjacent(numbers) for body in self._bodies(low, high)]
         rows = firsts[numbers + 1] - firsts[numbers]
         places = np.cumsum(rows) - rows
@@ -294,7 +292,7 @@ class Frames:
         return offsets, batch if len(wanted) == batch.num_rows else batch.take(pa.array(wanted))
 
     def _find_all(self, size: int) -> None:
-        """Know the frames of a finished segment: as they were kept, or else keep them."""
+        """Load the cached frame index of a finished segment, or build and cache one."""
         kept = frame_index.load(self.path, self.journal_id, size)
         if kept is not None:
             self._firsts, self._begins = kept
@@ -303,7 +301,7 @@ class Frames:
         frame_index.keep(self.path, self.journal_id, size, self._firsts, self._begins)
 
     def _find(self, stop_byte: int) -> None:
-        """Go from head to head."""
+        """Walk from header to header."""
         window, window_at = b"", 0
         while (at := self._begins[-1]) < stop_byte:
             if not window_at <= at <= window_at + len(window) - FRAME_HEAD_BYTES:
@@ -311,7 +309,7 @@ class Frames:
             self._add(window, at - window_at, stop_byte)
 
     def _add(self, window: bytes, at: int, stop_byte: int) -> None:
-        """Take note of the frame whose head stands there in the window."""
+        """Record the frame whose header is at this place of the window."""
         at_byte = self._begins[-1]
         if at + FRAME_HEAD_BYTES > len(window):
             raise corrupt(self.path, at_byte, "a frame's header is cut short")
@@ -329,7 +327,7 @@ class Frames:
         self._firsts.append(first_offset + rows)
 
     def _bodies(self, frame: int, behind: int) -> list[memoryview]:
-        """The checked bodies of frames that lie side by side; read at once."""
+        """The verified bodies of adjacent frames, from one read."""
         begin = self._begins[frame]
         content = memoryview(_read(self._handle, begin, self._begins[behind] - begin))
         bodies, seed = [], zlib.crc32(self.journal_id.bytes)
@@ -342,7 +340,7 @@ class Frames:
         return bodies
 
     def _batch(self, bodies: list[memoryview]) -> pa.RecordBatch:
-        """The frames' events as one batch. Many are read by Arrow as a stream, which is faster, or joined if small."""
+        """The frames' events as one batch: small frames are joined, Arrow reads others as one stream."""
         if len(bodies) == 1:
             return self._shown(pa.ipc.read_record_batch(pa.py_buffer(bodies[0]), self._schema))
         if sum(map(len, bodies)) < JOINED_BYTES_MAX * len(bodies):
@@ -354,7 +352,7 @@ class Frames:
 
 
 def _read(handle: int, at_byte: int, size: int) -> bytes:
-    """So many bytes from there; fewer where the file ends."""
+    """Read `size` bytes, fewer at the end of the file."""
     content = os.pread(handle, size, at_byte)
     while len(content) < size and (more := os.pread(handle, size - len(content), at_byte + len(content))):
         content += more
@@ -362,7 +360,7 @@ def _read(handle: int, at_byte: int, size: int) -> bytes:
 
 
 def _adjacent(numbers: Offsets) -> Iterator[tuple[int, int]]:
-    """The runs of numbers without a gap, as ranges."""
+    """The runs of consecutive numbers, as ranges."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     for run in np.split(numbers, breaks):
         yield int(run[0]), int(run[-1]) + 1

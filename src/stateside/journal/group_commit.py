@@ -1,15 +1,15 @@
-"""Group commit: what threads append while the disk is busy is stored together, as one frame with one sync.
+"""Group commit: appends of several threads share one frame and one sync.
 
-1. A thread puts its append in line. If nobody leads it does so at once; else it sleeps.
-2. Whoever leads lets those come back in line who were answered just now, takes all that stand there, its own among
-   them, and stores them as one: all or none. Each is told where its own events ended.
-3. The first of those who came meanwhile leads next, and those who were told wake up. One wakes the next: as many
-   threads awake at once would take Python's lock from each other, for longer than a sync takes.
+1. A thread queues its append. If there is no leader, the thread becomes leader at once; else it sleeps.
+2. The leader waits briefly for the threads answered just now to queue again, takes all queued appends, its own among
+   them, and stores them as one: all or none. Each append is answered with the end of its own events.
+3. The first thread that queued meanwhile becomes the next leader, and the answered threads wake up. Each wakes the
+   next: if all woke at once they would contend for Python's lock for longer than a sync takes.
 
-As one frame holds them, there is never more than one frame that a crash can tear; and an append is still whole in it.
+One frame holds the whole group, so a crash can tear at most one frame, and every append is whole in its frame.
 
-A thread may be interrupted anywhere in this, as by Ctrl-C, even between two steps of one statement. So what the others
-need is written down before it is done, in such an order that `_withdraw` can do it, or do it once more.
+A thread may be interrupted anywhere (Ctrl-C), even between two steps of one statement. So state that other threads need
+is recorded before it is acted on, in an order that lets `_withdraw` finish or repeat the work.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway
 from stateside.journal.append_batch import Answer, Answers, Appended, AppendRequest
 from stateside.journal.receipt import Receipt
 
-EVENTS_TOGETHER_MAX = 10_000  # an append that has more itself is stored alone
-PAUSE_S = 0.0005  # if nobody comes for so long, nobody else is waited for; a sync takes about as long
+EVENTS_TOGETHER_MAX = 10_000  # a larger append is stored alone
+PAUSE_S = 0.0005  # about as long as a sync; the leader stops waiting if nobody queues for so long
 
 _LEADER = 0
 
@@ -33,21 +33,21 @@ Store = Callable[[Sequence[AppendRequest]], Answers]
 
 
 class GroupCommit:
-    """The appends of all threads to one journal. `store` stores them as one and says what each of them is told."""
+    """The appends of all threads to one journal. `store` stores a group as one and returns an answer per append."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._line: deque[_Append] = deque()
-        self._lead: dict[int, _Append] = {}  # who leads, if anybody: `setdefault` looks and enters it in one step
-        self._taken: list[_Append] = []  # by who leads: they have their answers, or get them, and sleep still
-        self._together = 0  # how many append at the moment: who were told just now, and who stand in line
-        self._gathering: _Append | None = None  # who leads, as long as it waits for so many
-        self._changing = threading.Lock()  # who stands in line, who leads next, and who wakes whom
+        self._lead: dict[int, _Append] = {}  # the leader, if any: `setdefault` tests and sets in one step
+        self._taken: list[_Append] = []  # taken by the leader, still asleep, with or without an answer
+        self._together = 0  # threads appending at the moment: answered just now, or queued
+        self._gathering: _Append | None = None  # the leader, while it waits for `_together` threads
+        self._changing = threading.Lock()  # guards the queue, the next leader, and who wakes whom
 
     def append(self, request: AppendRequest) -> Appended | Receipt:
-        """Store the events, with those of other threads perhaps; the receipt for these.
+        """Store the events, possibly together with those of other threads; returns the answer for these events.
 
-        If they are refused, or the journal is away, that is raised here; a refusal of others' events is not.
+        Raises the refusal of these events, or JournalAway; never the refusal of another thread's events.
         """
         own = _Append(request)
         try:
@@ -61,7 +61,7 @@ class GroupCommit:
                     self._settle(self._take())
                 self._hand_on(own)
             own.wake_next()
-        except BaseException as error:  # an interrupt: what else storing raises is an answer
+        except BaseException as error:  # an interrupt: errors of storing are answers
             self._withdraw(own, error)
             raise
         if isinstance(own.answer, Exception):
@@ -70,7 +70,7 @@ class GroupCommit:
         return own.answer
 
     def _gather(self, own: _Append) -> None:
-        """Let those who were told just now come back in line, as long as more come: one frame stores them all."""
+        """Wait for the threads answered just now to queue again, as long as more arrive: one frame stores them all."""
         before, self._gathering = 0, own
         while before < len(self._line) < self._together:
             before = len(self._line)
@@ -78,13 +78,13 @@ class GroupCommit:
         self._gathering = None
 
     def _note_arrival(self) -> None:
-        """If it is the last one that whoever leads waits for, say so."""
+        """Wake the leader if this thread is the last one that the leader waits for."""
         leader = self._gathering
         if leader is not None and len(self._line) == self._together:
             leader.wake()
 
     def _take(self) -> list[_Append]:
-        """Those first in line, which are stored together. Nobody else takes any."""
+        """Take the first queued appends, to be stored together. Only the leader takes any."""
         found: list[_Append] = []
         count = 0
         with self._changing:
@@ -93,20 +93,19 @@ class GroupCommit:
                 count += first.count
                 if found and count > EVENTS_TOGETHER_MAX:
                     break
-                self._taken.append(first)  # before it goes out of line: it is always in one of them
+                self._taken.append(first)  # before leaving the queue: always in at least one of the two
                 found.append(first)
                 self._line.popleft()
         return found
 
     def _settle(self, appends: list[_Append]) -> None:
-        """Store the appends, and give each its answer."""
         try:
             answers = self._store([append.request for append in appends])
-        except (EventRefused, EntityElsewhere) as error:  # before anything was stored
+        except (EventRefused, EntityElsewhere) as error:  # raised before anything was stored
             if len(appends) == 1:
                 appends[0].answer = error
             for append in appends if len(appends) > 1 else ():
-                self._settle([append])  # each by itself: only the bad ones are refused
+                self._settle([append])  # one by one: only the bad ones are refused
         except Exception as error:
             for append in appends:
                 append.answer = error
@@ -121,9 +120,9 @@ class GroupCommit:
                 self._settle(later)
 
     def _hand_on(self, own: _Append) -> None:
-        """Let the first in line lead; if there is none nobody does, until one comes. Those who were told wake up then.
+        """Make the first queued thread the leader, or leave the lead free; then the answered threads wake up.
 
-        Whoever led wakes the first of them: who is interrupted in the middle of this does it all once more.
+        The old leader wakes the first of them. If interrupted in the middle, the old leader repeats the whole method.
         """
         with self._changing:
             told = [append for append in self._taken if append is not own and not append.gone]
@@ -135,14 +134,15 @@ class GroupCommit:
                 first.wake()
             else:
                 self._lead.clear()
-        if self._line and self._lead.setdefault(_LEADER, own) is own:  # one came while nobody led any more, and sleeps
+        if self._line and self._lead.setdefault(_LEADER, own) is own:  # queued while nobody led, and sleeps
             self._hand_on(own)
 
     def _withdraw(self, own: _Append, error: BaseException) -> None:
-        """An interrupted thread goes. If its events still stand in line, they are not stored.
+        """Remove an interrupted thread. Its events are not stored if they are still queued.
 
-        Others who wait for it to store theirs are told so. If nobody leads it lets the first in line do so; and whoever
-        leads it wakes once more, as the interrupt may have come just before it did.
+        Threads that wait for this thread to store their appends get an error. If there is no leader, the first queued
+        thread becomes leader; an existing leader is woken once more, as the interrupt may have come just before its
+        wake-up.
         """
         with self._changing:
             own.gone = True
@@ -157,7 +157,7 @@ class GroupCommit:
         own.wake_next()
 
     def _answer_taken(self, error: BaseException) -> None:
-        """Whoever has been taken and has no answer gets one."""
+        """Answer every taken append that has no answer yet."""
         with self._changing:
             for append in self._taken:
                 if append.answer is None:
@@ -167,32 +167,31 @@ class GroupCommit:
 
 
 class _Append:
-    """One thread's append, and what became of it."""
+    """One thread's append, and its answer."""
 
     __slots__ = ("_gate", "answer", "count", "gone", "request", "wakes")
 
     def __init__(self, request: AppendRequest) -> None:
         self.request = request
-        self.count = len(request.events)  # here, where only its own thread is told if they cannot be counted
+        self.count = len(request.events)  # an error of `len` hits its own thread only
         self.gone = False
         self.answer: Answer | None = None
-        self.wakes: _Append | None = None  # whom it wakes once it is awake itself
+        self.wakes: _Append | None = None  # the append to wake next, once awake
         self._gate = threading.Lock()
-        self._gate.acquire()  # closed until there is something to do
+        self._gate.acquire()  # closed until `wake`
 
     def sleep(self, s_max: float = -1) -> None:
-        """Until there is an answer, or this one leads, or has gathered enough; at most so long."""
+        """Sleep until there is an answer, or this thread leads or has gathered enough; at most `s_max`."""
         self._gate.acquire(timeout=s_max)
 
     def wake(self) -> None:
-        """Let it go on."""
         try:  # noqa: SIM105 (every append comes here, and `suppress` takes longer than all the rest of it)
             self._gate.release()
         except RuntimeError:
-            pass  # it is awake already: an interrupted thread may wake the next one twice
+            pass  # awake already: an interrupted thread may wake the next one twice
 
     def wake_next(self) -> None:
-        """Called by itself, once it is awake."""
+        """Called by the append's own thread, once awake."""
         if self.wakes is not None:
             self.wakes.wake()
 

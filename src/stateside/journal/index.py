@@ -1,24 +1,19 @@
-"""Indexes beside a journal's segments: a number for each key, in LMDB.
+"""LMDB indexes beside a journal's segments: the offset of each id, and the last sequence of each entity.
 
     NAME:    blake2b of the key, 16 bytes -> u64
-    meta:    "journal" -> the journal's id     "covers" -> up to which offset the index has all of its events
+    meta:    "journal" -> the journal's id     "covers" -> the offset up to which the index has all events
 
-All of it comes from the journal. An index may be deleted at any time, and is made anew; so it is where it belongs to
-another journal, or has more than this one.
+An index is derived from the journal and may be deleted at any time: the next writer rebuilds the index. An index of
+another journal, or one beyond the journal's end, is rebuilt as well. A small journal has no index on disk: the writer
+reads the journal's events instead.
 
-Ids: where in the journal the event with an id stands, so that the same one again is not stored twice.
+`Ids`, in `ids/`: for each id the offset of its first event, so that an append stores each id once. Events after the
+covered offset stay in memory until there are enough for one write, so an append waits for no second sync. On disk an
+event takes about 130 bytes here.
 
-An `index` in the folder `ids/`: of each id, the offset of the first event with it. What the journal has behind what
-the index covers is kept in memory until there is enough to be written at once: so an append waits for no second disk.
-A small journal has no index on disk at all: it is read. On disk an event takes about 130 bytes here.
-
-Sequences: the number of each entity's last event, so that its next one gets the number after it.
-
-An `index` in the folder `sequences/`: of each entity, the sequence of its last event. Every append asks for it, so most
-of it happens in memory: what is behind the index, and the entities that came lately. The disk is needed for entities
-that did not, and now and then to write what has gathered. A small journal has no index on disk at all: it is read.
-
-Events that were stored before there were sequences count as one each.
+`Sequences`, in `sequences/`: for each entity the sequence of its last event. Every append needs them, so most lookups
+are answered from memory: events after the covered offset, and recently used entities. The disk is read for other
+entities, and written now and then. Events stored before sequences existed count as one each.
 """
 
 from __future__ import annotations
@@ -48,9 +43,9 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Index:
-    """An index on disk, opened for one turn: no process holds on to one that may be deleted or grow meanwhile.
+    """An index on disk, opened for one turn: no process keeps an index open that may be deleted or grow meanwhile.
 
-    Only whoever has the writer's turn may open it. `end` is the offset at which the journal ends.
+    Only the writer that has the turn may open an index. `end` is the offset at which the journal ends.
     """
 
     def __init__(self, directory: Path, name: str, journal: Journal, end: int) -> None:
@@ -60,20 +55,20 @@ class Index:
         with self._environment.begin() as transaction:
             found, covers = (transaction.get(name, db=self._meta) for name in (b"journal", b"covers"))
         self.covers = 0 if covers is None else int(_NUMBER.unpack(covers)[0])
-        if found not in (None, self._journal) or self.covers > end:  # of another journal, or another life of this one
+        if found not in (None, self._journal) or self.covers > end:  # of another journal, or beyond the end of this one
             self._environment.close()
             shutil.rmtree(directory)
             self._open()
             self.covers = 0
 
     def numbers(self, hashes: Sequence[bytes]) -> list[int | None]:
-        """The number of each key, by its hash; None where there is none."""
+        """The number of each hashed key; None for an unknown key."""
         with self._environment.begin(db=self._numbers) as transaction:
             found = [transaction.get(hash_) for hash_ in hashes]
         return [None if number is None else _NUMBER.unpack(number)[0] for number in found]
 
     def write(self, numbers: Iterable[tuple[bytes, int]], covers: int, *, overwrite: bool) -> None:
-        """Add these, with which the index has all events before this offset. `overwrite`: not the first ones stay."""
+        """Add numbers; the index then has all events before `covers`. Without `overwrite` existing numbers stay."""
         items = [(hash_, _NUMBER.pack(number)) for hash_, number in sorted(numbers)]
         while True:
             try:
@@ -87,7 +82,7 @@ class Index:
         self.covers = covers
 
     def _open(self) -> None:
-        self._directory.mkdir(exist_ok=True)  # not where the journal itself is away
+        self._directory.mkdir(exist_ok=True)  # no parents: fails if the journal itself is away
         path = self._directory / "data.mdb"
         map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
         self._environment = open_environment(self._directory, max_dbs=2, map_size=map_bytes, metasync=False)
@@ -101,13 +96,13 @@ class Index:
 
 
 def hash_of(key: str) -> bytes:
-    """What a key is known by in an index."""
+    """The key of an id or entity in an index."""
     return blake2b(key.encode(), digest_size=_HASH_BYTES).digest()
 
 
 @contextmanager
 def keeping(what: str, directory: Path) -> Iterator[None]:
-    """JournalAway for whatever goes wrong with the index in this folder."""
+    """Raise JournalAway for any failure of the index in this folder."""
     try:
         yield
     except (lmdb.Error, OSError) as error:
@@ -122,19 +117,19 @@ WRITTEN_AT_ONCE = 50_000  # events; in memory they take some 10 MB
 
 
 class Ids:
-    """The index of one journal's ids. Only whoever has the writer's turn may ask it."""
+    """The ids of one journal. Only for the writer that has the turn."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._directory = journal.directory / "ids"
         self._recent: dict[bytes, int] = {}
         self._read = 0  # the journal's events before this offset are on disk or in `_recent`
-        self._written = 0  # what the index on disk covered when it was last looked at
-        self._mark = DurableEnd(0, 0, 0)  # where the journal ended then: reading goes on from there at once
-        self._asked: dict[str, bytes] = {}  # the hashes of the ids that were asked for last
+        self._written = 0  # the offset covered by the index on disk, at the last look
+        self._mark = DurableEnd(0, 0, 0)  # the journal's end at the last read: reading resumes there without a search
+        self._asked: dict[str, bytes] = {}  # the hashes of the last lookup
 
     def offsets(self, ids: Sequence[str], end: DurableEnd) -> list[int | None]:
-        """The offset of the first event with each id; None where there is none before `end`, the journal's end.
+        """The offset of the first event with each id; None if there is none before `end`, the journal's end.
 
         JournalAway if the index cannot be kept.
         """
@@ -154,19 +149,19 @@ class Ids:
         ]
 
     def note(self, ids: Sequence[str], first: int, end: DurableEnd) -> None:
-        """Events with these ids were stored, from an offset on; take them in if the index was asked for them.
+        """Add the ids of events stored from offset `first` on, if `offsets` was asked for them.
 
-        In memory alone: as they are stored already, this must not fail.
+        Changes memory only and must not fail, as the events are stored already.
         """
         asked, self._asked = self._asked, {}
         if self._read != first or not asked:
-            return  # they are read when the index is asked next
+            return  # the next lookup reads them
         for offset, id_ in enumerate(ids, first):
             self._recent.setdefault(asked.get(id_) or hash_of(id_), offset)
         self._read, self._mark = end.offset, end
 
     def _covered_in_memory(self, end: DurableEnd) -> bool:
-        """Have all events before `end` in memory, where there is no index on disk, and few of them."""
+        """Read all events before `end` into memory if they are few and there is no index on disk; whether they are."""
         few = len(self._recent) + end.offset - self._read < WRITTEN_AT_ONCE
         if self._written or not few or self._directory.exists():
             return False
@@ -176,14 +171,14 @@ class Ids:
         return True
 
     def keep(self, end: DurableEnd) -> None:
-        """Have on disk the ids of all events before `end`: some of them are about to be dropped."""
+        """Write the ids of all events before `end` to disk, before retention drops some of the events."""
         with keeping("ids", self._directory), self._index(end) as index:
             self._cover(index, end)
             index.write(self._recent.items(), self._read, overwrite=False)
             self._recent, self._written = {}, index.covers
 
     def forget_beyond(self, end: DurableEnd) -> None:
-        """Have the index deleted if it knows more than the journal, which lost something with the machine's power."""
+        """Delete an index that is beyond the journal's end, after the journal lost events in a power failure."""
         if self._directory.exists():
             with keeping("ids", self._directory), self._index(end):
                 pass
@@ -192,20 +187,20 @@ class Ids:
         return Index(self._directory, "events", self._journal, end.offset)
 
     def _cover(self, index: Index, end: DurableEnd) -> None:
-        """Have all events before `end`, in the index or in memory."""
-        if index.covers != self._written:  # another process wrote meanwhile, or the index was deleted
+        """Have all events before `end` in the index or in memory."""
+        if index.covers != self._written:  # another process wrote or deleted the index
             self._recent = {hash_: offset for hash_, offset in self._recent.items() if offset >= index.covers}
             self._read = index.covers if index.covers < self._written else max(self._read, index.covers)
-        for _ in chain((None,), self._read_on(end)):  # first what was noted
+        for _ in chain((None,), self._read_on(end)):  # first check the noted events
             if len(self._recent) >= WRITTEN_AT_ONCE:
                 index.write(self._recent.items(), self._read, overwrite=False)
                 self._recent = {}
         self._written, self._mark = index.covers, end
 
     def _read_on(self, end: DurableEnd) -> Iterator[None]:
-        """Take in what the journal has up to `end`, batch by batch."""
+        """Read the journal up to `end` into memory, batch by batch."""
         mark = self._mark if self._mark.offset <= self._read else None
-        if self._read < end.offset:  # ids of events that were dropped are known only as far as they are on disk
+        if self._read < end.offset:  # ids of dropped events are on disk, or unknown
             self._read = max(self._read, retention_base.offset(self._journal.directory))
         for first, batch in self._journal.batches(self._read, end.offset, mark):
             for offset, id_ in enumerate(batch.column("id").to_pylist(), first):
@@ -214,19 +209,19 @@ class Ids:
             yield
 
 
-ENTITIES_UNWRITTEN_MAX = 200_000  # in memory they take some 30 MB, and those written before as much again
-EVENTS_UNWRITTEN_MAX = 1_000_000  # whoever opens the journal next reads them, at some millions a second
-EVENTS_READ_MAX = 50_000  # what was read anew from the segments, and is not to be read so a second time
+ENTITIES_UNWRITTEN_MAX = 200_000  # in memory some 30 MB, and as much again for the cache of written ones
+EVENTS_UNWRITTEN_MAX = 1_000_000  # the next writer to open the journal reads them, at some millions a second
+EVENTS_READ_MAX = 50_000  # events read from the segments; more are written, to be read once only
 Lasts = Callable[[Sequence[str]], Sequence[int]]
 _SEQUENCE = SCHEMA.get_field_index("sequence")
 
 
 class _IndexGone(Exception):
-    """Begin anew: the index on disk is not the one that was there."""
+    """The index on disk was replaced: start over."""
 
 
 class Sequences:
-    """The last sequences of one journal's entities. Only whoever has the writer's turn may ask."""
+    """The last sequences of one journal's entities. Only for the writer that has the turn."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -234,7 +229,7 @@ class Sequences:
         self._forget()
 
     def lasts(self, entities: Sequence[str], end: DurableEnd) -> list[int]:
-        """The sequence of each entity's last event before `end`, the journal's end; 0 where there is none.
+        """The sequence of each entity's last event before `end`, the journal's end; 0 for an entity without events.
 
         JournalAway if the index cannot be kept.
         """
@@ -249,27 +244,26 @@ class Sequences:
                 raise
 
     def note(self, lasts: Mapping[str, int], end: DurableEnd) -> None:
-        """These are the last sequences of the entities that the last append was of; the journal ends here now.
+        """Record the last sequences after an append; `end` is the journal's new end.
 
-        All before that append must be known: `lasts` was asked in the same turn.
-
-        It never fails, as the events are stored already: what has gathered the next append writes, before it stores.
+        All events before the append must be known: `lasts` was called in the same turn. Never fails, as the events are
+        stored already: the next append writes the index, before it stores.
         """
         self._unwritten.update(lasts)
         self._read, self._mark = end.offset, end
 
     def forget_beyond(self, end: DurableEnd) -> None:
-        """Have the index deleted if it knows more than the journal, which lost something with the machine's power."""
+        """Delete an index that is beyond the journal's end, after the journal lost events in a power failure."""
         if self._directory.exists():
             with keeping("sequences", self._directory), self._index(end):
                 pass
 
     def _forget(self) -> None:
-        self._unwritten: dict[str, int] = {}  # of events that the index does not cover
-        self._known: dict[str, int] = {}  # the same as in the index
-        self._whole = True  # whether the two have every entity
-        self._read = self._written = 0  # up to where the events are known here, and covered by the index
-        self._mark = DurableEnd(0, 0, 0)  # where the journal ended then: reading goes on from there at once
+        self._unwritten: dict[str, int] = {}  # from events after the covered offset
+        self._known: dict[str, int] = {}  # cache of the index
+        self._whole = True  # whether the two dicts have every entity
+        self._read = self._written = 0  # offsets: known here, covered by the index
+        self._mark = DurableEnd(0, 0, 0)  # the journal's end at the last read: reading resumes there without a search
 
     def _look_up(self, entities: Sequence[str], end: DurableEnd) -> list[int]:
         found = [self._unwritten.get(entity) or self._known.get(entity) for entity in entities]
@@ -282,7 +276,7 @@ class Sequences:
         return [last or self._known.get(entity, 0) for entity, last in zip(entities, found, strict=True)]
 
     def _catch_up(self, end: DurableEnd) -> None:
-        """Know all events before `end`: what others appended is read from the segments, or found in their index."""
+        """Know all events before `end`: read other writers' appends from the segments, or from their index."""
         if self._read > end.offset:
             self._forget()
         if end.offset - self._read > EVENTS_READ_MAX:
@@ -301,7 +295,7 @@ class Sequences:
         self._write_if(self._read - begin >= EVENTS_READ_MAX, end)
 
     def _start_from_index(self, end: DurableEnd) -> None:
-        """Go on from where the index on disk is, if that is farther."""
+        """Continue from the offset that the index on disk covers, if larger."""
         if not self._directory.exists():
             return
         with keeping("sequences", self._directory), self._index(end) as index:
@@ -312,7 +306,7 @@ class Sequences:
             self._whole = False
 
     def _start_from_base(self, end: DurableEnd) -> None:
-        """Go on behind the events that were dropped: from the index on disk if it knows of them, else from the base."""
+        """Continue after the dropped events: from the index on disk if it covers them, else from the base."""
         if self._read >= retention_base.offset(self._journal.directory):
             return
         self._start_from_index(end)
@@ -331,7 +325,7 @@ class Sequences:
         self._unwritten.update((entity, last + counts[entity]) for entity, last in zip(counts, lasts, strict=True))
 
     def _write_if(self, due: bool, end: DurableEnd) -> None:
-        """Have the index cover what is known here, if it is time to."""
+        """Write all known sequences to the index, if due."""
         if not due or self._written == self._read:
             return
         with keeping("sequences", self._directory), self._index(end) as index:
@@ -343,12 +337,12 @@ class Sequences:
         self._unwritten = {}
 
     def _check(self, index: Index) -> None:
-        """_IndexGone if it is not the index that this memory goes with: it was deleted, and made anew perhaps."""
+        """_IndexGone if the index was deleted, and possibly rebuilt, since this memory was filled."""
         if not self._written <= index.covers <= self._read:
             raise _IndexGone
 
     def _remember(self, lasts: Mapping[str, int]) -> None:
-        """Keep what the index has in memory, too, as much as there may be."""
+        """Cache sequences of the index, up to the limit."""
         if self._known and len(self._known) + len(lasts) > ENTITIES_UNWRITTEN_MAX:
             self._known, self._whole = {}, False
         self._known.update(lasts)
@@ -358,7 +352,7 @@ class Sequences:
 
 
 def numbered(batch: pa.RecordBatch, lasts: Lasts) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """The batch with the next sequences of its entities, and which are their last ones then."""
+    """The batch with the next sequences of its entities, and the entities' new last sequences."""
     entities: list[str] = batch.column("entity").to_pylist()
     names = list(dict.fromkeys(entities))
     now = dict(zip(names, lasts(names), strict=True))

@@ -1,22 +1,22 @@
-"""Events as lines of JSON, for files, pipes and people: one object a line.
+"""Events as JSON lines, for files, pipes and people: one object per line.
 
     {"entity": "emma", "type": "call", "time": "2026-01-31T12:00:00Z", "payload": {"seconds": 61}}
 
-field       what
-entity      who it is about; needed
-type        what happened; needed
-time        when: ISO 8601 with a time zone; the time of reading if it is not given
-time_us     the same in microseconds since 1970, instead of `time`
-payload     a JSON object; {} if it is not given
+field       meaning
+entity      the entity; required
+type        the event type; required
+time        ISO 8601 with a time zone; default: the time of reading
+time_us     microseconds since 1970, instead of `time`
+payload     a JSON object; default {}
 data        bytes in base64, instead of `payload`
-tags        a list of texts; none if it is not given
-id          what the event is known by; a random UUID if it is not given
-version     that of the type's schema; 1 if it is not given
-metadata    an object of texts: where the event comes from
-extra       an object: what a newer Stateside knows of the event; it is kept as it is
-sequence, appended_us   as an exported event has them; the journal gives its own
+tags        a list of texts; default none
+id          the event's id; default a random UUID
+version     of the type's schema; default 1
+metadata    an object of texts: the origin of the event
+extra       an object: fields of a newer Stateside, kept unchanged
+sequence, appended_us   present in exported events; ignored, the journal assigns its own
 
-Any other field is refused, so that no misspelt one gets lost. Blank lines are skipped.
+Any other field is refused, so that a misspelt field is not lost. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stateside.journal.event import Event, fault
 from stateside.journal.payload import DeclaredFields
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
-CHUNK_BYTES = 1024 * 1024  # what comes in at once is appended at once
+CHUNK_BYTES = 1024 * 1024  # the lines of a chunk are one append
 
 FIELDS = ("id", "entity", "type", "time", "time_us", "payload", "data", "tags", "version", "metadata", "extra")
 GIVEN_BY_THE_JOURNAL = ("sequence", "appended_us")
@@ -50,11 +50,11 @@ class Input(Protocol):
     """A file or pipe in binary mode."""
 
     def read1(self, size: int, /) -> bytes:
-        """What is there, waiting only if that is nothing; empty at the end."""
+        """The available bytes, waiting only if there are none; empty at the end."""
 
 
 class LineWriter(Protocol):
-    """What takes events in, whatever the journal is stored on."""
+    """A writer of any journal backend."""
 
     @property
     def end(self) -> Position:
@@ -66,7 +66,7 @@ class LineWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no event, or has the id of another one (`conflict`), and why."""
+    """A line that is no event, or has the id of another event (`conflict`), with the reason."""
 
     number: int
     text: str
@@ -80,12 +80,12 @@ class BadLine:
 
 
 class Intake:
-    """Appends lines to a journal as they come in, group by group, and knows how far it has come.
+    """Appends lines to a journal as they arrive, group by group, and counts stored, repeated and refused lines.
 
-    A bad line ends it: what stands before the line is stored, what stands behind it is not. With a file for dead
-    letters it goes on: the bad lines are added to that file, durably, before the good ones around them are appended.
-    A line whose id is that of another event is bad, too; an event that is stored already counts as repeated.
-    With `fields`, a line whose payload does not fit the folder's declared fields is bad as well.
+    A bad line ends the intake: lines before it are stored, lines after it are not. With a dead-letter file the intake
+    goes on: bad lines are written to the file, durably, before the good lines around them are appended. A line with the
+    id of another event is bad; a line whose event is stored already counts as repeated. With `fields`, a line whose
+    payload does not fit the folder's declared fields is bad as well.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Intake:
         self.refused = 0
 
     def take(self, lines: Input) -> None:
-        """Append all lines; EventRefused at a bad one."""
+        """Append all lines; EventRefused at a bad line."""
         for group in _groups(lines):
             found = [_read(number, text, self._clock.now_us()) for number, text in group]
             events = [(line.id, timed) for line, timed in found if isinstance(line, Event)]
@@ -113,7 +113,7 @@ class Intake:
             self._take(group, self._fitting(group, [line for line, _ in found]), untimed)
 
     def _take(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine], untimed: set[str]) -> None:
-        """Append what came in at once. That ids are those of other events turns out then: again, without such lines."""
+        """Append one group. An IdConflict appears only at the append: repeat without the conflicting lines."""
         buried: set[int] = set()
         while True:
             bad = [line for line in parsed if isinstance(line, BadLine)]
@@ -133,7 +133,7 @@ class Intake:
             raise self._refusal(bad[0])
 
     def _fitting(self, group: list[tuple[int, bytes]], parsed: list[Event | BadLine]) -> list[Event | BadLine]:
-        """The same, with a bad line in place of each event that does not fit the declared fields."""
+        """Replace each event that does not fit the declared fields with a bad line."""
         if self._fields is None:
             return parsed
         places = [place for place, line in enumerate(parsed) if isinstance(line, Event)]
@@ -172,12 +172,12 @@ class Intake:
 
 
 def parse(number: int, line: bytes, now_us: int) -> Event | BadLine:
-    """The event that a line tells of, or what is wrong with the line."""
+    """The event in a line, or the bad line with its reason."""
     return _read(number, line, now_us)[0]
 
 
 def _read(number: int, line: bytes, now_us: int) -> tuple[Event | BadLine, bool]:
-    """The same, and whether the line has a time."""
+    """As `parse`, and whether the line has a time."""
     try:
         if len(line) > LINE_BYTES_MAX:
             raise ValueError(f"it is longer than {LINE_BYTES_MAX} bytes")
@@ -206,7 +206,7 @@ def _fields(line: bytes) -> Any:
 
 
 def event_of(fields: Any, now_us: int) -> Event:
-    """The event that these fields tell of; ValueError if they are none. Whether the journal takes it `fault` says."""
+    """The event of these fields; ValueError if they are invalid. `fault` does the remaining checks."""
     if not isinstance(fields, dict):
         raise ValueError(f"it is a JSON {type(fields).__name__}, not an object")
     unknown = [name for name in fields if name not in FIELDS + GIVEN_BY_THE_JOURNAL]
@@ -229,12 +229,12 @@ def event_of(fields: Any, now_us: int) -> Event:
 
 
 def has_time(fields: dict[str, Any]) -> bool:
-    """Whether the producer says when; else the event has the time of reading, another one when it comes again."""
+    """Whether the producer gave a time; else the event has the time of reading, which differs in a repeated append."""
     return "time" in fields or "time_us" in fields
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """The fields that tell of an event: what `event_of` makes the same one of."""
+    """The fields of an event; `event_of` is the inverse."""
     fields: dict[str, Any] = {"id": event.id, "entity": event.entity, "type": event.type, "time_us": event.time_us}
     if isinstance(event.payload, bytes):
         fields["data"] = b64encode(event.payload).decode()
@@ -249,7 +249,7 @@ def fields_of(event: Event) -> dict[str, Any]:
 
 
 def payload_of(fields: dict[str, Any]) -> Any:
-    """The payload that these fields have; ValueError if it is two, or none."""
+    """The payload of these fields; ValueError if there are two, or its base64 is invalid."""
     if "data" not in fields:
         return fields.get("payload", {})
     if "payload" in fields:
@@ -274,7 +274,7 @@ def _time_us(fields: dict[str, Any], now_us: int) -> Any:
 
 
 def _groups(lines: Input) -> Iterator[list[tuple[int, bytes]]]:
-    """The lines that came in at once, with their numbers; of a line that is too long only as much as shows that."""
+    """The lines of each chunk with their numbers; an oversized line is cut just beyond the limit."""
     number, rest = 1, b""
     while chunk := lines.read1(CHUNK_BYTES):
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,7 +1,6 @@
-"""LMDB environments beside a journal: opened so that no full disk and no file that was cut short ends the process.
+"""LMDB environments beside a journal, safe against full disks and truncated files.
 
-LMDB maps its files into memory. To touch what a mapped file has no block for, or does not have any more, is a signal,
-SIGBUS, and no error.
+LMDB maps its files into memory: an access to a missing block of a mapped file is a signal, SIGBUS, not an error.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import lmdb
 from stateside.core.storage import allocate
 
 READERS_MAX: Final = 126  # LMDB's own default
-_LOCK_BYTES: Final = 64  # of each reader, in the file `lock.mdb`
+_LOCK_BYTES: Final = 64  # per reader, in the file `lock.mdb`
 
 
 def open_environment(directory: Path, *, readers_max: int = READERS_MAX, **options: Any) -> lmdb.Environment:
-    """The environment in a folder, made if there is none, unless `create` says not to.
+    """Open the environment in a folder; create one unless `create` is false.
 
-    OSError if there is no room for it; an error of LMDB's if it cannot be opened, CorruptedError if it was cut short.
+    OSError if the disk is full; CorruptedError if the file was truncated; other LMDB errors if the open fails.
     """
     if options.get("create", True):
         allocate(directory / "lock.mdb", _LOCK_BYTES * (readers_max + 8))
@@ -32,15 +31,15 @@ def open_environment(directory: Path, *, readers_max: int = READERS_MAX, **optio
 
 
 def is_whole(directory: Path, environment: lmdb.Environment, page_bytes: int) -> bool:
-    """Whether its file is as long as it says: reading what a file that was cut does not have ends the process.
+    """Whether the data file has all its pages: reading a missing page of a truncated file ends the process.
 
-    How long that is stands in the first two pages, so that those must be there before it is asked.
+    The page count is in the first two pages, so they must exist before LMDB is asked.
     """
     path = directory / "data.mdb"
     try:
         if path.stat().st_size < 2 * page_bytes:
             return False
         pages = environment.info()["last_pgno"] + 1
-        return bool(path.stat().st_size >= pages * page_bytes)  # looked at last: it grows while others write
+        return bool(path.stat().st_size >= pages * page_bytes)  # checked last: the file grows while others write
     except FileNotFoundError:
         return False

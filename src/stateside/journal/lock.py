@@ -1,11 +1,11 @@
-"""Turns: of all writers of a journal, in this process or others of the machine, one appends at a time.
+"""The writers' lock: of all writers of a journal on one machine, one appends at a time.
 
-A turn is a lock on the file `lock` in the journal's folder, taken for one append and given back at once; the operating
-system takes it back when the process dies. Nobody is ever pushed aside: a writer that is paused in its turn keeps the
-others waiting, until they give up and say for whom they waited.
+A turn is a lock on the file `lock` in the journal's folder, held for one append; the operating system releases the lock
+when the process dies. No writer is ever evicted: a writer paused in its turn keeps the others waiting, until they give
+up and report the process they waited for.
 
-Whoever has the turn notes itself in the file: `PID TOKEN`, the token drawn at random for each writer. So a writer that
-finds its own note knows that nobody else had a turn since, and that all it remembers of the journal is still true.
+The holder writes a note into the file: `PID TOKEN`, with a random token per writer. A writer that finds its own note
+knows that no other writer had a turn since, and that its cached view of the journal is still valid.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stateside.core.errors import JournalAway, JournalLocked
 from stateside.core.storage import CLOSED, try_lock
 
 WAIT_S_MAX = 30.0
-_PAUSE_S_MAX = 0.001  # about as long as an append takes, and drawn at random, so that nobody is always too late
+_PAUSE_S_MAX = 0.001  # about as long as an append takes; drawn at random, so that no writer starves
 _NOTE_BYTES = 64
 
 
 class Turns:
-    """One writer's place among those that take turns. Not for two threads at the same time."""
+    """One writer's access to the lock. Not for concurrent use by two threads."""
 
     def __init__(self, path: Path, wait_s_max: float = WAIT_S_MAX) -> None:
         self._path = path
@@ -38,13 +38,13 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Wait for the turn and keep it for the block; tells whether the last turn was this writer's own, too.
+        """Wait for the turn and hold it for the block; yields whether this writer also had the previous turn.
 
         JournalLocked if another writer does not finish its turn in time, JournalAway after `close`.
         """
         if self._handle == CLOSED:
             raise JournalAway("This writer is closed", where=str(self._path.parent), next_step="Open another one")
-        if os.getpid() != self._pid:  # a fork shares its parent's lock, and would not exclude it
+        if os.getpid() != self._pid:  # a forked child shares its parent's lock, and would not exclude the parent
             self._open()
         try:
             self._acquire()
@@ -53,7 +53,6 @@ class Turns:
             fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Take no more turns."""
         if self._handle != CLOSED:
             os.close(self._handle)
         self._handle = CLOSED
@@ -79,7 +78,7 @@ class Turns:
                 os.close(stale)
 
     def _is_in_place(self) -> bool:
-        """Whether the locked file is the one that others find: somebody may have deleted it."""
+        """Whether the path still names the locked file, which may have been deleted."""
         try:
             return os.path.samestat(self._opened, self._path.stat())
         except FileNotFoundError:
@@ -102,7 +101,7 @@ class Turns:
 
 
 def lock_alone(path: Path, what: str, next_step: str) -> int:
-    """A lock for as long as its handle is open; JournalLocked if another process has it."""
+    """A lock held while its handle is open; JournalLocked if another process holds the lock."""
     handle = try_lock(path)
     if handle is None:
         raise JournalLocked(what, where=str(path.parent), next_step=next_step)

@@ -1,4 +1,4 @@
-"""A journal in memory, for tests of code that appends and reads: the same promises, as long as the process lives.
+"""A journal in memory, for tests of code that appends and reads: the same contract, for the life of the process.
 
 journal = MemoryJournal()
 with journal.writer() as writer:
@@ -38,12 +38,11 @@ class MemoryJournal:
         self._lasts: dict[str, int] = {}
 
     def writer(self, clock: Clock | None = None) -> MemoryWriter:
-        """One of the journal's writers."""
         self._id = self._id or str(uuid4())
         return MemoryWriter(self, clock or SystemClock())
 
     def id(self) -> str | None:
-        """Which journal this is; None before it had a writer."""
+        """The journal's id; None before the first writer."""
         return self._id
 
     def end(self) -> Position:
@@ -57,7 +56,7 @@ class MemoryJournal:
             yield from self._upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """Those of the events whose ids do not stand in the journal from a position on."""
+        """The events whose ids are not in the journal from a position on."""
         there = {event.id for event in self.events(since)}
         return [event for event in events if event.id not in there]
 
@@ -75,14 +74,12 @@ class MemoryJournal:
 
 
 class MemoryWriter(Appending):
-    """One of a journal's writers."""
-
     def __init__(self, journal: MemoryJournal, clock: Clock) -> None:
         super().__init__(clock)
         self._journal = journal
 
     def close(self) -> None:
-        """Nothing is held that must be given back."""
+        """Nothing to release."""
 
     def __enter__(self) -> MemoryWriter:
         return self

@@ -1,20 +1,19 @@
-"""A stream as it is stored: which journals hold its partitions, whether that is one log or the merge of many.
+"""Stored streams: the journals of a stream's partitions, from one log or from a merge of nodes' logs.
 
     a folder with      is                            its partitions
     segments           a journal on files            0: the folder itself
     nodes/, merged/    the merged stream of nodes    P: merged/P; none before its first merger
 
-A folder with both is refused: the events of its own log are not in the merged stream.
+A folder with both is refused: the merged stream does not have the events of the folder's own log.
 
-Coverage: how far the nodes' logs are in what a reader of the merged stream has read, who may stand anywhere.
-
-What a frame says is *done* is done in the whole stream. A reader that has the frame may still lack events of other
+Coverage: how much of the nodes' logs a reader of the merged stream has read, from any offsets. A frame states which
+positions of the logs are *done*, in the whole stream. A reader that has the frame may still lack events of other
 partitions. So:
 
-1. Frames are stored one after the other, and what they say was *read* of the logs only ever grows: that is a clock.
-2. In each partition the first frame that the reader does not wholly have shows a time. Of all frames before the
-   earliest of these times the reader has every event.
-3. What those frames say is done, the reader has.
+1. Frames are stored one after the other, and the *read* position of the logs in them only grows: a clock.
+2. In each partition the first frame that the reader does not wholly have shows a time. The reader has every event of
+   all frames before the earliest of these times.
+3. The reader has the positions that those frames state as done.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from stateside.journal.writer import NODES
 def sources_at(
     partitions: Mapping[str, MergedPartition], offsets: Mapping[str, int], marks: Mapping[str, DurableEnd]
 ) -> Position:
-    """A position in the logs, all events before which stand before these offsets. It may be more than that says."""
+    """A position in the logs, all events before which are before these offsets. The true position may be further."""
     before, next_times = {}, [OFFSET_MAX]
     for name, partition in partitions.items():
         before[name] = _Before(partition, offsets.get(name, 0), marks.get(name))
-    for name, partition in partitions.items():  # after all were looked up: what is stored meanwhile is later than those
+    for name, partition in partitions.items():  # after `before` is complete: later frames have later times
         next_times.append(_next_time(partition, offsets.get(name, 0), marks.get(name)))
     found = Position.start()
     for frames in before.values():
@@ -57,7 +56,7 @@ def sources_at(
 
 
 class _Before:
-    """The frames of a partition that lie wholly before an offset: of them those in the last segment."""
+    """The frames of a partition's last relevant segment that are wholly before an offset."""
 
     def __init__(self, partition: MergedPartition, offset: int, mark: DurableEnd | None) -> None:
         self._path = None
@@ -68,7 +67,7 @@ class _Before:
             self._frames = _heads(partition, first, offset, mark)
 
     def done(self, before_time: int) -> Position:
-        """What the last of the frames says is done that was stored before this time."""
+        """The done position of the last frame stored before this time."""
         if self._path is None:
             return Position.start()
         opened = Segment(self._path)
@@ -80,7 +79,7 @@ class _Before:
 
 
 def _next_time(partition: MergedPartition, offset: int, mark: DurableEnd | None) -> int:
-    """The time of the frame that has the event at this offset; later than all others if there is none yet."""
+    """The time of the frame with the event at this offset; OFFSET_MAX if there is none yet."""
     end = partition.durable_end()
     if offset >= end.offset:
         return OFFSET_MAX
@@ -95,7 +94,7 @@ def _next_time(partition: MergedPartition, offset: int, mark: DurableEnd | None)
 
 
 def _heads(partition: MergedPartition, first: int, offset: int, mark: DurableEnd | None) -> list[Frame]:
-    """The frames of a segment that lie wholly before an offset, from the mark on if it is there."""
+    """The frames of a segment that are wholly before an offset, from the mark on if the mark applies."""
     end = partition.durable_end()
     opened = Segment(segment.segment_path(partition.directory, first))
     try:
@@ -120,14 +119,14 @@ def _time(sources: Sources) -> int:
 
 
 class PartitionEvents(Journal):
-    """A partition of a merged stream, read as any journal."""
+    """A partition of a merged stream, read as a journal."""
 
     shown = staticmethod(without_sources)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStream:
-    """A stream's id (None before it was begun) and the journal of each partition, always in the same order."""
+    """A stream's id (None before its creation) and the journal of each partition, always in the same order."""
 
     folder: Path
     id: str | None
@@ -136,7 +135,7 @@ class StoredStream:
 
     @classmethod
     def at(cls, folder: Path) -> StoredStream:
-        """The stream in this folder, as it is now; SettingInvalid if it cannot be told which one is meant."""
+        """The stream in this folder, as of now; SettingInvalid if the folder is ambiguous."""
         if not is_merged(folder):
             journal = Journal(folder)
             return cls(folder, journal.id(), {PARTITION: journal}, False)
@@ -155,14 +154,13 @@ class StoredStream:
         return Position.of({name: end.offset for name, end in self.ends().items()})
 
     def begin(self) -> Position:
-        """The position of the first events that are there."""
+        """The position of the first events not dropped."""
         return Position.of({name: journal.begin()[PARTITION] for name, journal in self.journals.items()})
 
     def sources(self, offsets: Mapping[str, int], marks: Mapping[str, DurableEnd] | None = None) -> Position:
-        """Of a merged stream: a position in the nodes' logs, all events before which stand before these offsets.
+        """For a merged stream: a position in the nodes' logs, all events before which are before these offsets.
 
-        Where the logs are not merged there is none. `marks` are earlier ends, at or before the offsets: they spare the
-        way there.
+        The start, for an unmerged stream. `marks` are earlier ends, at or before the offsets: they save the search.
         """
         if not self.is_merged:
             return Position.start()
@@ -171,7 +169,7 @@ class StoredStream:
 
 
 def is_merged(folder: Path) -> bool:
-    """Whether the stream in this folder is that of nodes; SettingInvalid if it has a log of its own as well."""
+    """Whether the stream in this folder is merged from nodes; SettingInvalid if the folder has its own log as well."""
     merged = (folder / MERGED).is_dir() or (folder / NODES).is_dir()
     if merged and segment.segment_offsets(folder):
         raise SettingInvalid(
@@ -183,9 +181,9 @@ def is_merged(folder: Path) -> bool:
 
 
 def acknowledged_end(folder: Path) -> Position:
-    """Behind all that writers have been told is stored: the stream's end and, of nodes, the ends of their logs.
+    """The position after all acknowledged events: the stream's end and, with nodes, the ends of their logs.
 
-    A reader's position covers it once nothing waits: in the stream, or to be merged.
+    A reader's position covers this position once nothing is left to read or to merge.
     """
     if not is_merged(folder):
         return Journal(folder).end()

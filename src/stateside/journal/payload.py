@@ -1,29 +1,29 @@
-"""Payload fields as columns: JSON objects to Arrow, many at once; and which payloads do not fit the declared fields.
+"""Payload fields: JSON objects to Arrow columns, and the check of payloads against a folder's declared fields.
 
-Whether a value fits is Arrow's own judgement, the same at the append and in the pipeline:
+Arrow alone decides whether a value fits, at the append and in the pipeline alike:
 
 | declared | fits |
 |---|---|
 | `string`, `binary` | a text |
 | `tinyint` to `bigint` | a number without fraction or exponent, in the type's range |
-| `float`, `double` | a number in the type's range; not NaN or Infinity, which JSON has not |
+| `float`, `double` | a number in the type's range; not NaN or Infinity, which JSON does not have |
 | `decimal(p,s)` | a number, or a text with one, of at most `p - s` digits before and `s` after the point |
 | `boolean` | true or false |
-| `timestamp` | a text like 2026-01-31T12:00:00Z, to the microsecond; without a zone it is UTC |
+| `timestamp` | a text like 2026-01-31T12:00:00Z, to the microsecond; UTC without a zone |
 | `date` | a text like 2026-01-31 |
-| `array<T>` | a list of what fits T |
+| `array<T>` | a list whose items fit T |
 | `struct<…>` | an object whose named fields fit |
 
-A field that is absent or null is null, whatever its type; fields that are not declared are ignored. A declared field
-that stands twice does not fit.
+An absent or null field is null, whatever its type; undeclared fields are ignored. A declared field that occurs twice
+does not fit.
 
-The declared fields of a folder's views, kept beside the journal's folder, so that an append can check payloads.
+The declared fields of a folder's views are stored beside the journal's folder, for the check at the append:
 
     fields.json := {"views": {VIEW: {"fields": DDL, "schema": base64, "types": […], "tags": […]}}}
 
 The runner writes the file at each start; `schema` is the Arrow schema of the DDL, which only Spark can parse. Before
 the first run there is no file, and an append checks nothing. An event must fit the fields of every view that reads it:
-all events where a view names neither types nor tags, else those of its types with any of its tags.
+all events if the view names neither types nor tags, else events of its types with any of its tags.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _SPARK_NAMES = {
 
 
 def payload_columns(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
-    """The named fields of every payload, a row each; one that does not fit gives nulls throughout (see `fitted`)."""
+    """The named fields of every payload, one row each; a misfit gives nulls throughout (see `fitted`)."""
     return fitted(payloads, schema)[0]
 
 
 def fitted(payloads: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[int]]:
-    """The named fields of every payload, a row each, and the numbers of the rows whose payloads do not fit them.
+    """The named fields of every payload, one row each, and the numbers of the rows whose payloads do not fit.
 
-    A payload that does not fit gives nulls throughout; the other rows are not touched by it.
+    A payload that does not fit gives nulls throughout and does not affect other rows.
     """
     if not len(schema) or not len(payloads):
         return (schema.empty_table() if len(schema) else pa.table({})), []
@@ -75,7 +75,7 @@ def fitted(payloads: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[int]]:
 
 
 def mismatch(payload: str, schema: pa.Schema) -> str:
-    """Why a payload, which `fitted` says does not fit, does not: names the field."""
+    """Why a payload rejected by `fitted` does not fit; names the field."""
     try:
         pairs: list[tuple[str, Any]] = json.loads(payload, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
@@ -92,8 +92,8 @@ def mismatch(payload: str, schema: pa.Schema) -> str:
 
 
 def _unreadable(payload: str, schema: pa.Schema) -> str | None:
-    """Why Arrow reads no field of it, such as an exponent beyond all types in a field that is not declared."""
-    other = pa.field(max(schema.names, key=len) + "_", pa.string())  # which is none of the declared ones
+    """Why Arrow can read no field of the payload, such as an exponent beyond all types in an undeclared field."""
+    other = pa.field(max(schema.names, key=len) + "_", pa.string())  # longer than every declared name, so undeclared
     try:
         _parse(pa.array([payload], pa.string()), pa.schema([other]))
         return None
@@ -102,7 +102,7 @@ def _unreadable(payload: str, schema: pa.Schema) -> str | None:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object, with names that stand twice."""
+    """A JSON object that keeps duplicate names."""
 
 
 def _fits(payload: str, field: pa.Field) -> bool:
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def spark_name(type_: pa.DataType) -> str:
-    """The type as a declaration of fields has it."""
+    """The type's name in a declaration of fields."""
     if pt.is_list(type_):
         return f"array<{spark_name(type_.value_type)}>"
     if pt.is_struct(type_):
@@ -139,7 +139,7 @@ def spark_name(type_: pa.DataType) -> str:
 
 
 def check_fields(schema: pa.Schema) -> None:
-    """ViewInvalid for a field that cannot be read from JSON; told at start, not by nulls."""
+    """ViewInvalid at start for a field that cannot be read from JSON."""
     for field in schema:
         if _as_read(field.type) is None:
             raise ViewInvalid(
@@ -149,7 +149,7 @@ def check_fields(schema: pa.Schema) -> None:
 
 
 def _as_read(type_: pa.DataType) -> pa.DataType | None:
-    """The type that Arrow's JSON reader reads it as: itself, but dates as texts; None for what it cannot read."""
+    """The type that Arrow's JSON reader uses: the same type, but text for a date; None for an unsupported type."""
     if pt.is_date(type_):
         return pa.string()
     if pt.is_list(type_):
@@ -166,7 +166,7 @@ def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
         raise pa.ArrowInvalid("a payload that is not one JSON object")
     lines = pc.binary_join_element_wise(payloads, "", "\n").cast(pa.large_binary())
     offsets = memoryview(lines.buffers()[1]).cast("q")
-    document = lines.buffers()[2].slice(0, offsets[len(lines)])  # the column's bytes: all lines, one after the other
+    document = lines.buffers()[2].slice(0, offsets[len(lines)])  # the column's bytes: all lines, concatenated
     read_as = pa.schema([(field.name, _as_read(field.type)) for field in schema])
     options = pajson.ParseOptions(explicit_schema=read_as, unexpected_field_behavior="ignore")
     read = pajson.ReadOptions(use_threads=False, block_size=document.size + 1)
@@ -179,14 +179,14 @@ def _parse(payloads: pa.Array, schema: pa.Schema) -> pa.Table:
 
 
 def _are_objects(payloads: pa.Array) -> bool:
-    """Whether each begins as an object does. Arrow's reader ends the process at a `null` in the place of an object."""
+    """Whether each payload begins like an object. Arrow's reader ends the process at a `null` in place of an object."""
     if pc.all(pc.starts_with(payloads, "{")).as_py():
         return True
     return bool(pc.all(pc.starts_with(pc.ascii_ltrim_whitespace(payloads), "{")).as_py())
 
 
 def _has_range(type_: pa.DataType) -> bool:
-    """Whether there are floats or decimals in it: Arrow makes infinities, or too many digits, of what is too large."""
+    """Whether the type has floats or decimals: Arrow turns values out of range into infinities or too many digits."""
     if pt.is_list(type_):
         return _has_range(type_.value_type)
     if pt.is_struct(type_):
@@ -195,7 +195,7 @@ def _has_range(type_: pa.DataType) -> bool:
 
 
 def _within(values: pa.Array) -> bool:
-    """Whether all of the floats and decimals in these are in their type's range."""
+    """Whether all floats and decimals are in their type's range."""
     if pt.is_list(values.type):
         return _within(values.flatten())
     if pt.is_struct(values.type):
@@ -210,9 +210,9 @@ def _within(values: pa.Array) -> bool:
 
 
 def _parse_in_halves(payloads: pa.Array, schema: pa.Schema, first: int) -> tuple[pa.Table, list[int]]:
-    """As `_parse`, but a bad payload gives nulls: halving finds the few bad ones among many in few steps.
+    """As `_parse`, but a bad payload gives nulls: bisection finds the few bad ones among many in few steps.
 
-    Also the numbers of the bad ones, where the first payload has the number `first`.
+    Also returns the numbers of the bad payloads, counted from `first`.
     """
     try:
         return _parse(payloads, schema), []
@@ -226,10 +226,10 @@ def _parse_in_halves(payloads: pa.Array, schema: pa.Schema, first: int) -> tuple
 
 
 def _without_hopeless(payloads: pa.Array, schema: pa.Schema) -> tuple[pa.Array, list[int]]:
-    """The payloads with an empty one in place of each that Arrow would surely refuse, and the numbers of those.
+    """The payloads with `{}` in place of each one that Arrow would certainly refuse, and the numbers of those.
 
-    Each refusal costs Arrow more than a look at a hundred payloads; where one in a hundred is bad that is most of all
-    time. What is not sure stays, so that it is Arrow alone that says what is good.
+    A refusal costs Arrow more than this check of a hundred payloads; with one bad payload in a hundred, refusals would
+    take most of the time. Uncertain payloads stay, so that Arrow alone decides what fits.
     """
     wrong = [(field.name, check) for field in schema if (check := _surely_wrong(field.type))]
     texts: list[str] = payloads.to_pylist()
@@ -248,7 +248,7 @@ def _hopeless(payload: str, wrong: list[tuple[str, Check]]) -> bool:
 
 
 def _surely_wrong(type_: pa.DataType) -> Check | None:
-    """What tells that a value is surely not of this type; None where only Arrow knows."""
+    """A check that a value is certainly not of this type; None if only Arrow can decide."""
     if pt.is_integer(type_):
         return lambda value: isinstance(value, _NO_NUMBERS) or (isinstance(value, float) and value % 1 != 0)
     if pt.is_floating(type_):
@@ -275,7 +275,7 @@ def _surely_no_struct(type_: pa.StructType) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class ViewFields:
-    """The payload's fields that one view reads, and of which events."""
+    """The payload fields that one view reads, and the events that it reads."""
 
     fields: str
     schema: pa.Schema
@@ -283,31 +283,29 @@ class ViewFields:
     tags: tuple[str, ...] = ()
 
     def reads(self, event: Event) -> bool:
-        """Whether the view reads this event, and a JSON payload of it."""
+        """Whether the view reads this event, and the event's payload is JSON."""
         of_type = not self.types or event.type in self.types
         tagged = not self.tags or any(tag in self.tags for tag in event.tags)
         return of_type and tagged and not isinstance(event.payload, bytes)
 
     def as_dict(self) -> dict[str, object]:
-        """As the file has it."""
         schema = b64encode(self.schema.serialize().to_pybytes()).decode()
         return {"fields": self.fields, "schema": schema, "types": list(self.types), "tags": list(self.tags)}
 
     @classmethod
     def of(cls, given: Mapping[str, str | list[str]]) -> ViewFields:
-        """From the file."""
         schema = pa.ipc.read_schema(pa.py_buffer(b64decode(str(given["schema"]))))
         return cls(str(given["fields"]), schema, tuple(given["types"]), tuple(given["tags"]))
 
 
 def keep_fields(path: Path, views: Mapping[str, ViewFields]) -> None:
-    """Write the file. Views without fields have nothing to check."""
+    """Write `fields.json`, without views that declare no fields."""
     content = {"views": {name: view.as_dict() for name, view in views.items() if len(view.schema)}}
     write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 class DeclaredFields:
-    """Checks payloads against a folder's file, which is read again when it changes. For one thread."""
+    """Checks payloads against a folder's `fields.json`, which is read again after a change. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -315,7 +313,7 @@ class DeclaredFields:
         self._rules: tuple[ViewFields, ...] = ()
 
     def faults(self, events: Sequence[Event]) -> dict[int, str]:
-        """By their places, the events that do not fit the declared fields, with the reason; each must be an event."""
+        """The reason for each event that does not fit, by its index; all must be valid events."""
         found: dict[int, str] = {}
         for rule in self._current():
             places = [place for place, event in enumerate(events) if place not in found and rule.reads(event)]

@@ -1,9 +1,7 @@
-"""Conditions: which events a reader wants, told of single events and, by their summaries, of whole segments.
+"""Predicates on events, and filtered reads that skip whole segments by their zone maps.
 
-Selecting: reading only those events of a journal that meet conditions, and of whole segments without any, nothing.
-
-A range of offsets falls into *stretches*, a segment each. A finished segment whose summary rules it out is none: it is
-not opened. One that has no summary yet is read, and if all of it is read here its summary is made on the way.
+A range of offsets is split into *stretches*, one per segment. A finished segment that its zone map rules out gives no
+stretch and is not opened. A segment without a zone map is read, and a complete read creates the zone map on the way.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ _MIN, _MAX = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Numbers from one to another, both included: of times, microseconds since 1970."""
+    """An inclusive range of numbers; for times, microseconds since 1970."""
 
     first: int = _MIN
     last: int = _MAX
 
     def cut(self, other: NumberRange) -> NumberRange:
-        """What lies in both; an empty one is upside down."""
+        """The intersection; an empty one has first > last."""
         return NumberRange(max(self.first, other.first), min(self.last, other.last))
 
     def misses(self, first: int, last: int) -> bool:
-        """Whether it has none of these numbers."""
+        """Whether the ranges are disjoint."""
         return last < self.first or first > self.last
 
 
@@ -48,7 +46,7 @@ EVER: Final = NumberRange()
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All of them must hold. `types`: one of these; `tags`: any of these; None: whatever it is."""
+    """A conjunction of predicates. `types`: one of these; `tags`: any of these; None: no restriction."""
 
     types: frozenset[str] | None = None
     tags: frozenset[str] | None = None
@@ -56,11 +54,11 @@ class Conditions:
     appended: NumberRange = EVER
 
     def __bool__(self) -> bool:
-        """Whether any event may be unwanted."""
+        """Whether there is any restriction."""
         return self != ANY
 
     def wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Which events are; None for all."""
+        """The mask of matching events; None for all."""
         masks = []
         if self.types is not None:
             masks.append(pc.is_in(batch.column("type"), pa.array(sorted(self.types), pa.string())))
@@ -75,7 +73,7 @@ class Conditions:
         return wanted
 
     def rule_out(self, summary: Summary) -> bool:
-        """Whether surely no event of the segment is wanted."""
+        """Whether certainly no event of the segment matches."""
         return (
             _lacks(summary.types, self.types)
             or _lacks(summary.tags, self.tags)
@@ -97,14 +95,14 @@ def _within(times: pa.Array, span: NumberRange) -> pa.Array:
 
 
 def _has_any(lists: pa.ListArray, wanted: Sequence[str]) -> pa.Array:
-    """For each list, whether it has any of the wanted texts."""
+    """For each list, whether any of its texts is wanted."""
     parents = pc.list_parent_indices(lists).filter(pc.is_in(pc.list_flatten(lists), pa.array(wanted, pa.string())))
     return pc.is_in(pa.array(np.arange(len(lists))), parents)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Events with start <= offset < stop. `unsummed`: it is a whole finished segment that has no summary yet."""
+    """Events with start <= offset < stop. `unsummed`: a whole finished segment without a zone map."""
 
     start: int
     stop: int
@@ -115,7 +113,7 @@ class Stretch:
 
 
 def stretches(journal: Journal, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
-    """Where in this range wanted events may be, in order. EventsGone if the range begins before the journal does."""
+    """The parts of this range with possible matches, in order. EventsGone if the range begins before the journal."""
     end = journal.check(start, stop)
     if start == stop:
         return []
@@ -143,14 +141,14 @@ def stretches(journal: Journal, start: int, stop: int, conditions: Conditions) -
 def selected(
     journal: Journal, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """As `Journal.batches`, but batches that have no wanted event may be left out; the others are whole."""
+    """As `Journal.batches`, but may omit batches without a matching event; the others are whole."""
     for stretch in stretches(journal, start, stop, conditions):
         batches = journal.batches(stretch.start, stretch.stop, mark)
         yield from _summed(journal, stretch, batches) if stretch.unsummed else batches
 
 
 def split(found: Sequence[Stretch], events: int) -> list[Stretch]:
-    """The stretches, in parts of about so many events without a gap. Segments that have no summary stay whole."""
+    """The stretches in parts of about `events` events without a gap. Segments without a zone map stay whole."""
     units = [unit for stretch in found for unit in _cut(stretch, events)]
     parts: list[Stretch] = []
     for unit in units:
@@ -163,10 +161,10 @@ def split(found: Sequence[Stretch], events: int) -> list[Stretch]:
 
 
 def shares(waiting: Mapping[str, int], events: int) -> dict[str, int]:
-    """How many events of each partition are read when so many are at most, all told.
+    """How many events to read of each partition, `events` at most in total.
 
-    Each gets the same; what one does not need goes to the others, and of what is left over, those with the most get one
-    each.
+    Each partition gets the same; the surplus of one goes to the others, and the remainder goes one each to the
+    partitions with the most events waiting.
     """
     taken = dict.fromkeys(waiting, 0)
     while hungry := [name for name in waiting if taken[name] < waiting[name]]:
@@ -183,7 +181,7 @@ def shares(waiting: Mapping[str, int], events: int) -> dict[str, int]:
 def _summed(
     journal: Journal, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The same batches; the segment has a summary then."""
+    """The same batches; at the end the segment gets its zone map."""
     collector = Collector()
     for first, batch in batches:
         collector.take(batch)

@@ -1,4 +1,4 @@
-"""Reading a journal on files, from any process, while others go on writing."""
+"""Reads of a journal on files, from any process, while others write."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stateside.journal.upcasters import Upcasters
 
 
 class Journal:
-    """A journal's folder, read only. Sees exactly the durable events: those whose append was, or will be, acknowledged.
+    """A journal's folder, read only. Shows exactly the durable events, whose append was, or will be, acknowledged.
 
-    A journal that nobody has written to yet is an empty one. With `upcasters`, `events` gives each event as its type's
-    newest schema has it.
+    A journal without a writer so far is empty. With `upcasters`, `events` converts each event to its type's newest
+    schema.
     """
 
-    shown = staticmethod(conformed)  # how a stored batch is shown to readers
+    shown = staticmethod(conformed)  # converts a stored batch for readers
 
     def __init__(self, directory: Path, *, upcasters: Upcasters | None = None) -> None:
         self.directory = directory
         self._upcasters = upcasters or Upcasters()
 
     def id(self) -> str | None:
-        """Which journal this is: a random UUID, the same for its whole life and for no other journal.
+        """The journal's id: a random UUID, constant for its life and unique to it.
 
-        None before a writer has opened it for the first time. Read anew at each call, as a folder may be replaced.
+        None before the first writer. Read from disk at each call, as a folder may be replaced.
         """
         found = segment.journal_id(self.directory)
         return None if found is None else str(found)
@@ -43,26 +43,27 @@ class Journal:
         return Position.of({PARTITION: self.durable_end().offset})
 
     def begin(self) -> Position:
-        """The position of the first event that is there: the start, until retention drops some.
+        """The position of the first event not dropped: the start, until retention drops some.
 
-        It says what was decided: a first segment that is missing without that is a loss, and reading from here tells.
+        Reports the recorded decision of retention: a first segment missing without one is a loss, and reading from here
+        reports the loss.
         """
         first = next(iter(segment.segment_offsets(self.directory)), 0)
         return Position.of({PARTITION: min(first, retention_base.offset(self.directory)) if first else 0})
 
     def durable_end(self) -> DurableEnd:
-        """The end with its place in the files: later reads that start there find their frame at once.
+        """The end with its place in the files: later reads from there find their frame without a search.
 
-        JournalCorrupt if there are events, and the mark of their end is missing.
+        JournalCorrupt if there are events but no end mark.
         """
         return segment.durable_end(self.directory)
 
     def in_stamps(self, position: Position) -> Position:
-        """A position in this journal, such as a receipt, as stamps of a view have it that reads the journal."""
+        """A position in this journal, such as a receipt, in the form of the stamps of a view on the journal."""
         return position
 
     def offset_at(self, position: Position) -> int:
-        """The offset of a position that a stamp has; PositionInvalid if that is not one of this journal."""
+        """The offset of a position from a stamp; PositionInvalid if the position is not in this journal."""
         offset = position.one()
         if self.in_stamps(Position.of({PARTITION: offset})) != position:
             raise PositionInvalid(
@@ -80,10 +81,10 @@ class Journal:
             yield from self._upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """Those of the events whose ids do not stand in the journal from a position on.
+        """The events whose ids are not in the journal from a position on.
 
-        For a producer that appended events and got no receipt: `since` is its last receipt, and what comes back it
-        appends again. A writer must have opened the journal meanwhile: that settles what became of the append.
+        For a producer that got no receipt: `since` is its last receipt, and it appends the returned events again. A
+        writer must have opened the journal meanwhile, to settle the fate of the append.
         """
         wanted = {event.id for event in events}
         for _, batch in self.batches(since[PARTITION], self.end()[PARTITION]):
@@ -93,9 +94,10 @@ class Journal:
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The events with offsets start <= offset < stop, each batch with the offset of its first event.
 
-        They are in the journal's schema (`columns`), whatever version of Stateside wrote them.
+        Batches are in the journal's schema (`columns`), whatever version of Stateside wrote them.
 
-        `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it spares the way there.
+        `mark` is an earlier `durable_end` at or before `start`, if the reader has one: it saves the search for the
+        frame.
         """
         end = self.check(start, stop)
         segments = self._segments(start, stop)
@@ -117,7 +119,7 @@ class Journal:
             raise self._missing(start)
 
     def check(self, start: int, stop: int) -> DurableEnd:
-        """PositionInvalid if these are no offsets before the end, which is returned."""
+        """The journal's end; PositionInvalid if the range is invalid or goes beyond the end."""
         end = self.durable_end()
         if not 0 <= start <= stop <= end.offset:
             raise PositionInvalid(
@@ -145,7 +147,7 @@ class Journal:
 def _cut_frames(
     opened: Segment, frames: Iterator[Frame], start: int, stop: int, shown: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> Generator[tuple[int, pa.RecordBatch], None, int]:
-    """The frames' batches, less what lies outside the range; returns the offset that was reached."""
+    """The frames' batches within the range; returns the offset reached."""
     for frame in frames:
         next_offset = min(stop, frame.next_offset)
         yield start, shown(opened.batch(frame)).slice(start - frame.first_offset, next_offset - start)

@@ -1,4 +1,4 @@
-"""Receipts of conditional appends: what was stored, as which of the entity's events, and what to say if it was not."""
+"""Receipts of conditional appends: position and sequences of the stored events, and the errors of refused appends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _IDS_OF_THEIR_OWN = "Nothing of the append was stored; give new events ids of th
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The position just after the events, and the sequences that they got.
+    """The position just after the events, and their sequences.
 
-    Of an append of nothing: the journal's end; the last sequence is the entity's, the first one that after it.
-    `repeated`: the events were stored before, and nothing now.
+    For an append of nothing: the journal's end, the entity's last sequence as `last_sequence`, and the next one as
+    `first_sequence`. `repeated`: the events were stored before, and nothing was stored now.
     """
 
     position: Position
@@ -30,10 +30,10 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event of a journal, as far as a repeated append must know it. `log`: the partition, or the node's log.
+    """The fields of a stored event needed to answer a repeated append. `log`: the partition, or the node's log.
 
-    `entity` is None if it is another one than that of the append, and its name went with a trimmed log. `unread` says
-    why nothing but its id and its place is known: it was dropped since, or cannot be read.
+    `entity` is None if the event belongs to an entity other than the append's and its name went with a trimmed log.
+    `unread` is the reason why only id and place are known: the event was dropped, or cannot be read.
     """
 
     offset: int
@@ -47,12 +47,12 @@ class StoredEvent:
     def without_content(
         cls, offset: int, id_: str, why: EventsGone | JournalCorrupt, log: str = PARTITION
     ) -> StoredEvent:
-        """An event that is stored, and cannot be read."""
+        """A stored event that cannot be read."""
         return cls(offset, id_, None, 0, log, why)
 
 
 def check_entity(entity: str, events: Sequence[Event]) -> None:
-    """EventRefused if an event is not one of this entity, or two have the same id."""
+    """EventRefused if an event belongs to another entity, or two events have the same id."""
     for event in events:
         if event.entity != entity:
             raise _refused(f"Event {event.id!r} is one of {event.entity!r}, not of {entity!r}")
@@ -63,7 +63,7 @@ def check_entity(entity: str, events: Sequence[Event]) -> None:
 
 
 def check_expected(entity: str, expected: int | None, current: int) -> None:
-    """SequenceConflict if the entity is not where the producer thinks it is."""
+    """SequenceConflict if the entity's current sequence is not the expected one."""
     if expected is None or expected == current:
         return
     raise SequenceConflict(
@@ -74,17 +74,17 @@ def check_expected(entity: str, expected: int | None, current: int) -> None:
 
 
 def check_kept(stored: Sequence[StoredEvent]) -> None:
-    """EventRefused if one of an append's events was stored, and dropped since: it has no receipt any more."""
+    """EventRefused if an event of the append was stored and has been dropped: its receipt is gone."""
     for found in stored:
         if isinstance(found.unread, EventsGone):
             raise _refused(f"Event {found.id!r} is stored already, and dropped since") from found.unread
 
 
 def repeated(entity: str, events: Sequence[Event], stored: Sequence[StoredEvent]) -> Receipt:
-    """The receipt that an append got when it came first; `stored` are those of its events that the journal has.
+    """The first receipt of a repeated append; `stored` are the events of the append found in the journal.
 
-    EventRefused if that is not all of them, IdConflict if one is another entity's: then it is no repetition.
-    EventsGone or JournalCorrupt if one cannot be read.
+    EventRefused if some of its events are missing, IdConflict if one belongs to another entity: then the append is no
+    repetition. EventsGone or JournalCorrupt if an event cannot be read.
     """
     for found in stored:
         if found.unread is not None:

@@ -1,6 +1,6 @@
-"""The base of a journal: what it still knows of events that it has no more, because retention dropped their segments.
+"""The base of a journal: the last sequences of entities, from events that retention dropped.
 
-The file `base` beside the segments (numbers little-endian); there is none while nothing was dropped:
+The file `base` beside the segments (numbers little-endian); absent until the first drop:
 
     ┌──────────┬────────────┬────────┬────────┬───────────────────────────────────────────────────────────┐
     │ magic 8  │ UUID 16    │ u64    │ u32    │ Arrow IPC stream: entity string, sequence int64           │
@@ -8,8 +8,8 @@ The file `base` beside the segments (numbers little-endian); there is none while
     └──────────┴────────────┴────────┴────────┴───────────────────────────────────────────────────────────┘
                                       of the fields before it and the stream
 
-Events before `offset` may be gone, those from it on are there. It is written before the first segment is deleted, so
-that an entity's next event gets the sequence after its last one even if every index is made anew.
+Events before `offset` may be gone, events from `offset` on exist. Retention writes the base before it deletes the first
+segment, so that an entity's next event gets the next sequence even if every index is rebuilt.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SCHEMA = pa.schema([pa.field("entity", pa.string()), pa.field("sequence", pa.in
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Events before `offset` may be gone; these were the entities' last sequences there."""
+    """Events before `offset` may be gone; `lasts` are the entities' last sequences there."""
 
     offset: int
     lasts: Mapping[str, int]
 
     def write(self, directory: Path, journal_id: UUID) -> None:
-        """Put it beside the segments, durably and in one step."""
+        """Write the file beside the segments, durably and atomically."""
         sink = pa.BufferOutputStream()
         columns = [pa.array(list(self.lasts), pa.string()), pa.array(list(self.lasts.values()), pa.int64())]
         with pa.ipc.new_stream(sink, _SCHEMA) as writer:
@@ -53,9 +53,9 @@ class Base:
 
 
 def read(directory: Path) -> Base:
-    """The base there; JournalCorrupt if it is damaged, or of another journal. Of a journal that has all: an empty one.
+    """The folder's base, empty if nothing was dropped; JournalCorrupt if damaged, or of another journal.
 
-    Memory: every entity that it names.
+    Memory: every entity in the base.
     """
     try:
         content = (directory / NAME).read_bytes()
@@ -69,7 +69,7 @@ def read(directory: Path) -> Base:
 
 
 def offset(directory: Path) -> int:
-    """Before which offset events may be gone; 0 while nothing was dropped. Reads some 40 bytes."""
+    """The offset before which events may be gone; 0 if nothing was dropped. Reads some 40 bytes."""
     try:
         with (directory / NAME).open("rb") as file:
             return _offset(directory, file.read(_HEAD.size))
@@ -78,7 +78,7 @@ def offset(directory: Path) -> int:
 
 
 def missing(directory: Path, at: int) -> StatesideError:
-    """What is told of an event that is not there although it was durable."""
+    """The error for a durable event that is not there: EventsGone if retention dropped it, else JournalCorrupt."""
     begin = next(iter(segment.segment_offsets(directory)), 0)
     if at < offset(directory):
         return EventsGone(

@@ -1,6 +1,6 @@
 """The journal's file format: segments of checksummed frames, each a group of events as an Arrow record batch.
 
-A segment is named after the offset of its first event, `00000000000000001234.segment`, and looks like this (all numbers
+A segment is named after the offset of its first event, `00000000000000001234.segment`, and has this layout (all numbers
 little-endian):
 
     segment := header frame*
@@ -17,20 +17,17 @@ little-endian):
                └──────────┴──────────┴───────────┴──────────────┴────────┴──────────────┘
                                                 of the journal id, the fields before it and the body
 
-One append is one frame, so the events of an append are stored all or none. The schema stands in the header, so that a
-later version of Stateside can add columns from one segment to the next (`columns`): a writer whose schema is another
-one begins a segment. Format version 1 is the same as 2, but its writers and readers counted on its seven columns. A
-segment's header is written aside and renamed into place: there is no segment with half a header.
+One append is one frame, so the events of an append are stored all or none. The header has the schema, so that a later
+version of Stateside can add columns from one segment to the next (`columns`): a writer with another schema begins a new
+segment. Format version 1 equals version 2, but its writers and readers relied on its seven columns. A header is written
+to a temporary file and renamed: no segment has half a header.
 
-The journal id is drawn at random when the journal is born, and is the same in all its segments: two journals are told
-apart by it even where their offsets agree. As the frames' checksums begin with it, no frame of another journal, and no
-bytes inside an event that were made to look like a frame, pass for a frame of this one.
+The journal id is random, drawn at the journal's creation, and the same in all its segments: it distinguishes two
+journals even if their offsets agree. The frames' checksums begin with the id, so no frame of another journal, and no
+bytes inside an event made to look like a frame, pass for a frame of this journal.
 
-Beside the segments lies `end` (see `DurableEnd`): how far the journal is durable. Readers never look beyond it.
-
-The end mark: the file `end` beside a journal's segments, which says how far the journal is durable.
-
-Writing bytes of a segment in place, at the byte where they belong.
+The file `end` beside the segments is the end mark (see `DurableEnd`): how far the journal is durable. Readers never
+look beyond the mark.
 """
 
 from __future__ import annotations
@@ -59,16 +56,17 @@ _READ_TRIES = 100
 class DurableEnd:
     """How far a journal is durable: the next offset, and the byte in its last segment where the next frame goes.
 
-    It stands in the file `end`, which is written in place after each `fdatasync` of a segment. What it promises:
+    Stored in the file `end`, which is written in place after each `fdatasync` of a segment. Guarantees:
 
-    - Every event before it is durable, always.
-    - Every acknowledged event lies before it, as long as the machine keeps its power. Processes may be killed.
-    - After a loss of power it may come back as it was earlier, yet never as it was before the last segment got its
-      first frame: it is synced when the journal is opened, when a segment begins, and when the journal is closed. A
-      sync for each append would double what an append costs.
+    - Every event before the mark is durable, always.
+    - Every acknowledged event is before the mark, as long as the machine keeps its power. Processes may be killed.
+    - After a power failure an earlier mark may come back, but never one from before the first frame of the last
+      segment: the mark is synced when the journal is opened, when a segment begins, and when the journal is closed. A
+      sync for each append would double the cost of an append.
 
-    So what is missing before the mark was acknowledged, but what is damaged behind it need not be unacknowledged.
-    `recovery` says how the two are told apart. Until a writer has opened the journal, readers stop at the earlier mark.
+    So events missing before the mark were acknowledged, but damage after the mark may also hit acknowledged events;
+    `writer` describes how recovery distinguishes the two. Until a writer has opened the journal, readers stop at the
+    earlier mark.
     """
 
     offset: int
@@ -82,9 +80,9 @@ class DurableEnd:
 
     @classmethod
     def read(cls, directory: Path) -> DurableEnd | None:
-        """The mark in this folder; None where there is none yet."""
+        """The mark in this folder; None if there is none yet."""
         path = directory / END_NAME
-        for _ in range(_READ_TRIES):  # the writer may be half-way through its 36 bytes
+        for _ in range(_READ_TRIES):  # a writer may be in the middle of its 36 bytes
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
@@ -99,7 +97,7 @@ class DurableEnd:
         )
 
 
-PARTITION = "0"  # a journal on files has one
+PARTITION = "0"  # the only partition of a journal on files
 VERSION = 2
 VERSIONS_READ = (1, VERSION)
 SUFFIX = ".segment"
@@ -114,7 +112,7 @@ _FRAME_CHECKED_BYTES = _FRAME.size - 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame as found in a segment: where it lies, and which events it holds."""
+    """One frame as found in a segment: its bytes and its offsets."""
 
     begin_byte: int
     end_byte: int
@@ -124,14 +122,13 @@ class Frame:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the frame's last event."""
         return self.first_offset + self.rows
 
 
 class Segment:
-    """A segment opened for reading. Frames are read by memory map: nothing is copied before it is needed.
+    """A segment opened for reading. Frames are memory-mapped: bytes are copied only when needed.
 
-    Given a journal id, a segment that carries another one is refused.
+    With a journal id, a segment of another journal is refused.
     """
 
     def __init__(self, path: Path, journal_id: UUID | None = None) -> None:
@@ -144,10 +141,10 @@ class Segment:
             raise self._corrupt(0, f"this segment is of the journal {self.journal_id}, the newest one of {journal_id}")
 
     def frames(self, start: int = 0, stop_byte: int | None = None, mark: DurableEnd | None = None) -> Iterator[Frame]:
-        """The frames from the one that holds offset `start` up to a byte (the segment's end by default).
+        """The frames from the one with offset `start` up to a byte (default: the segment's end).
 
-        Each one is checked; JournalCorrupt at the first bad one. Frames before `start` are stepped over by their
-        headers; a mark in this segment, at or before `start`, spares even that.
+        Verifies each frame; JournalCorrupt at the first bad one. Frames before `start` are skipped by their headers; a
+        mark in this segment, at or before `start`, saves even the skipping.
         """
         for frame in self.heads(start, stop_byte, mark):
             if frame.next_offset > start:
@@ -155,7 +152,7 @@ class Segment:
                 yield frame
 
     def heads(self, start: int = 0, stop_byte: int | None = None, mark: DurableEnd | None = None) -> Iterator[Frame]:
-        """As `frames`, by their headers alone, and with those before `start`: from the segment's begin, or the mark."""
+        """As `frames`, by headers alone, and including frames before `start`: from the segment's begin, or the mark."""
         stop_byte = self.size if stop_byte is None else stop_byte
         at_byte, expected = self.frames_begin, self.first_offset
         if mark and mark.segment_offset == self.first_offset < mark.offset <= start:
@@ -168,18 +165,16 @@ class Segment:
             at_byte, expected = frame.end_byte, frame.next_offset
 
     def batch(self, frame: Frame) -> pa.RecordBatch:
-        """The frame's events, as stored."""
         return pa.ipc.read_record_batch(self._body(frame), self.schema)
 
     def bytes_from(self, at_byte: int) -> bytes:
-        """All that the file holds from a byte on, whatever it is."""
         return bytes(self._map.read_at(self.size - at_byte, at_byte))
 
     def whole_frame_from(self, at_byte: int) -> Frame | None:
-        """The first whole frame that begins at or behind this byte, wherever that is; None if nothing there is one.
+        """The first whole frame at or after this byte; None if there is none.
 
-        Whole means that the checksum is right and the offset may lie in this segment. Behind damage no length can be
-        trusted, so every place that looks like the begin of a frame is tried.
+        Whole means: the checksum matches and the offset is possible in this segment. After damage no length can be
+        trusted, so every occurrence of the frame magic is tried.
         """
         content = self.bytes_from(at_byte)
         found = content.find(_FRAME_MAGIC)
@@ -191,7 +186,7 @@ class Segment:
         return None
 
     def close(self) -> None:
-        """Let the file go; batches already read stay valid."""
+        """Close the file; batches already read stay valid."""
         self._map.close()
 
     def _read_header(self) -> tuple[UUID, pa.Schema, int]:
@@ -209,7 +204,7 @@ class Segment:
         return UUID(bytes=journal_id), pa.ipc.read_schema(pa.py_buffer(message)), _HEADER.size + size
 
     def _frame(self, at_byte: int, stop_byte: int) -> Frame:
-        stop_byte = min(stop_byte, self.size)  # the file may have lost bytes that the end mark still promises
+        stop_byte = min(stop_byte, self.size)  # the file may have lost bytes before the end mark
         if at_byte + _FRAME.size > stop_byte:
             raise self._corrupt(at_byte, "a frame's header is cut short")
         magic, rows, size, first_offset, crc = _FRAME.unpack(self._map.read_at(_FRAME.size, at_byte))
@@ -221,7 +216,7 @@ class Segment:
         return Frame(at_byte, end_byte, first_offset, rows, crc)
 
     def _whole_frame(self, at_byte: int) -> Frame | None:
-        """The frame that begins here, if one does. The offset, which costs nothing to check, comes first."""
+        """The frame that begins here, if any. The offset is checked first, as the cheapest test."""
         try:
             frame = self._frame(at_byte, self.size)
             if not self.first_offset <= frame.first_offset <= self.first_offset + self.size:  # an event takes a byte
@@ -245,7 +240,7 @@ class Segment:
 
 
 def create(directory: Path, first_offset: int, schema: pa.Schema, journal_id: UUID) -> Path:
-    """A new segment with nothing but its header, durable."""
+    """Create a segment with only its header, durably."""
     message = schema.serialize().to_pybytes()
     message += b"\0" * (-len(message) % 8)
     path = segment_path(directory, first_offset)
@@ -255,7 +250,7 @@ def create(directory: Path, first_offset: int, schema: pa.Schema, journal_id: UU
 
 
 def pack_frame(journal_id: UUID, first_offset: int, batch: pa.RecordBatch) -> list[bytes | memoryview]:
-    """The bytes of one frame, ready for a gathered write; EventRefused if no reader would take so large a one."""
+    """The bytes of one frame, for a gathered write; EventRefused if the frame is too large for readers."""
     body = memoryview(batch.serialize())
     if len(body) > FRAME_BYTES_MAX:
         raise EventRefused(
@@ -267,7 +262,7 @@ def pack_frame(journal_id: UUID, first_offset: int, batch: pa.RecordBatch) -> li
 
 
 def journal_id(directory: Path) -> UUID | None:
-    """The id of the journal in this folder, from its newest segment; None where no writer has been yet."""
+    """The id of the journal in this folder, from its newest segment; None before the first writer."""
     offsets = segment_offsets(directory)
     if not offsets:
         return None
@@ -277,11 +272,11 @@ def journal_id(directory: Path) -> UUID | None:
 
 
 def durable_end(directory: Path) -> DurableEnd:
-    """How far the journal in this folder is durable; JournalCorrupt if it has events, and no mark says how many.
+    """How far the journal in this folder is durable; JournalCorrupt if there are events but no end mark.
 
-    A writer makes a journal in three steps: the first segment, which is a header alone; the mark; frames. So a crash
-    after the first step leaves an empty journal, and one with frames has lost its mark. That is looked for again once
-    frames were seen: a writer may have come between.
+    A writer creates a journal in three steps: the first segment with only its header; the mark; frames. So a crash
+    after the first step leaves an empty journal, while a journal with frames and no mark has lost its mark. The mark is
+    read again after frames were seen, as a writer may have come between.
     """
     marked = DurableEnd.read(directory)
     if marked is None and _has_frames(directory):
@@ -297,7 +292,7 @@ def durable_end(directory: Path) -> DurableEnd:
 
 
 def _has_frames(directory: Path) -> bool:
-    """Whether more lies in this folder than the first segment's header."""
+    """Whether the folder has more than the first segment's header."""
     offsets = segment_offsets(directory)
     if offsets != [0]:
         return bool(offsets)
@@ -307,19 +302,17 @@ def _has_frames(directory: Path) -> bool:
 
 
 def schema(path: Path) -> pa.Schema:
-    """The columns of the segment in this file."""
     opened = Segment(path)
     opened.close()
     return opened.schema
 
 
 def segment_path(directory: Path, first_offset: int) -> Path:
-    """Where the segment that begins at this offset lies."""
     return directory / f"{first_offset:020d}{SUFFIX}"
 
 
 def segment_offsets(directory: Path) -> list[int]:
-    """The first offsets of all segments in a folder, ascending; none where there is no folder."""
+    """The first offsets of all segments in a folder, ascending; empty without a folder."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in entries]
@@ -337,13 +330,13 @@ _FRAME_CRC = struct.Struct("<I")
 
 
 def frame_head(content: bytes | memoryview, at: int) -> tuple[int, int, int, int] | None:
-    """Rows, size of the body, first offset and checksum of the frame whose head stands there; None if none does."""
+    """Rows, body size, first offset and checksum of the frame whose header is there; None if there is no frame."""
     magic, rows, size, first_offset, crc = _FRAME.unpack_from(content, at)
     return None if magic != _FRAME_MAGIC or size > FRAME_BYTES_MAX else (rows, size, first_offset, crc)
 
 
 def frame_is_whole(seed: int, content: memoryview, begin: int, end: int) -> bool:
-    """Whether these bytes, head and body, are what a writer of this journal wrote. The seed is crc32 of its id."""
+    """Whether header and body match their checksum. `seed` is the crc32 of the journal's id."""
     crc = zlib.crc32(
         content[begin + _FRAME.size : end], zlib.crc32(content[begin : begin + _FRAME_CHECKED_BYTES], seed)
     )
@@ -351,7 +344,7 @@ def frame_is_whole(seed: int, content: memoryview, begin: int, end: int) -> bool
 
 
 def corrupt(path: Path, at_byte: int, reason: str) -> JournalCorrupt:
-    """What is told of a damaged segment."""
+    """The error for a damaged segment."""
     return JournalCorrupt(
         f"The journal is damaged: {reason}",
         where=f"{path}, byte {at_byte}",
@@ -360,10 +353,10 @@ def corrupt(path: Path, at_byte: int, reason: str) -> JournalCorrupt:
 
 
 def write_again(handle: int, marked: DurableEnd, end: DurableEnd) -> None:
-    """Write what lies between mark and end once more, as it is, so that the sync that follows means something.
+    """Rewrite the bytes between mark and end unchanged, so that the following sync covers them.
 
-    A crash left it written but not synced, or its sync failed: then the system takes it for stored, and would not
-    write it again by itself.
+    A crash left them written but not synced, or their sync failed: the operating system then considers the pages clean
+    and would not write them again.
     """
     at_byte = marked.segment_bytes if marked.segment_offset == end.segment_offset else 0
     if at_byte < end.segment_bytes:
@@ -371,7 +364,7 @@ def write_again(handle: int, marked: DurableEnd, end: DurableEnd) -> None:
 
 
 def write_all(handle: int, parts: list[bytes | memoryview], at_byte: int) -> None:
-    """Write all of these, one behind the other, from this byte on."""
+    """Write these parts consecutively, from this byte on."""
     for part in parts:
         view = memoryview(part)
         while view:

@@ -1,8 +1,8 @@
-"""Streams: what queries and views follow. A journal on files is one; merged logs and Kafka's topics are others.
+"""Streams: the interface that queries and views read. Journals on files, merged logs and Kafka topics are streams.
 
-A stream has partitions, each a row of events with offsets from 0 on. An event never changes its offset, and all events
-of an entity stand in one partition, in the order of their sequence. There is an event at each offset, unless the stream
-is `Sparse`: then some offsets have none, and never will.
+A stream has partitions, each a sequence of events with offsets from 0 on. An event never changes its offset, and all
+events of an entity are in one partition, in the order of their sequence. Every offset has an event, unless the stream
+is `Sparse`: then some offsets never have one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
 
 PAUSE_S_MIN = 0.0005
-PAUSE_S_MAX = 0.01  # a look at the end mark takes some 20 µs: a reader that waits costs two thousandths of a core
+PAUSE_S_MAX = 0.01  # reading the end mark takes some 20 µs: a waiting reader costs two thousandths of a core
 SEGMENTS_OPEN_MAX = 16
-GAP_EVENTS = 64  # of a stream that cannot gather: it is cheaper to read over so many events than to ask anew
+GAP_EVENTS = 64  # in a stream without `gather`: reading so many unwanted events is cheaper than another request
 
 
 class Stream(Protocol):
     """Durable events by partition and offset. Any number of threads may read."""
 
     def id(self) -> str | None:
-        """Which stream this is, the same for its whole life and for no other one; None before it was begun."""
+        """The stream's id, constant for its life and unique to it; None before the stream was created."""
 
     def end(self) -> Position:
-        """The position after the last durable event of every partition. It never goes back."""
+        """The position after the last durable event of every partition. Never moves back."""
 
     def partitions(self) -> Sequence[str]:
         """The names of the partitions, always in the same order; new ones come last."""
@@ -48,60 +48,60 @@ class Stream(Protocol):
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The events with offsets start <= offset < stop, each batch with the offset of its first event.
 
-        A batch has no gap in it, and is in the journal's schema (`columns`). PositionInvalid if the range goes beyond
-        the end; JournalCorrupt where events that were there are not any more, EventsGone if somebody decided so
-        (`Trimmed`). Memory: one batch, of a few MiB or of one append.
+        A batch has no gaps, and is in the journal's schema (`columns`). PositionInvalid if the range goes beyond the
+        end; JournalCorrupt if events are missing, EventsGone if they were dropped on purpose (`Trimmed`). Memory: one
+        batch, of a few MiB or of one append.
         """
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """Wait until the end has moved beyond the position, so long at most; whether it has. 0 s: only look."""
+        """Wait until the end has moved beyond the position, or the timeout; whether it moved. 0 s: only check."""
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A stream that can read single events, wherever they stand, better than by ranges."""
+    """A stream that reads single events faster than by ranges."""
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """The events at these offsets, which ascend: some of them at a time, with their offsets."""
+        """The events at these ascending offsets: in groups, each with its offsets."""
 
 
 @runtime_checkable
 class Sparse(Protocol):
-    """A stream with gaps between its events, as those of a Kafka topic, in which transactions take offsets too.
+    """A stream with gaps between its events, such as a Kafka topic, where transaction markers take offsets too.
 
-    Its end may lie behind a gap. So `end` covers every receipt, and need not be one.
+    The end may lie after a gap, so `end` covers every receipt but need not equal one.
     """
 
     def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `batches`, with the offset of each event: a batch may go on behind a gap."""
+        """As `batches`, with the offset of each event: a batch may span a gap."""
 
 
 @runtime_checkable
 class Trimmed(Protocol):
-    """A stream that may have lost events at its beginning, by somebody's decision."""
+    """A stream whose first events may have been dropped on purpose."""
 
     def begin(self) -> Position:
-        """The position of the first events that are there."""
+        """The position of the first events not dropped."""
 
 
 @runtime_checkable
 class Tailed(Protocol):
-    """A stream that is made of logs, and may be behind them."""
+    """A stream merged from logs, and possibly behind them."""
 
     def tail(self, entity: str, first: int, last: int) -> list[Event]:
-        """Of an entity's events from one sequence to another, both included, those of the logs, from the first one on.
+        """The entity's events in the logs with sequences `first` to `last`, both included, up to the first gap.
 
-        As far as they follow each other; none if the first one is not there: then the stream has it by now.
+        Empty if the logs do not have the event `first`: then the stream has it by now.
         """
 
 
 def begin(stream: Stream | Trimmed) -> Position:
-    """The position of the first events of any stream that are there."""
+    """The position of the first events of any stream that were not dropped."""
     return stream.begin() if isinstance(stream, Trimmed) else Position.start()
 
 
 def located(stream: Stream, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-    """The events of any stream with offsets start <= offset < stop, some at a time, each with its offset."""
+    """The events of any stream with offsets start <= offset < stop, in groups, each event with its offset."""
     if isinstance(stream, Sparse):
         yield from stream.located(partition, start, stop)
         return
@@ -110,7 +110,7 @@ def located(stream: Stream, partition: str, start: int, stop: int) -> Iterator[t
 
 
 def gather(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-    """The events at these offsets, which ascend, of any stream: some of them at a time, with their offsets."""
+    """The events of any stream at these ascending offsets: in groups, each with its offsets."""
     if isinstance(stream, Gathering):
         yield from stream.gather(partition, offsets)
         return
@@ -127,7 +127,7 @@ def _from_range(stream: Stream, partition: str, offsets: Offsets) -> Iterator[tu
 
 
 def moved(end: Callable[[], Position], position: Position, timeout_s: float, pause_s_max: float = PAUSE_S_MAX) -> bool:
-    """Look at a stream's end, at first often, until it is beyond the position, so long at most; whether it is."""
+    """Poll a stream's end, with growing pauses, until the end is beyond the position or time is up; whether it is."""
     deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S_MIN
     while position.covers(end()):
         left_s = deadline - time.monotonic()
@@ -139,20 +139,20 @@ def moved(end: Callable[[], Position], position: Position, timeout_s: float, pau
 
 
 class FileStream:
-    """A journal on files as a stream: its log is the one partition.
+    """A journal on files as a stream with one partition.
 
-    It keeps the newest segments that were read open, and where their frames begin. A folder that is replaced, or a
-    segment that is cut or deleted meanwhile, is noticed with the next read.
+    Keeps the most recently read segments open, with their frame indexes. The next read notices a replaced folder, or a
+    truncated or deleted segment.
     """
 
     def __init__(self, directory: Path, shown: Shown = conformed, partition: str = PARTITION) -> None:
-        """`shown`: how a stored batch is shown to readers; `partition`: what the log is called in positions."""
+        """`shown` converts a stored batch for readers; `partition` is the log's name in positions."""
         self.journal, self._shown, self._partition = Journal(directory), shown, partition
         self._open: OrderedDict[int, Frames] = OrderedDict()
         self._opening = threading.Lock()
 
     def id(self) -> str | None:
-        """The journal's id. Asked for with every page of an answer, so the newest segment stays open for it."""
+        """The journal's id. Called with every page of an answer, so the newest segment stays open."""
         offsets = segment.segment_offsets(self.journal.directory)
         if not offsets:
             return None
@@ -160,24 +160,21 @@ class FileStream:
             return str(self._opened(offsets[-1]).journal_id)
 
     def end(self) -> Position:
-        """The journal's end."""
         return Position.of({self._partition: self.journal.durable_end().offset})
 
     def begin(self) -> Position:
-        """The journal's begin."""
         return Position.of({self._partition: self.journal.begin()[PARTITION]})
 
     def partitions(self) -> Sequence[str]:
-        """The one that there is."""
         return (self._partition,)
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `Stream` says. The events of many small appends come as one batch."""
+        """As `Stream.batches`. The events of many small appends come as one batch."""
         for frames, low, high in self._parts(start, stop):
             yield from frames.batches(low, high)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Gathering` says: reads the frames that have these events and no others."""
+        """As `Gathering.gather`: reads only the frames with these events."""
         if not len(offsets):
             return
         for frames, low, high in self._parts(int(offsets[0]), int(offsets[-1]) + 1):
@@ -186,11 +183,11 @@ class FileStream:
                 yield from frames.gather(wanted)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """As `Stream` says. Looks at the end mark: to be told of changes would take looking as well."""
+        """As `Stream.wait`. Polls the end mark; file notifications would need a read of the mark as well."""
         return moved(self.end, position, timeout_s)
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Frames, int, int]]:
-        """The segments that hold this range, each with its part of it."""
+        """The segments that hold this range, each with its part of the range."""
         end = self.journal.durable_end()
         if not 0 <= start <= stop <= end.offset:
             raise PositionInvalid(
@@ -211,7 +208,7 @@ class FileStream:
             raise self._missing(start)
 
     def _frames(self, first_offset: int, newest: int, end: DurableEnd) -> tuple[Frames, int]:
-        """A segment with all its durable frames, and the offset behind these. It is of the newest one's journal."""
+        """A segment with all its durable frames, and the offset after them; JournalCorrupt if of another journal."""
         with self._opening:
             journal_id = None if first_offset == newest else self._opened(newest).journal_id
             frames = self._opened(first_offset)

@@ -1,4 +1,4 @@
-"""The note in a folder that says: its journal is a topic on Kafka (`kafka.placed`). Who writes to files stops there."""
+"""The note `topic.json`, which marks a folder whose journal is a Kafka topic (`kafka.topic_folder`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "topic.json"
 
 
 def check_not_read(folder: Path) -> None:
-    """SettingInvalid if the folder's journal is a topic, for who reads files: there would never be any event."""
+    """SettingInvalid for a reader of files if the folder's journal is a topic: no event would ever arrive."""
     next_step = (
         "Billing on Kafka is stateside.billing.pipeline.on_kafka:app; one of your own reads it with "
         "source=stateside.sources.kafka_journal(…)"
@@ -19,7 +19,7 @@ def check_not_read(folder: Path) -> None:
 
 
 def check_none(folder: Path) -> None:
-    """SettingInvalid if the folder's journal is a topic: events on files beside it would be read by nobody."""
+    """SettingInvalid for a writer of files if the folder's journal is a topic: no reader would see the events."""
     next_step = (
         "Append with `stateside append --dir`, with open_writer (stateside.journal.folder), or POST events to the "
         "server: these go to the topic. For a journal on files use another folder"

@@ -1,11 +1,11 @@
-"""Upcasting: events that were stored with an older schema of their type are read as the newest one has them.
+"""Upcasting: events stored with an older schema of their type are read in the newest one.
 
     upcasters = Upcasters()
     upcasters.register("call", 1, lambda payload: {**payload, "seconds": payload["minutes"] * 60})
     Journal(folder, upcasters=upcasters).events()      # calls of version 1 come as version 2
 
-What is stored never changes. A type's newest version is the one behind the last that is registered; an event of a newer
-version still is left as it is.
+Stored events never change. A type's newest version is the one after the last registered; events of a still newer
+version are left unchanged.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Upcast = Callable[[Any], Any]
 
 
 class Upcasters:
-    """The steps from each version of a type's payload to the next one."""
+    """The steps from each version of a type's payload to the next."""
 
     def __init__(self) -> None:
         self._steps: defaultdict[str, dict[int, Upcast]] = defaultdict(dict)
 
     def register(self, type: str, from_version: int, function: Upcast) -> None:
-        """`function` makes a payload of version `from_version` + 1 out of one of `from_version`; it changes neither.
+        """`function` returns the payload of version `from_version` + 1 for one of `from_version`, and mutates neither.
 
-        Steps may come in any order. SettingInvalid for a version that no event has, or one that has a step already.
+        Steps may be registered in any order. SettingInvalid for an impossible version, or one that has a step already.
         """
         if not 1 <= from_version < VERSION_MAX:
             raise SettingInvalid(
@@ -44,7 +44,7 @@ class Upcasters:
         self._steps[type][from_version] = function
 
     def upcast(self, event: Event) -> Event:
-        """The event as its type's newest schema has it; SettingInvalid if a step on the way there is missing."""
+        """The event in its type's newest schema; SettingInvalid if a step is missing."""
         steps = self._steps.get(event.type)
         if not steps or event.version > max(steps):
             return event
@@ -54,7 +54,6 @@ class Upcasters:
         return replace(event, payload=payload, version=max(steps) + 1)
 
     def all(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Each of the events so."""
         return map(self.upcast, events)
 
     def _step(self, event: Event, version: int) -> Upcast:

@@ -1,24 +1,25 @@
-"""Appending to a journal on files: writers take turns, one frame an append, durable before it is acknowledged.
+"""The writer of a journal on files: turns, one frame per append, durable before it is acknowledged.
 
-Rolling: when a journal's newest segment is finished, and the next append begins another one.
+`JournalWriter` has the numbered steps of an append.
 
-A segment is finished when it is large enough, when its first event was appended long enough ago (so that retention by
-age finds segments that are wholly old), or when its columns are not those that this Stateside writes.
+The next append begins a new segment when the newest one is large enough, when its first event is old enough (so that
+retention by age finds segments that are wholly old; `Rolling` decides both), or when its columns are not those of this
+Stateside.
 
-What a writer does about the end that another one left: find it, and set a torn frame aside.
-
-The last writer may have been killed, or the power lost, at any moment. But it synced every frame before it wrote the
-next one, and every segment before it began the next one. So only the very last frame of a journal can be torn, and no
-whole frame ever follows a torn one. At the first damage in the last segment that decides:
+Recovery finds the end that another writer left, and sets a torn frame aside. The last writer may have been killed, or
+the power lost, at any moment. But every frame is synced before the next one is written, and every segment before the
+next one begins. So only the very last frame of a journal can be torn, and no whole frame ever follows a torn one.
+At the first damage in the last segment:
 
 - A whole frame follows, anywhere: the damaged frame was durable. JournalCorrupt, with file and byte.
-- None follows, but the end mark says that there were events: they were acknowledged. JournalCorrupt, with their number.
-- None follows, and the end mark does not reach so far: it is torn. Its bytes, and all behind them, are copied to
-  `SEGMENT.torn-BYTE` beside the segment, and then cut off. Nothing is destroyed; who needs no such file deletes it.
+- None follows, but the end mark is beyond the damage: the events were acknowledged. JournalCorrupt, with their number.
+- None follows, and the end mark is at or before the damage: the frame is torn. Its bytes, and all after them, are
+  copied to `SEGMENT.torn-BYTE` beside the segment, and then cut off. Nothing is destroyed; the copy may be deleted by
+  hand.
 
-One thing cannot be told. After a loss of power the end mark may be an earlier one (see `DurableEnd`); if the disk then
-also damaged the last acknowledged frame of all, it looks like a torn one. The log and the copied bytes are what is
-left of it.
+One case cannot be distinguished. After a power failure the end mark may be an earlier one (see `DurableEnd`); if the
+disk then also damaged the very last acknowledged frame, the frame looks torn. Only the log message and the copied
+bytes remain.
 """
 
 from __future__ import annotations
@@ -55,23 +56,23 @@ SEGMENT_S_MAX: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """How large and how old a segment grows."""
+    """The maximum size and age of a segment."""
 
     bytes_max: int = SEGMENT_BYTES_MAX
     s_max: float = SEGMENT_S_MAX
 
 
 class Rolling:
-    """Tells a writer when it is time. It reads a segment's first event when that is opened, never in an append."""
+    """Decides when a segment is finished. Reads the segment's first event at opening, never in an append."""
 
     def __init__(self, directory: Path, limits: SegmentLimits) -> None:
         self._directory, self._limits = directory, limits
         self._began_us = 0
 
     def opened(self, end: DurableEnd, now_us: int) -> None:
-        """From now on the writer appends to the segment that ends here.
+        """Start with the segment that ends here.
 
-        One whose first event cannot be read is as old as this: to tell of damage is the readers' affair.
+        A segment whose first event cannot be read counts as new: readers report the damage.
         """
         self._began_us = now_us
         if end.offset > end.segment_offset:
@@ -79,8 +80,8 @@ class Rolling:
                 self._began_us = self._first_appended_us(end)
 
     def is_due(self, end: DurableEnd, now_us: int) -> bool:
-        """Whether the segment that ends here is to get nothing more."""
-        if end.offset == end.segment_offset:  # it has nothing yet
+        """Whether the segment that ends here is finished."""
+        if end.offset == end.segment_offset:  # empty
             return False
         return end.segment_bytes >= self._limits.bytes_max or now_us - self._began_us >= self._limits.s_max * 1_000_000
 
@@ -94,15 +95,15 @@ class Rolling:
             opened.close()
 
 
-NODES = "nodes"  # where the logs of nodes lie, if there are any
+NODES = "nodes"  # folder of the nodes' logs, if any
 _OF_NODES = (NODES, "merged")
 log = logging.getLogger(__name__)
 
 
 def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[UUID, DurableEnd]:
-    """The journal's id and its end, behind which a writer may go on; an empty folder becomes the journal `newborn`.
+    """The journal's id and the end where a writer may continue; an empty folder becomes the journal `newborn`.
 
-    Where it is `known` which journal is here, JournalAway if it is another one, or none: that of a disk that is away.
+    With a `known` id: JournalAway if another journal, or none, is there, as when a disk is not mounted.
     """
     offsets = segment.segment_offsets(directory)
     if known is not None and segment.journal_id(directory) != known:
@@ -125,7 +126,7 @@ def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[
 
 
 def _refuse_nodes(directory: Path) -> None:
-    """SettingInvalid where nodes write: a log of the folder's own would not be in their stream."""
+    """SettingInvalid for a folder with nodes: their stream would not have the events of the folder's own log."""
     if any((directory / name).is_dir() for name in _OF_NODES):
         raise SettingInvalid(
             "The events of this folder are written by its nodes",
@@ -136,7 +137,7 @@ def _refuse_nodes(directory: Path) -> None:
 
 
 def _recover_last(directory: Path, offsets: list[int], marked: DurableEnd) -> tuple[UUID, DurableEnd]:
-    """The id and the end of the last segment, which must be of the same journal as the one before it."""
+    """The id and the end of the last segment, which must belong to the same journal as the one before it."""
     last = Segment(segment.segment_path(directory, offsets[-1]))
     try:
         for neighbour in offsets[-2:-1]:
@@ -147,7 +148,7 @@ def _recover_last(directory: Path, offsets: list[int], marked: DurableEnd) -> tu
 
 
 def _recover_end(last: Segment, marked: DurableEnd) -> DurableEnd:
-    """Where the segment's whole frames end, after what is torn behind them was set aside."""
+    """The end of the segment's whole frames, after a torn frame was set aside."""
     end = DurableEnd(last.first_offset, last.first_offset, last.frames_begin)
     try:
         for frame in last.frames():
@@ -162,7 +163,7 @@ def _recover_end(last: Segment, marked: DurableEnd) -> DurableEnd:
 
 
 def _set_aside(last: Segment, at_byte: int) -> None:
-    """Copy what lies from this byte on into a file beside the segment and, when that is durable, cut it off."""
+    """Copy the bytes from here on into a file beside the segment and, once the copy is durable, cut them off."""
     aside = _unused(last.path.with_name(f"{last.path.name}.torn-{at_byte}"))
     write_atomically(aside, last.bytes_from(at_byte))
     size = last.size - at_byte
@@ -171,7 +172,7 @@ def _set_aside(last: Segment, at_byte: int) -> None:
 
 
 def _unused(path: Path) -> Path:
-    """This path or, if earlier bytes lie there already, one with a number behind it."""
+    """This path or, if it exists, the path with a number appended."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
 
@@ -201,35 +202,35 @@ _OPEN_AGAIN = "Open the journal again; the same append then stores what of the l
 
 
 class JournalWriter(Appending):
-    """One of a journal's writers. Any number of them, in any processes of one machine, append in turns.
+    """A writer of a journal on files. Any number of writers, in any processes of one machine, append in turns.
 
     How an append becomes durable; a crash between any two steps loses no acknowledged event:
 
-    1. The events are checked and packed into one record batch (`appending`). A bad event refuses the whole append.
-    2. The writer takes its turn (`turns`): from here to step 7 no other one writes.
-    3. If another writer had a turn since, the end is looked up anew. If that writer left it unsettled, because it
-       crashed between steps 4 and 6, this one settles it as opening does (`recovery`): a torn frame is set aside, a
+    1. The events are checked and packed into one record batch (`append`). A bad event refuses the whole append.
+    2. The writer takes its turn (`lock`): from here to step 7 no other writer writes.
+    3. If another writer had a turn since, the end is read again. If that writer left the end unsettled, because it
+       crashed between steps 4 and 6, this writer recovers as at opening (see the module): a torn frame is set aside, a
        whole one is written and synced again and kept. Then the events get their sequences.
-    4. The frame is written behind the last one. A crash here leaves a torn frame.
-    5. `fdatasync`. From here on the events survive a loss of power.
-    6. The end mark is moved. From here on readers see the events. As it never goes back, an offset that a reader saw
-       keeps its event for good.
-    7. The turn is given back, and the receipt returned: the position just after the events.
+    4. The frame is written after the last one. A crash here leaves a torn frame.
+    5. `fdatasync`. From here on the events survive a power failure.
+    6. The end mark is moved. From here on readers see the events. The mark never moves back, so an offset that a reader
+       saw keeps its event for good.
+    7. The turn is released, and the receipt returned: the position just after the events.
 
-    A crash or an error between steps 4 and 7 may keep the events although their producer got no receipt. They are in
-    the journal once: a producer that appends them again, exactly as they were, gets the receipt, and stores nothing
-    twice (`settling`). Not so with `append_batch`, and without `compare_ids`.
+    A crash or an error between steps 4 and 7 may keep the events although their producer got no receipt. The journal
+    has them once: a producer that repeats the append, with equal events, gets the receipt, and nothing is stored twice
+    (`settle`). The exceptions are the method `append_batch`, and appends without `compare_ids`.
 
-    After a failed sync nobody knows what the disk holds: this writer then takes nothing more until it is opened again.
-    Others go on, as after a crash.
+    After a failed sync the content of the disk is unknown: this writer then accepts nothing more until it is opened
+    again. Other writers continue, as after a crash.
 
     `durability="written"` leaves step 5 to the operating system, and to the next segment or the close: an acknowledged
-    event then survives the process, however that ends, but not a loss of power. After one, the last seconds of the last
-    segment may be missing or damaged; if the end mark knows of them the journal says so when it is opened, and opens
-    once the loss is accepted (`recovery`). The default, "synced", survives both.
+    event then survives any end of the process, but not a power failure. After a power failure the last seconds of the
+    last segment may be missing or damaged; if the end mark is beyond them the journal reports the loss at opening, and
+    opens once the loss is accepted. The default, "synced", survives both.
     """
 
-    schema: ClassVar[pa.Schema] = SCHEMA  # of the segments that this writer begins
+    schema: ClassVar[pa.Schema] = SCHEMA  # of new segments
 
     def __init__(
         self,
@@ -242,9 +243,10 @@ class JournalWriter(Appending):
         known: UUID | None = None,
         durability: Durability = "synced",
     ) -> None:
-        """Opening settles what a crash left. `wait_s_max`: how long to wait for a turn before JournalLocked.
+        """Recovers from an earlier crash. `wait_s_max`: how long to wait for a turn before JournalLocked.
 
-        `known`: which journal is here. A writer never goes over to another one, nor makes one where its own is away.
+        `known`: the expected journal id. A writer never switches to another journal, nor creates one if its own is
+        away.
         """
         super().__init__(clock or SystemClock())
         if durability not in get_args(Durability):
@@ -273,9 +275,9 @@ class JournalWriter(Appending):
                 raise
 
     def close(self) -> None:
-        """Take no more turns. Everything acknowledged is already durable; the end mark becomes so, if it can.
+        """Release the files. Acknowledged events are durable already; syncs the end mark if possible.
 
-        A writer that is closed already stays so. What is appended to it is JournalAway.
+        Closing twice is harmless. A later append raises JournalAway.
         """
         with self._appending:
             if self._file == CLOSED:
@@ -296,7 +298,7 @@ class JournalWriter(Appending):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Steps 2 and 3, and back again. Whatever goes wrong in a turn, the next one looks the end up anew."""
+        """Steps 2, 3 and 7. After any error in a turn, the next turn reads the end again."""
         with self._appending:
             if self._broken:
                 raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
@@ -309,7 +311,7 @@ class JournalWriter(Appending):
 
     @contextmanager
     def _there(self) -> Iterator[None]:
-        """What a turn finds missing because the whole folder was taken away meanwhile, is away and not damaged."""
+        """Report JournalAway, not damage, if a turn fails because the whole folder was removed meanwhile."""
         try:
             yield
         except (PositionInvalid, JournalCorrupt, EventsGone) as error:
@@ -324,7 +326,7 @@ class JournalWriter(Appending):
         return self._end.offset
 
     def _store(self, batch: pa.RecordBatch) -> None:
-        """Steps 4 to 6, in this writer's turn."""
+        """Steps 4 to 6, within this writer's turn."""
         if not self._schema_is_ours or self._rolling.is_due(self._end, self._clock.now_us()):
             self._roll()
         first = self._end.offset
@@ -346,7 +348,7 @@ class JournalWriter(Appending):
         self._sequences.note(lasts, self._end)
 
     def _settle(self) -> None:
-        """Step 3: know where the journal ends, and that nothing unsettled lies behind that."""
+        """Step 3: read the end, and make sure that nothing unsettled follows."""
         marked = DurableEnd.read(self._directory)
         if marked is not None and self._is_settled(marked):
             self._end = marked
@@ -357,7 +359,7 @@ class JournalWriter(Appending):
             self._recovered = True
 
     def _is_settled(self, marked: DurableEnd) -> bool:
-        """Whether the journal ends at this mark, in the segment that is open here, with nothing begun behind it."""
+        """Whether the journal ends at this mark, in the segment open here, with nothing begun after it."""
         if not self._recovered or marked.segment_offset != self._end.segment_offset:
             return False
         found = os.fstat(self._file)
@@ -365,7 +367,7 @@ class JournalWriter(Appending):
         return bool(found.st_nlink) and found.st_size == marked.segment_bytes and not begun
 
     def _recover(self, marked: DurableEnd) -> None:
-        """As opening does: find the end, sync what leads there, and only then show it to readers."""
+        """As at opening: find the end, sync everything before it, and only then publish it to readers."""
         self._id, self._end = recover(self._directory, uuid4(), self.journal_id)
         self.journal_id = self._id
         self._open_segment(self._end)
@@ -376,7 +378,7 @@ class JournalWriter(Appending):
         os.fdatasync(self._mark)
 
     def _write(self, parts: list[bytes | memoryview], rows: int) -> None:
-        """Steps 4 and 5. What a failed write left is cut off; after a failed sync nothing is trusted any more."""
+        """Steps 4 and 5. A failed write is cut off; after a failed sync nothing is trusted any more."""
         size = sum(len(part) for part in parts)
         try:
             write_all(self._file, parts, self._end.segment_bytes)
@@ -398,7 +400,7 @@ class JournalWriter(Appending):
 
     @contextmanager
     def _breaking(self, what: str) -> Iterator[None]:
-        """After a failure here it is not known what the disk holds, so this writer takes nothing more."""
+        """After a failure in the block the content of the disk is unknown, so this writer accepts nothing more."""
         try:
             yield
         except OSError as error:
@@ -406,9 +408,9 @@ class JournalWriter(Appending):
             raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
 
     def _roll(self) -> None:
-        """Begin a segment. The mark is synced before its first frame comes: so it never stays a segment behind.
+        """Begin a segment. The mark is synced before the segment's first frame, so it never lags by a segment.
 
-        What the old one has is synced, too: a writer that leaves that to the system may have appended to it.
+        The old segment is synced, too: a writer with durability "written" may have appended to it.
         """
         self._sync()
         path = segment.create(self._directory, self._end.offset, self.schema, self._id)
@@ -428,7 +430,7 @@ class JournalWriter(Appending):
         self._rolling.opened(end, self._clock.now_us())
 
     def _open_mark(self) -> None:
-        """The file is born whole: a reader may look, or a crash come, at any moment."""
+        """Open the end mark, created atomically if missing: a reader may look, or a crash come, at any moment."""
         path = self._directory / segment.END_NAME
         if not path.exists():
             write_atomically(path, self._end.pack())
@@ -437,7 +439,7 @@ class JournalWriter(Appending):
         self._mark = opened
 
     def _close_all(self) -> None:
-        """The system gives the files' numbers to others from now on, so that nothing here may know them any more."""
+        """Close and forget the file descriptors: the operating system reuses their numbers."""
         self._broken = "This writer is closed"
         handles, self._file, self._mark = (self._file, self._mark), CLOSED, CLOSED
         for handle in handles:
@@ -447,7 +449,7 @@ class JournalWriter(Appending):
 
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to write into an error that says what to do."""
+    """Turn the operating system's write errors into JournalAway, with the next step."""
     try:
         yield
     except OSError as error:

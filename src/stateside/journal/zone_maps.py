@@ -1,4 +1,4 @@
-"""Summaries: what a finished segment holds, in a few bytes, so that a reader who wants none of it need not open it.
+"""Zone maps: types, tags and time ranges of a finished segment, so that a filtered read can skip the segment.
 
 In the journal's folder, `summaries/00000000000000001234.summary`, named after the segment (numbers little-endian):
 
@@ -11,9 +11,10 @@ In the journal's folder, `summaries/00000000000000001234.summary`, named after t
 
     set := u32 n, then n u32: the CRC-32 of each text, ascending; n = 2^32 - 1 and nothing else if there are too many
 
-A text that is not in its set is surely not in the segment; one that is may be (two texts in four thousand million have
-the same CRC-32). All of it comes from the segment: whoever reads a whole one with a condition keeps it, if it may write
-there. It may be deleted at any time. What does not fit its segment, or is damaged, is not used.
+A text missing from its set is certainly not in the segment; a text in the set may be (two texts in four thousand
+million have the same CRC-32). The file is derived from the segment and may be deleted at any time: a reader that reads
+a whole segment with a predicate, and has write access, stores the file. A file that is damaged or does not match its
+segment is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import pyarrow.compute as pc
 from stateside.core.storage import write_atomically
 
 FOLDER: Final = "summaries"
-TEXTS_MAX: Final = 65_536  # of a set; 256 KiB
+TEXTS_MAX: Final = 65_536  # per set; 256 KiB
 
 _HEAD: Final = struct.Struct("<8sI")
 _FIELDS: Final = struct.Struct("<16sQQQqqqq")
@@ -44,12 +45,12 @@ _TOO_MANY: Final = 2**32 - 1
 
 log = logging.getLogger(__name__)
 
-Marks = frozenset[int] | None  # the CRC-32 of each text; None if they are too many to know
+Marks = frozenset[int] | None  # the CRC-32 of each text; None if there are too many
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a segment holds. Times in microseconds, both included."""
+    """The zone map of a segment. Times in microseconds, both ends included."""
 
     events: int
     first_us: int
@@ -61,7 +62,7 @@ class Summary:
 
 
 class Collector:
-    """Makes the summary of a segment out of its events."""
+    """Builds the zone map of a segment from its events."""
 
     def __init__(self) -> None:
         self._events = 0
@@ -70,7 +71,7 @@ class Collector:
         self._types, self._tags = _Set(), _Set()
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Some of the events; at least one."""
+        """Add a batch of at least one event."""
         self._events += batch.num_rows
         self._times.append(_span(batch.column("time")))
         self._appended.append(_span(batch.column("appended")))
@@ -78,7 +79,6 @@ class Collector:
         self._tags.add(pc.list_flatten(batch.column("tags")))
 
     def summary(self) -> Summary:
-        """Of all that was taken."""
         spans = [(min(first for first, _ in s), max(last for _, last in s)) for s in (self._times, self._appended)]
         (first, last), (first_appended, last_appended) = spans
         return Summary(self._events, first, last, first_appended, last_appended, self._types.marks, self._tags.marks)
@@ -95,12 +95,12 @@ class _Set:
 
 
 def marks_of(texts: Iterable[str]) -> frozenset[int]:
-    """What stands for these texts in a set."""
+    """The marks of these texts in a set."""
     return frozenset(zlib.crc32(text.encode()) for text in texts)
 
 
 def load(segment: Path, journal_id: UUID, events: int) -> Summary | None:
-    """The summary of a finished segment with so many events; None if there is none that fits it."""
+    """The zone map of a finished segment with this number of events; None if none matches."""
     try:
         content, segment_bytes = path_of(segment).read_bytes(), segment.stat().st_size
     except OSError:
@@ -119,7 +119,7 @@ def load(segment: Path, journal_id: UUID, events: int) -> Summary | None:
 
 
 def keep(segment: Path, journal_id: UUID, summary: Summary) -> None:
-    """Keep it for the next reader, if this one may write there."""
+    """Store the zone map for later readers, if this process has write access."""
     times = summary.first_us, summary.last_us, summary.first_appended_us, summary.last_appended_us
     try:
         whose = journal_id.bytes, int(segment.stem), segment.stat().st_size, summary.events
@@ -131,12 +131,11 @@ def keep(segment: Path, journal_id: UUID, summary: Summary) -> None:
 
 
 def forget(segment: Path) -> None:
-    """The segment is gone."""
+    """Delete the zone map of a deleted segment."""
     path_of(segment).unlink(missing_ok=True)
 
 
 def path_of(segment: Path) -> Path:
-    """Where a segment's summary is kept."""
     return segment.parent / FOLDER / f"{segment.stem}.summary"
 
 

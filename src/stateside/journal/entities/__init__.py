@@ -1,4 +1,4 @@
-"""Entities: state that is folded from an entity's events, and commands that decide which events come next.
+"""Entities: state folded from an entity's events, and commands that decide the next events.
 
     class Account(Entity[int, Pay]):
         def initial(self): return 0
@@ -8,8 +8,8 @@
     accounts = Entities(writer, queries, Account(), snapshots=Snapshots(folder))
     accounts.ask("account-7", Pay(500)).state          # 500
 
-`entity` has what a user writes, `entities` how a command is carried out, `replay` how a state is found, `images` which
-states are kept in memory, `snapshots` which on disk.
+`entity` has the base class for users, `commands` the execution of commands, the replay of states and their cache in
+memory, `snapshots` the states on disk.
 """
 
 from stateside.journal.entities.commands import CommandOutcome, Entities

@@ -1,24 +1,26 @@
-"""Entities: commands carried out. How one goes; a crash between any two steps leaves all of its events, or none:
+"""Commands: entities execute them, from a cached or replayed state, as conditional appends.
 
-1. The entity's image is taken from memory. If it is not there, the writer says which sequence the entity has, and
-   `replay` finds the state: snapshot, views, tail of the stream.
-2. The kind decides, and folds the events that it decided on: what it cannot fold is not stored.
-3. The events are appended, if the entity is still where the image has it. So is nothing at all, if the command made no
-   event or was refused: whatever who asks is told was decided in the state that the entity had then.
-4. If it is not, others appended meanwhile: the image is brought up to date, and it goes on with step 2.
-5. The image moves on, and now and then there is a snapshot of it.
+How a command is executed; a crash between any two steps leaves all of its events, or none:
 
-Images: the states of the entities that were asked last, in memory. A bound holds; the least recently used goes.
+1. The entity's image is taken from memory. Without an image, the writer reports the entity's sequence, and `Replay`
+   rebuilds the state: snapshot, views, tail of the stream.
+2. The kind decides, and folds the decided events: an event that cannot be folded is not stored.
+3. The events are appended, if the entity's sequence is still the image's. A command without events, or a refused one,
+   appends nothing under the same condition: every answer to the caller was decided in the entity's state of that
+   moment.
+4. If the sequence differs, other processes appended meanwhile: the image is updated, and execution returns to step 2.
+5. The image moves on, and now and then a snapshot is stored.
 
-Replay: an entity's state out of what is at hand (an image, else a snapshot) and the events behind that.
+`Images` caches the states of recently used entities in memory: a bounded LRU cache.
 
-The events come from the queries: from the views as far as these have come, then from the stream itself; and where the
-stream is made of several writers' logs and behind them, from the tail of these. Up to which sequence, the writer says,
-in whose turn that is exact; so who appended just now reads that too.
+`Replay` builds an entity's state from an image, else a snapshot, and the events after it. The events come from the
+queries: from the views as far as they reach, then from the stream itself, and, if the stream is merged from several
+writers' logs and behind them, from the tail of the logs. The writer reports the last sequence, exact within its turn;
+so a replay includes the caller's own latest append.
 
-What a replay begins with must be borne out by the log: the event that it was made up to is read again, and has the same
-id. If not (the log was cut, or is another one) it begins with the first event. Where retention has dropped that event,
-what was made up to it counts if it reaches up to the first one that is left; else EventsGone.
+The log must confirm a replay's starting point: the event at its sequence is read again, and must have the same id. If
+not (the log was cut, or is another one) the replay starts with the first event. If retention has dropped that event,
+the starting point counts if it reaches up to the first remaining event; else EventsGone.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ from stateside.journal.stream import Tailed, begin
 class Image(Generic[State]):
     """An entity's state as of one of its events: the fold of all events up to there.
 
-    `last_id` is that event's id; by it a log that was cut and went on otherwise is told. `kept` is the sequence of the
-    newest snapshot that is known of.
+    `last_id` is the event's id, which reveals a log that was cut and continued differently. `kept` is the sequence of
+    the newest known snapshot.
     """
 
     state: State
@@ -61,7 +63,7 @@ class Image(Generic[State]):
 
 
 class Images(Generic[State]):
-    """Images by entity, so many at most. For any number of threads."""
+    """A bounded LRU cache of images by entity. For any number of threads."""
 
     def __init__(self, images_max: int) -> None:
         self._images_max = images_max
@@ -72,7 +74,7 @@ class Images(Generic[State]):
         return len(self._images)
 
     def get(self, entity: str) -> Image[State] | None:
-        """The entity's image, if it is there. It was used now."""
+        """The entity's image, if cached; marks the image as used."""
         with self._changing:
             image = self._images.get(entity)
             if image is not None:
@@ -80,7 +82,7 @@ class Images(Generic[State]):
             return image
 
     def put(self, entity: str, image: Image[State]) -> None:
-        """Have this image of the entity. It was used now."""
+        """Cache the entity's image, as most recently used."""
         with self._changing:
             self._images[entity] = image
             self._images.move_to_end(entity)
@@ -88,14 +90,14 @@ class Images(Generic[State]):
                 self._images.popitem(last=False)
 
 
-WAIT_S_MAX = 10.0  # for a stream that is behind what the writer knows
-GONE_S_MAX = 1.0  # for events that are in no stream, where some were dropped: it may only be behind
+WAIT_S_MAX = 10.0  # for a stream that is behind its writer
+GONE_S_MAX = 1.0  # for missing events of a trimmed stream, which may only be behind
 PAUSE_S = 0.005
 log = logging.getLogger(__name__)
 
 
 class Replay(Generic[State, Command]):
-    """Finds the states of one kind's entities."""
+    """Rebuilds the states of one kind's entities."""
 
     def __init__(
         self, queries: Queries, kind: Entity[State, Command], snapshots: Snapshots | None, snapshot_every: int
@@ -104,9 +106,9 @@ class Replay(Generic[State, Command]):
         self._snapshots, self._every = snapshots, snapshot_every
 
     def image(self, entity: str, at_hand: Image[State] | None, sequence: int) -> Image[State]:
-        """The entity as of its event with this sequence, which is its last one.
+        """The entity as of its event with this sequence, its last one.
 
-        NotFreshEnough if the stream does not come so far in time, EventsGone if it has lost what is missing.
+        NotFreshEnough if the stream does not reach the sequence in time, EventsGone if retention dropped events.
         """
         trimmed = bool(begin(self._queries.stream).parts)
         deadline_s = time.monotonic() + (GONE_S_MAX if trimmed else WAIT_S_MAX)
@@ -118,7 +120,7 @@ class Replay(Generic[State, Command]):
         return image
 
     def folded(self, image: Image[State], events: Iterable[Event]) -> Image[State]:
-        """The image after these events, which are the next ones and have no append times."""
+        """The image after these events, the next ones, without append times."""
         state, sequence, last_id, fold = image.state, image.sequence, image.last_id, self._kind.fold
         for event in events:
             sequence, last_id = sequence + 1, event.id
@@ -132,11 +134,11 @@ class Replay(Generic[State, Command]):
         return replace(image, state=state, sequence=sequence, last_id=last_id)
 
     def events(self, entity: str, first: int, last: int) -> list[Event]:
-        """The entity's events with these sequences, both included, that are still there."""
+        """The entity's events with these sequences, both included, that were not dropped."""
         return list(self._events(entity, first, last))
 
     def kept(self, entity: str, image: Image[State]) -> Image[State]:
-        """The image, of which there is a snapshot now if it is time for one."""
+        """The image, after storing a snapshot if one is due."""
         if self._snapshots is None or image.last_id is None or image.sequence - image.kept < self._every:
             return image
         try:
@@ -148,21 +150,21 @@ class Replay(Generic[State, Command]):
         return replace(image, kept=image.sequence)
 
     def _begin(self, entity: str, at_hand: Image[State] | None, sequence: int) -> Image[State]:
-        """What is at hand, unless it is ahead of the log; else the entity before its first event."""
+        """The image at hand, unless ahead of the log; else the entity before its first event."""
         image = self._snapshot(entity) if at_hand is None and sequence else at_hand
         if image is None or image.sequence > sequence:
             return Image(self._kind.initial())
         return image
 
     def _advanced(self, entity: str, image: Image[State], sequence: int) -> tuple[Image[State], bool]:
-        """The image after the events that the stream has up to this sequence, and whether these are all.
+        """The image after the stream's events up to this sequence, and whether the sequence was reached.
 
-        EventsGone if retention has dropped events that are not in the image.
+        EventsGone if retention has dropped events that the image lacks.
         """
         begin_at = begin(self._queries.stream)
         found = map(_untimed, self._events(entity, max(1, image.sequence), sequence))
         head = next(found, None)
-        if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and what it was made up to is gone
+        if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and the image's last event is gone
             image = image if head is None else self.folded(image, chain([head], found))
             return image, image.sequence >= sequence
         if head is None:
@@ -174,7 +176,7 @@ class Replay(Generic[State, Command]):
         return image, image.sequence >= sequence
 
     def _events(self, entity: str, first: int, last: int) -> Iterator[Event]:
-        """The events that the stream has, and behind them those of the tail of the logs that it is made of."""
+        """The stream's events, then those from the tail of its logs."""
         stream = self._queries.stream
         for found in self._queries.entity(entity, first, last).current(begin(stream)):
             yield found.event
@@ -193,7 +195,7 @@ class Replay(Generic[State, Command]):
             return None
 
     def _dumped(self, state: State) -> Any:
-        """The state as it will be read back. ValueError if that is another one: the kind must be mended then."""
+        """The state as it will be read back. ValueError if the result differs: the kind has a bug."""
         dumped = orjson.loads(orjson.dumps(self._kind.dump(state), option=PLAIN))
         if self._kind.load(dumped) != state:
             raise ValueError("`load` of what `dump` gave is not the same state")
@@ -204,13 +206,13 @@ class Replay(Generic[State, Command]):
 
 
 def _untimed(event: Event) -> Event:
-    """The event without its append time. It was made for this replay, so nobody sees it change: a copy takes 4 µs."""
+    """The event without its append time. Mutated in place, as only this replay has the event: a copy takes 4 µs."""
     object.__setattr__(event, "appended_us", None)
     return event
 
 
 def _is_next(entity: str, reached: int, head: Event | None, sequence: int) -> bool:
-    """Whether what the stream still has of the entity begins just behind what is reached; EventsGone if later."""
+    """Whether the remaining events of the entity begin just after `reached`; EventsGone if later."""
     if head is None:
         return reached == sequence
     assert head.sequence is not None, "queries number all events"
@@ -253,9 +255,9 @@ _LOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome(Generic[State]):
-    """What became of a command: its events as they are stored, their receipt, and the entity's state afterwards.
+    """The outcome of a command: its stored events, their receipt, and the entity's state afterwards.
 
-    `sequence` is that of the last event that the state has. Without events the receipt is the journal's end.
+    `sequence` is the sequence of the last event in the state. Without events the receipt is the journal's end.
     """
 
     state: State
@@ -265,21 +267,22 @@ class CommandOutcome(Generic[State]):
 
 
 class EntityWriter(Protocol):
-    """What entities need of a journal's writer, whatever it is stored on."""
+    """The writer's methods that entities need, on any backend."""
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """Store events of one entity if its last one has the expected sequence."""
+        """Store events of one entity if its last event has the expected sequence."""
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of one of the entity's events by its id."""
+        """The receipt of the entity's event with this id."""
 
 
 class Entities(Generic[State, Command]):
-    """The entities of one kind. For any number of threads, and beside other processes with the same journal.
+    """The entities of one kind. For any number of threads, and beside other processes on the same journal.
 
-    In a process an entity's commands wait for each other; so `decide` must not ask. Memory: the states of `active_max`
-    entities, and of one replay what a query needs. A replay is as quick as the views are near the stream's end: let
-    somebody follow it (`Views.keep_following`). Snapshots are optional, and come every `snapshot_every` events.
+    In a process an entity's commands wait for each other, so `decide` must not call `ask`. Memory: the states of
+    `active_max` entities and, during a replay, the memory of one query. A replay is fast if the views are near the
+    stream's end: let a process follow it (`Views.keep_following`). Snapshots are optional, and taken every
+    `snapshot_every` events.
     """
 
     def __init__(
@@ -294,7 +297,7 @@ class Entities(Generic[State, Command]):
         conflicts_max: int = CONFLICTS_MAX,
         clock: Clock | None = None,
     ) -> None:
-        """The writer and the queries are of one journal. `conflicts_max`: so often a command is decided anew."""
+        """Writer and queries must be of one journal. `conflicts_max`: how often a command is decided again."""
         self._writer, self._queries, self._kind = writer, queries, kind
         self._replay = Replay(queries, kind, snapshots, snapshot_every)
         self._images: Images[State] = Images(active_max)
@@ -308,18 +311,18 @@ class Entities(Generic[State, Command]):
         return len(self._images)
 
     def ask(self, entity: str, command: Command, *, command_id: str | None = None) -> CommandOutcome[State]:
-        """Have the entity carry the command out; its events are durable then, all or none.
+        """Execute the command; on return its events are durable, all or none.
 
-        What `decide` raises comes out here, and nothing was stored. SequenceConflict if others were first every time;
-        JournalAway if it is not known whether the events are stored: with a `command_id` the same command may be asked
-        again, here or in another process, and if its events are there they are the answer, not stored twice.
+        Exceptions of `decide` are raised here, with nothing stored. SequenceConflict if other processes were first
+        every time; JournalAway if it is unknown whether the events are stored: with a `command_id` the same command may
+        be repeated, here or in another process, and is answered with its stored events if they exist, not stored twice.
         """
         with self._lock(entity):
             done = None if command_id is None else self._done(entity, command_id)
             return done or self._attempts(entity, command, command_id)
 
     def look(self, entity: str) -> CommandOutcome[State]:
-        """The entity's state as it is now, with all that anybody has appended."""
+        """The entity's present state, with the appends of all processes."""
         with self._lock(entity):
             return self._look(entity)
 
@@ -327,17 +330,16 @@ class Entities(Generic[State, Command]):
         return self._locks[hash(entity) % _LOCKS]
 
     def _look(self, entity: str) -> CommandOutcome[State]:
-        """Steps 1, 3 and 4, of no command."""
+        """Steps 1, 3 and 4, without a command."""
         return self._until_current(entity, lambda image: self._unchanged(entity, image))
 
     def _attempts(self, entity: str, command: Command, command_id: str | None) -> CommandOutcome[State]:
-        """All steps."""
         return self._until_current(entity, lambda image: self._attempt(entity, image, command, command_id))
 
     def _until_current(
         self, entity: str, attempt: Callable[[Image[State]], CommandOutcome[State]]
     ) -> CommandOutcome[State]:
-        """What an attempt gives that found the entity where its image has it. SequenceConflict if none did."""
+        """The result of the attempt that found the entity at its image's sequence. SequenceConflict if none did."""
         image = self._images.get(entity) or self._found(entity)
         for _ in range(self._conflicts_max):
             try:
@@ -347,7 +349,7 @@ class Entities(Generic[State, Command]):
         return attempt(image)
 
     def _found(self, entity: str) -> Image[State]:
-        """Step 1 of an entity that is not in memory."""
+        """Step 1 for an entity that is not in memory."""
         image = Image(self._kind.initial())
         try:
             self._unchanged(entity, image)
@@ -356,24 +358,24 @@ class Entities(Generic[State, Command]):
         return image
 
     def _unchanged(self, entity: str, image: Image[State]) -> CommandOutcome[State]:
-        """The entity as the image has it; SequenceConflict if it is not there any more. An append of nothing tells."""
+        """The entity as in the image; SequenceConflict if outdated, as reported by an append of nothing."""
         return CommandOutcome(image.state, image.sequence, self._writer.append_to(entity, (), image.sequence))
 
     def _moved(self, entity: str, image: Image[State] | None, conflict: SequenceConflict) -> Image[State]:
-        """Step 4: the entity as it is at the sequence that the writer found."""
+        """Step 4: the entity at the sequence that the writer reported."""
         assert conflict.current is not None, "the writer says where the entity is"
         return self._keep(entity, self._replay.image(entity, image, conflict.current))
 
     def _attempt(
         self, entity: str, image: Image[State], command: Command, command_id: str | None
     ) -> CommandOutcome[State]:
-        """Steps 2, 3 and 5. SequenceConflict if the entity is not where the image has it."""
+        """Steps 2, 3 and 5. SequenceConflict if the image is outdated."""
         try:
             events = self._decided(entity, image, command, command_id)
             read = tuple(map(self._queries.upcast, events))
             moved = self._replay.folded(image, read)
         except Exception:
-            self._unchanged(entity, image)  # if it was changed, this came of a state that is past
+            self._unchanged(entity, image)  # SequenceConflict if the exception came from an outdated state
             raise
         receipt = self._append(entity, events, image, command_id)
         if receipt is None:
@@ -386,7 +388,7 @@ class Entities(Generic[State, Command]):
         return CommandOutcome(moved.state, moved.sequence, receipt, read)
 
     def _decided(self, entity: str, image: Image[State], command: Command, command_id: str | None) -> list[Event]:
-        """The events that the kind decides on, as they will be read: by way of the journal's own encoding."""
+        """The decided events as they will be read: passed through the journal's own encoding."""
         now_us, base = self._clock.now_us(), command_id or str(uuid4())
         decided = self._kind.decide(image.state, command)
         events = [_event(entity, _event_id(base, number), new, now_us) for number, new in enumerate(decided, 1)]
@@ -396,17 +398,17 @@ class Entities(Generic[State, Command]):
     def _append(
         self, entity: str, events: Sequence[Event], image: Image[State], command_id: str | None
     ) -> Receipt | None:
-        """Step 3; None if the same command was carried out elsewhere since it was looked for."""
+        """Step 3; None if the same command was executed elsewhere since the lookup."""
         try:
             receipt = self._writer.append_to(entity, events, image.sequence)
-        except EventRefused:  # it may have made more events there, or fewer
+        except EventRefused:  # elsewhere the command may have made more events, or fewer
             if command_id is None or self._writer.receipt_of(entity, _event_id(command_id, 1)) is None:
                 raise
             return None
         return None if receipt.repeated else receipt
 
     def _done(self, entity: str, command_id: str) -> CommandOutcome[State] | None:
-        """What became of a command before; None if no event of it is stored."""
+        """The outcome of an earlier execution of a command; None if none of its events is stored."""
         receipts: list[Receipt] = []
         while (receipt := self._writer.receipt_of(entity, _event_id(command_id, len(receipts) + 1))) is not None:
             receipts.append(receipt)
@@ -432,5 +434,5 @@ def _event(entity: str, id_: str, new: NewEvent, now_us: int) -> Event:
 
 
 def _event_id(command_id: str, number: int) -> str:
-    """The ids of a command's events: so they are found when it is asked again."""
+    """Derived from the command's id, so that a repeated command finds its events."""
     return f"{command_id}.{number}"

@@ -1,4 +1,4 @@
-"""Entity: what a user writes of a kind of entities. All of it is pure: the same arguments give the same result."""
+"""Entity: the base class of a user's kinds of entities. All methods are pure: equal arguments give equal results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Command = TypeVar("Command")
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """An event that a command decided on. Its entity, its id and its sequence it gets when it is stored.
+    """An event decided by a command. Entity, id and sequence are assigned when the event is stored.
 
-    `time_us`: when it happened; the time at which it is stored if it is not given.
+    `time_us`: when the event happened; default: the time of storing.
     """
 
     type: str
@@ -30,43 +30,43 @@ class NewEvent:
 
 
 class Entity(ABC, Generic[State, Command]):
-    """A kind of entities. Its methods are called by any thread, as often as needed, and change nothing they are given.
+    """A kind of entities. Any thread calls the methods, as often as needed; they must not mutate their arguments.
 
-    `version` is that of the fold: give it the next number whenever `initial`, `fold`, `dump` or `load` would make
-    another state of the same events. Snapshots of another version are not used. States can be compared with `==`.
+    `version` is the version of the fold: increase it whenever `initial`, `fold`, `dump` or `load` would make another
+    state of the same events. Snapshots of another version are not used. States must be comparable with `==`.
     """
 
     version: ClassVar[int] = 1
 
     @property
     def kind(self) -> str:
-        """What the kind is called in snapshots and messages."""
+        """The kind's name in snapshots and messages."""
         return type(self).__name__
 
     @abstractmethod
     def initial(self) -> State:
-        """The state of an entity that has no event."""
+        """The state of an entity without events."""
 
     @abstractmethod
     def fold(self, state: State, event: Event) -> State:
-        """The state after one more event. It must take every event that the entity has, also of types it does not know.
+        """The state after one more event. Must accept every event of the entity, including unknown types.
 
-        The event has its sequence, but no `appended_us`: a state that depended on it would not be known before the
-        event is stored.
+        The event has its sequence, but no `appended_us`: a state that depended on the append time would be unknown
+        before the event is stored.
         """
 
     @abstractmethod
     def decide(self, state: State, command: Command) -> Sequence[NewEvent]:
-        """What a command makes happen in this state: some events, stored together, or none.
+        """The events that a command causes in this state: stored together; possibly none.
 
-        Whatever it raises refuses the command (`CommandRefused` is there for it), and goes to who asked. It may be
-        called several times for one command, each time with a newer state.
+        Any exception refuses the command (`CommandRefused` exists for this purpose), and is raised to the caller. May
+        be called several times for one command, each time with a newer state.
         """
 
     def dump(self, state: State) -> Any:
-        """The state as JSON has it (objects, lists, texts, numbers), for snapshots. As it is, if not overridden."""
+        """The state as JSON values (objects, lists, texts, numbers), for snapshots. Default: the state itself."""
         return state
 
     def load(self, dumped: Any) -> State:
-        """The state that `dump` gave this for."""
+        """The inverse of `dump`."""
         return dumped  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Snapshots of entities: their states now and then, so that a replay need not begin with the first event. In LMDB.
+"""Snapshots of entities' states in LMDB, so that a replay need not begin with the first event.
 
     blake2b of kind, 0 and entity, 16 bytes -> u32 CRC-32 of the rest, then JSON:
         {"kind", "entity", "fold": version of the fold, "journal": its id, "sequence", "last_id", "state"}
 
-They are made of the journal alone, and never needed: the folder may be deleted while nobody has it open. Whatever is
-wrong with it goes to the log, and costs a longer replay. A snapshot is used only if it is whole, of the same kind,
-entity, journal and version of the fold; and whether the log bears it out, `replay` looks.
+Snapshots are derived from the journal and never required: the folder may be deleted while no process has it open. A
+failure is logged, and costs a longer replay. A snapshot is used only if whole, and of the same kind, entity, journal
+and version of the fold; `commands.Replay` checks the snapshot against the log.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import orjson
 from stateside.core.errors import SettingInvalid
 from stateside.journal.lmdb import is_whole, open_environment
 
-MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # of addresses, not of memory; the most that this process may have
+MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # address space, not memory; the largest that the process may map
 READERS_MAX = 512
-PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME  # only what JSON itself has
+PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME  # JSON's own types only
 
 _CRC = struct.Struct("<I")
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """What a snapshot is of. Only one that is of all the same is used."""
+    """The identity of a snapshot. A snapshot is used only if all fields are equal."""
 
     kind: str
     entity: str
@@ -43,17 +43,16 @@ class Whose:
     journal: str | None
 
     def key(self) -> bytes:
-        """Where it is kept. One is kept of each entity, so that a new fold's takes the place of the old one's."""
+        """The LMDB key. There is one snapshot per entity, so a new fold's replaces the old one's."""
         return blake2b(f"{self.kind}\0{self.entity}".encode(), digest_size=16).digest()
 
     def fields(self) -> dict[str, Any]:
-        """As a snapshot has it."""
         return {"kind": self.kind, "entity": self.entity, "fold": self.fold, "journal": self.journal}
 
 
 @dataclass(frozen=True, slots=True)
 class EntitySnapshot:
-    """A state, dumped, as of the event with this sequence and id."""
+    """A dumped state as of the event with this sequence and id."""
 
     sequence: int
     last_id: str
@@ -61,16 +60,16 @@ class EntitySnapshot:
 
 
 class Snapshots:
-    """The snapshots in a folder. Any number of processes share one; in a process share one object (LMDB's rule)."""
+    """The snapshots in a folder. Processes may share a folder; within a process share one object (LMDB's rule)."""
 
     def __init__(self, folder: Path) -> None:
-        """SettingInvalid if this process has them open already."""
+        """SettingInvalid if this process has the folder open already."""
         self._folder = folder
         self._environment = _opened(folder)
         self._page_bytes = self._environment.stat()["psize"] if self._environment else 0
 
     def load(self, whose: Whose) -> EntitySnapshot | None:
-        """The newest one; None if there is none that can be used."""
+        """The newest snapshot; None if there is none usable."""
         if self._environment is None or not is_whole(self._folder, self._environment, self._page_bytes):
             return None
         try:
@@ -82,7 +81,7 @@ class Snapshots:
         return None if found is None else _parsed(whose, found)
 
     def save(self, whose: Whose, kept: EntitySnapshot) -> bool:
-        """Keep this one instead of the one before; whether that worked. TypeError if the state is not JSON."""
+        """Replace the entity's snapshot; whether this succeeded. TypeError if the state is not JSON."""
         fields = whose.fields() | {"sequence": kept.sequence, "last_id": kept.last_id, "state": kept.state}
         content = orjson.dumps(fields, option=PLAIN)
         if self._environment is None or not is_whole(self._folder, self._environment, self._page_bytes):
@@ -96,7 +95,6 @@ class Snapshots:
             return False
 
     def close(self) -> None:
-        """Let the files go."""
         if self._environment is not None:
             self._environment.close()
         self._environment = None
@@ -109,7 +107,7 @@ class Snapshots:
 
 
 def _parsed(whose: Whose, found: bytes) -> EntitySnapshot | None:
-    """What this snapshot says, if it is whole and of what is asked for."""
+    """The snapshot, if whole and of the same identity."""
     content = found[_CRC.size :]
     if len(found) < _CRC.size or _CRC.unpack_from(found)[0] != zlib.crc32(content):
         log.warning("the snapshot of %r is damaged and not used", whose.entity)
@@ -121,7 +119,7 @@ def _parsed(whose: Whose, found: bytes) -> EntitySnapshot | None:
 
 
 def _opened(folder: Path) -> lmdb.Environment | None:
-    """The environment there, begun anew if it is damaged; None if the disk has no place for it."""
+    """The folder's environment, recreated if damaged; None if the disk has no space for it."""
     for attempt in (1, 2):
         try:
             folder.mkdir(parents=True, exist_ok=True)

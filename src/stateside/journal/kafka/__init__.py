@@ -11,9 +11,12 @@
     with Views(journal, folder / "views") as views:
         Queries(journal, views).entity("emma").current()
 
-`topic` has the address and the settings, `admin` what brokers say of it, `messages` how an event stands in a topic,
-`fetching` and `journal` the reads, `owner` who may write, `lane` its transactions, `index` and `known` what a
-writer knows, `writer` the appends, `failures` what errors of Kafka's mean.
+| module | has |
+|---|---|
+| `topic`, `admin`, `messages`, `kafka_errors` | address and settings, broker metadata, message format, errors |
+| `consumers`, `topic_reader` | fetching messages, reading events |
+| `topic_owner`, `transactions`, `topic_index` | the writer, ownership and transactions, the writer's index |
+| `topic_folder`, `shared_writer` | a folder whose journal is a topic, and its writers |
 """
 
 from stateside.journal.kafka.admin import create_topic

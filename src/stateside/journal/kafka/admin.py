@@ -1,4 +1,4 @@
-"""What the brokers say of a topic: which one it is, where its partitions begin and end, how it is set up."""
+"""Topic administration: identity, offsets and settings of a topic, as reported by the brokers, and topic creation."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A topic as it is: its id, the same for its whole life and for no other topic, and how many partitions it has."""
+    """A topic's id, constant for its life and unique to it, and its number of partitions."""
 
     id: str
     partitions: int
 
 
 class Admin:
-    """Asks the brokers about one topic. Any number of threads may. A question takes about a millisecond."""
+    """Queries brokers about one topic, from any number of threads. A query takes about a millisecond."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self._client = topic.admin()
 
     def found(self) -> Described | None:
-        """The topic; None if there is none. JournalAway if the brokers cannot be asked."""
+        """The topic; None if there is none. JournalAway if no broker answers."""
         from confluent_kafka import KafkaException, TopicCollection
 
         wait_s = self.topic.answer_s_max
@@ -64,19 +64,19 @@ class Admin:
         return found
 
     def begins(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The offsets at which the partitions begin: what was before them, retention has deleted."""
+        """The first offsets of the partitions; retention has deleted everything before them."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The offsets up to which readers of committed events can read the partitions."""
+        """The end offsets of the partitions, for readers of committed events."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def settings(self) -> Mapping[str, str]:
-        """How the topic is set up; nothing if this client may not know."""
+        """The topic's settings; empty if this client is not authorised to read them."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin._config import ConfigResource
         from confluent_kafka.admin._resource import ResourceType
@@ -91,7 +91,7 @@ class Admin:
             raise told(error.args[0], self.topic) from error
 
     def create(self, partitions: int, settings: Mapping[str, str]) -> Described:
-        """Create the topic; it is there for every client when this returns."""
+        """Create the topic; on return every client sees the topic."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
@@ -110,7 +110,7 @@ class Admin:
         return self._awaited()
 
     def _answer(self, asked: Future[Answer]) -> Answer:
-        """What a broker says; KafkaException also if it says nothing, or this process stood still meanwhile."""
+        """A broker's answer; KafkaException also if there is none in time, or this process was paused meanwhile."""
         from confluent_kafka import KafkaError, KafkaException
 
         try:
@@ -119,7 +119,7 @@ class Admin:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no broker answered in time")) from error
 
     def _awaited(self) -> Described:
-        """The controller creates a topic a moment before the brokers hear of it, and of who leads its partitions."""
+        """Wait for the brokers: the controller creates a topic a moment before the brokers know its leaders."""
         deadline = time.monotonic() + self.topic.answer_s_max
         while True:
             try:
@@ -154,11 +154,10 @@ class Admin:
 def create_topic(
     topic: Topic, *, partitions: int, settings: Mapping[str, str] | None = None, exists_ok: bool = False
 ) -> Described:
-    """Create the topic of a new journal, with so many partitions for good; SettingInvalid if there is one of that name.
+    """Create the topic of a new journal, with a fixed number of partitions; SettingInvalid if the name is taken.
 
-    It keeps its events for ever, unless `settings`, which are those of a Kafka topic, say otherwise. How many copies
-    there are the brokers decide (default.replication.factor). `exists_ok`: one that is there, with as many partitions,
-    is as good.
+    The topic keeps its events for ever, unless `settings` (those of a Kafka topic) say otherwise. The brokers decide
+    the number of replicas (default.replication.factor). `exists_ok`: accept an existing topic with as many partitions.
     """
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise SettingInvalid(f"A topic of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
@@ -169,7 +168,7 @@ def create_topic(
 
 
 def check_policy(topic: Topic, settings: Mapping[str, str]) -> None:
-    """SettingInvalid if Kafka would delete events of this topic because newer ones of the same entity are there."""
+    """SettingInvalid if Kafka would compact the topic, and so delete an entity's older events."""
     policy = settings.get("cleanup.policy", "delete")
     if "compact" in policy:
         raise SettingInvalid(

@@ -1,4 +1,4 @@
-"""Fetching: the messages of a range of offsets, from consumers that are kept for the next reader."""
+"""Consumers: the messages of an offset range, read by pooled Kafka consumers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
 
 MESSAGES_AT_ONCE = 2_000
-KEPT_MAX = 4  # consumers that wait for the next reader
+KEPT_MAX = 4  # idle consumers in the pool
 _LOOK_S = 0.01
-_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE")  # the client tries again by itself
+_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE")  # the client retries by itself
 
 
 class Gone(Exception):
-    """Messages of the range are not there any more."""
+    """Messages of the range are deleted."""
 
 
 class Fetcher:
-    """Reads committed messages of a topic. Any number of threads may; each reading has a consumer of its own.
+    """Reads committed messages of a topic. Any number of threads may; each read has its own consumer.
 
-    A consumer keeps an error that it met for whoever asks it next, even when it was told to read something else since:
-    it reads ahead of its last reader, and the topic may be made anew meanwhile.
+    A pooled consumer may report an error of its previous assignment to its next reader: a consumer prefetches beyond
+    its last read, and the topic may be recreated meanwhile.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -38,10 +38,10 @@ class Fetcher:
         self._keeping = threading.Lock()
 
     def messages(self, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
-        """The messages with offsets start <= offset < stop, some at a time. The partition reaches `stop`.
+        """The messages with offsets start <= offset < stop, in groups. The partition reaches `stop`.
 
-        Gone if they are deleted, JournalAway if nothing comes for too long. Memory: what was fetched at once, and what
-        the client fetches ahead (16 MiB).
+        Gone if messages are deleted, JournalAway if none arrive for too long. Memory: one group, and the client's
+        prefetch (16 MiB).
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -58,7 +58,7 @@ class Fetcher:
                     consumer.close()
                     if is_new:
                         raise
-                    continue  # what a kept one tells may be of the range that it read before: a new one is asked
+                    continue  # perhaps an error of a pooled consumer's earlier range: try a new consumer
                 except BaseException:
                     consumer.close()
                     raise
@@ -66,7 +66,6 @@ class Fetcher:
                 return
 
     def close(self) -> None:
-        """Close what is kept."""
         with self._keeping:
             kept, self._kept = self._kept, []
         for consumer in kept:
@@ -80,7 +79,7 @@ class Fetcher:
                 offset = message.offset()
                 if message.partition() != partition or not _counts(message) or offset is None or offset < start:
                     continue
-                start = offset + (message.error() is None)  # the end of a partition is told with the offset behind it
+                start = offset + (message.error() is None)  # end of partition: its offset is the next one already
                 if message.error() is None and offset < stop:
                     found.append(message)
             if found:
@@ -94,7 +93,7 @@ class Fetcher:
                 )
 
     def _taken(self) -> tuple[Consumer, bool]:
-        """A consumer, and whether it is a new one."""
+        """A consumer, and whether the consumer is new."""
         with self._keeping:
             if self._kept:
                 return self._kept.pop(), False
@@ -109,7 +108,7 @@ class Fetcher:
 
 
 def _counts(message: Message) -> bool:
-    """Whether it is a message, or the word that there are no more; Gone or KafkaException if it tells of an error."""
+    """Whether to count a message or end of partition; Gone or KafkaException for an error."""
     from confluent_kafka import KafkaError, KafkaException
 
     error = message.error()

@@ -1,4 +1,4 @@
-"""Failures: what an error of Kafka's client means for a journal."""
+"""Translation of Kafka client errors into the journal's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FENCED = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 TOO_LARGE = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 MISSING = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
-MOVING = (  # a partition gets another leader, or its first one: asked again, a broker answers
+MOVING = (  # a partition's leader changes, or is elected for the first time: a retry succeeds
     "NOT_LEADER_FOR_PARTITION",
     "LEADER_NOT_AVAILABLE",
     "FENCED_LEADER_EPOCH",
@@ -37,7 +37,7 @@ DENIED = (
 
 @contextmanager
 def asking(topic: Topic) -> Iterator[None]:
-    """Turns an error of the client's into one that says what to do."""
+    """Translate a Kafka client error into one with a next step."""
     from confluent_kafka import KafkaException
 
     try:
@@ -47,7 +47,7 @@ def asking(topic: Topic) -> Iterator[None]:
 
 
 def told(error: KafkaError, topic: Topic) -> StatesideError:
-    """What is told of an error."""
+    """The journal's error for a Kafka error."""
     if is_one(error, FENCED):
         return JournalFenced(
             "Another owner has taken these partitions over, or this one stood still for longer than a transaction may",
@@ -78,7 +78,7 @@ def told(error: KafkaError, topic: Topic) -> StatesideError:
 
 
 def missing(topic: Topic) -> JournalAway:
-    """There is no such topic."""
+    """The error for a topic that does not exist."""
     return JournalAway(
         f"There is no topic {topic.name!r}",
         where=topic.servers,
@@ -88,7 +88,7 @@ def missing(topic: Topic) -> JournalAway:
 
 
 def is_one(error: KafkaError, names: tuple[str, ...]) -> bool:
-    """Whether it is an error with one of these names."""
+    """Whether the error has one of these names."""
     from confluent_kafka import KafkaError
 
     return error.code() in {getattr(KafkaError, name) for name in names if hasattr(KafkaError, name)}

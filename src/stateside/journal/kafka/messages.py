@@ -1,14 +1,14 @@
-"""Messages: how an event stands in a topic. Others can read it, too:
+"""Messages: the format of an event in a topic, readable by any Kafka client:
 
     key        the entity, in UTF-8
-    value      one JSON object with the fields of `lines`, as `stateside journal export` has them:
+    value      one JSON object with the fields of `json_lines`, as in `stateside journal export`:
                {"id": …, "entity": …, "type": …, "time_us": …, "tags": […], "sequence": …, "appended_us": …,
                 "payload": {…}}          …or "data": base64 in place of the payload; version, metadata, extra if any
     headers    stateside-event: 1        the format of the value
     timestamp  when it was appended, by the broker's clock (message.timestamp.type=LogAppendTime)
 
-Fields that this Stateside does not know are those of a newer one: they become part of the event's `extra`. What has no
-such value is no event, and whoever reads it is told where it stands and why.
+Unknown fields come from a newer Stateside and go into the event's `extra`. A message without such a value is no event;
+its reader gets an error with offset and reason.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stateside.journal.json_lines import FIELDS, GIVEN_BY_THE_JOURNAL, payload_o
 
 HEADERS: list[tuple[str, str | bytes | None]] = [("stateside-event", b"1")]
 
-_KNOWN = frozenset((*FIELDS, *GIVEN_BY_THE_JOURNAL)) - {"time"}  # a line may have that instead of time_us
+_KNOWN = frozenset((*FIELDS, *GIVEN_BY_THE_JOURNAL)) - {"time"}  # JSON lines may have `time` instead of `time_us`
 _NEEDED = ("id", "entity", "type", "time_us", "sequence", "appended_us")
-_LONG_NUMBER = re.compile(rb"\d{19}")  # the fast parser would make a float of one that does not fit 64 bits
+_LONG_NUMBER = re.compile(rb"\d{19}")  # orjson would turn one beyond 64 bits into a float
 _APPENDED, _SEQUENCE = (SCHEMA.get_field_index(name) for name in ("appended", "sequence"))
 
 
 class Message(Protocol):
-    """One of Kafka's client's."""
+    """The part of Kafka's message class used here."""
 
     def key(self) -> bytes | None: ...
     def value(self) -> bytes | None: ...
@@ -49,7 +49,7 @@ class Message(Protocol):
 
 
 class NoEvent(Exception):
-    """A message is no event: at this offset, for this reason."""
+    """The message at this offset is no event, for this reason."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class NoEvent(Exception):
 
 
 def values_of(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """The values of these events' messages. They are in the journal's schema, and have their sequences."""
+    """The message values of these events, which are in the journal's schema and have their sequences."""
     times = (batch.column(name).cast(pa.int64()).to_pylist() for name in ("time", "appended"))
     names = ("id", "entity", "type", "tags", "sequence", "version", "payload", "data", "metadata", "extra")
     rows = zip(*times, *(batch.column(name).to_pylist() for name in names), strict=True)
@@ -71,7 +71,7 @@ def values_of(batch: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def _with_texts(fields: dict[str, Any], texts: dict[str, str | None], data: bytes | None) -> bytes:
-    """The fields as JSON, with those that are JSON already put in as they are."""
+    """The fields as JSON; `texts` are JSON already and inserted unchanged."""
     if data is not None:
         fields["data"] = b64encode(data).decode()
     parts = [orjson.dumps(fields)[:-1]]
@@ -80,7 +80,7 @@ def _with_texts(fields: dict[str, Any], texts: dict[str, str | None], data: byte
 
 
 def batch_of(messages: Sequence[Message]) -> tuple[Offsets, pa.RecordBatch]:
-    """The events of these messages, with their offsets; NoEvent at the first one that is none."""
+    """The messages' events, with their offsets; NoEvent at the first message without an event."""
     events, given = [], []
     for message in messages:
         try:
@@ -105,7 +105,7 @@ def _appended_us(message: Message, claimed_us: int) -> int:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The fields of a message's value; ValueError if they are not an event's."""
+    """The fields of a message's value; ValueError if an event cannot have them."""
     value = message.value()
     if value is None:
         raise ValueError("it has no value")
@@ -131,7 +131,7 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _event(fields: dict[str, Any]) -> Event:
-    """The event, of which not all is checked yet; what this Stateside does not know of it is part of its extra."""
+    """The event, not fully checked yet; unknown fields go into its extra."""
     tags, extra = fields.get("tags", ()), fields.get("extra", {})
     if not fields.keys() <= _KNOWN:
         if not isinstance(extra, dict):
@@ -163,7 +163,6 @@ def _with_column(batch: pa.RecordBatch, at: int, column: pa.Array) -> pa.RecordB
 
 
 def offset_of(message: Message) -> int:
-    """Where a message that was read stands."""
     offset = message.offset()
     assert offset is not None, "only one that is sent has none"
     return offset

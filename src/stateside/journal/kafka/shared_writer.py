@@ -1,16 +1,16 @@
-"""Appending to the topic that is a folder's journal, beside other processes that do.
+"""Shared writer: several processes append to the topic that is a folder's journal.
 
-A topic has one owner at a time (`owner`), and whoever becomes it fences the one before. So that a server, the clockwork
-and commands can all append, they take turns, as writers of a journal on files do (`turns`): by a lock in the folder.
+A topic has one owner at a time (`transactions`), and a new owner fences the one before. So that a server, the clockwork
+and commands can all append, they take turns by a lock in the folder, as writers of a journal on files do (`lock`).
 
-1. The writer takes its turn. If the last one was its own, it is the owner still, and goes on with step 3.
-2. Else it becomes the owner: it opens a `KafkaWriter` anew. Whoever had the last turn is fenced, and does the same in
-   its next one. That costs some 100 ms, and no events.
-3. It appends, and gives the turn back.
+1. The writer takes its turn. A writer that also had the previous turn is still the owner, and continues with step 3.
+2. Else the writer opens a new `KafkaWriter` and becomes the owner. The writer of the previous turn is fenced, and does
+   the same in its next turn. A change of owner costs some 100 ms, and no events.
+3. The writer appends, and releases the turn.
 
-The lock is for peace, not for safety: Kafka's fence alone decides who may store. Where it does not reach, as on other
-machines whose file system has no such locks, a writer that is fenced in its turn becomes the owner again and repeats
-the append, which is stored once, as ids are compared. `append_batch` compares none, and raises JournalFenced instead.
+The lock prevents contention; Kafka's fence alone guarantees safety. Where the lock does not reach, as on other machines
+whose file system has no such locks, a writer fenced in its turn becomes the owner again and repeats the append, which
+is stored once, as ids are compared. `append_batch` compares none, and raises JournalFenced instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from stateside.journal.segment import PARTITION
 LOCK = "lock"
 ATTEMPTS_MAX = 5
 _OF_THE_CALLER = (EventRefused, SequenceConflict, PositionInvalid)
-_PAUSE_S_MAX = 0.5  # after being fenced in a turn, drawn at random, so that two do not fence each other for ever
+_PAUSE_S_MAX = 0.5  # pause after being fenced; random, so that two writers do not fence each other for ever
 
 log = logging.getLogger(__name__)
 
@@ -56,17 +56,17 @@ Answer = TypeVar("Answer")
 
 
 class PlacedWriter:
-    """One of the writers of a folder's topic, which has one partition. Threads may share it.
+    """A writer of a folder's topic, which has one partition. Threads may share the writer.
 
-    All positions, those that it takes and those that it gives, have the topic's name in them, as stamps have:
-    `billing-0:12`. It is the owner from its first append on, not before: opening it disturbs nobody. SettingInvalid if
-    the topic has several partitions, JournalAway if there is no such topic, or another one than at the first append.
+    All positions, given and returned, include the topic's name, as in stamps: `billing-0:12`. The writer becomes owner
+    at its first append: opening disturbs no other process. SettingInvalid if the topic has several partitions,
+    JournalAway if there is no such topic, or not the one of the first append.
     """
 
     def __init__(self, folder: Path, topic: Topic, *, clock: Clock | None = None) -> None:
         self.topic, self._folder, self._clock = topic, folder, clock
         self._log = TopicLog(folder, topic)
-        self._log.end()  # refuses what cannot be the journal
+        self._log.end()  # refuses a topic that cannot be the journal
         self._turns = Turns(folder / LOCK)
         self._appending = threading.Lock()
         self._owner: KafkaWriter | None = None
@@ -74,33 +74,33 @@ class PlacedWriter:
 
     @property
     def end(self) -> Position:
-        """The position behind the last committed event, whoever stored it."""
+        """The position after the last committed event of any writer."""
         return self._log.end()
 
     def append(self, events: Sequence[Event]) -> Position:
-        """As of any journal's writer (`Appending.append`)."""
+        """As `Appending.append`."""
         return self._in_stamps(self._in_turn(lambda owner: owner.append(events)))
 
     def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended:
-        """As of any journal's writer (`Appending.append_each`); of the position alone the topic's name is part."""
+        """As `Appending.append_each`; only the position includes the topic's name."""
         appended = self._in_turn(lambda owner: owner.append_each(events, any_time=any_time))
         return replace(appended, position=self._in_stamps(appended.position))
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch, as they are numbered here. Ids are not compared."""
+        """Store the events of a record batch, with new sequences. Ids are not compared."""
         return self._in_stamps(self._in_turn(lambda owner: owner.append_batch(batch), repeatable=False))
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append that got no receipt: as `append`, which knows by itself what is stored."""
+        """Repeat an append without a receipt: as `append`, whose id lookup finds stored events."""
         plain = Position.of({PARTITION: since.one()})
         return self._in_stamps(self._in_turn(lambda owner: owner.append_unstored(events, plain)))
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """As `append`; the offset of each event, of one that was there before the stored one's."""
+        """As `append`; returns the offset of each event, or of its stored original."""
         return self._in_turn(lambda owner: owner.append_once(events))
 
     def close(self) -> None:
-        """Append no more. Everything acknowledged is stored already."""
+        """Release the topic. Acknowledged events are stored already."""
         with self._appending:
             self._let_go()
             self._turns.close()
@@ -122,9 +122,7 @@ class PlacedWriter:
         raise AssertionError("the last attempt returns or raises")
 
     def _act(self, act: Callable[[KafkaWriter], Answer]) -> Answer:
-        """Steps 1 to 3. After an error that is not the caller's the owner may take nothing more: the next turn opens
-        another one.
-        """
+        """Steps 1 to 3. After an error not caused by the caller the owner may be unusable: the next turn reopens."""
         with self._appending, self._turns.take() as own:
             try:
                 if not own:
@@ -161,7 +159,7 @@ class PlacedWriter:
 
 
 def _close(owner: KafkaWriter) -> None:
-    """Close it; what goes wrong then concerns an index that may be deleted, and no event."""
+    """Close the owner; a failure concerns only its index, which may be deleted, and no event."""
     try:
         owner.close()
     except StatesideError as error:

@@ -1,13 +1,13 @@
-"""Topics: where a journal on Kafka is, and how its brokers are reached.
+"""Topics: the address of a journal on Kafka, its client options, and the clients.
 
     topic = Topic("localhost:9092", "orders")
     topic = Topic("kafka:9093", "orders", {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
                                            "sasl.username": "shop", "sasl.password": "env:KAFKA_PASSWORD"})
 
-Options are librdkafka's, for every client that is made; a value `env:NAME` is taken from that environment variable when
-a client is made, and stands in no log and no message.
+Options are librdkafka's, for every client; a value `env:NAME` is read from that environment variable when a client is
+created, and appears in no log and no message.
 
-Addresses: a journal on Kafka in one line, for the command line.
+On the command line, a topic is one address:
 
 kafka://localhost:9092/orders
 kafka://one:9093,two:9093/orders?security.protocol=SASL_SSL&sasl.username=shop&sasl.password=env:KAFKA_PASSWORD
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient
 
-ANSWER_S_MAX = 15.0  # longer than this a broker may be silent, then it counts as away
-FETCH_WAIT_MS = 10  # so long a broker waits for more events before it says that there are none
-PREFETCH_KB = 16_384  # of one reader; the client's own default is four times as much
+ANSWER_S_MAX = 15.0  # a broker silent for longer counts as away
+FETCH_WAIT_MS = 10  # a broker waits so long for events before an empty answer
+PREFETCH_KB = 16_384  # per reader; a quarter of the client's default
 log = logging.getLogger(__name__)
 Client = TypeVar("Client")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-_QUIET = {"log_level": "2"}  # what goes wrong is told by errors; at 3 each vain attempt to connect would be a line
+_QUIET = {"log_level": "2"}  # failures raise errors; level 3 logs every failed attempt to connect
 _OURS = {
     *("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "max.in.flight"),
     *("isolation.level", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof"),
@@ -46,7 +46,7 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A value; nothing is connected to. SettingInvalid if it cannot be one."""
+    """A value, without a connection. SettingInvalid for an invalid name or a reserved option."""
 
     servers: str
     name: str
@@ -62,9 +62,9 @@ class Topic:
             raise SettingInvalid(f"The journal sets {min(taken)!r} itself", next_step="Leave it out of the options")
 
     def in_stamps(self, position: Position) -> Position:
-        """A receipt, or another position in this topic, as the stamps of a view that reads it have it: orders-0:12.
+        """A position in this topic, such as a receipt, in the form of the stamps of a view on the topic: orders-0:12.
 
-        It is what to ask for as `min_position`, to read one's own event.
+        Pass the result as `min_position` to read one's own event.
         """
         return Position.of({f"{self.name}-{partition}": offset for partition, offset in position.parts})
 
@@ -74,19 +74,18 @@ class Topic:
         return f"topic {self.name} at {self.servers}"
 
     def admin(self) -> AdminClient:
-        """What asks about topics."""
         from confluent_kafka.admin import AdminClient
 
         return self._made(AdminClient, {})
 
     def consumer(self) -> Consumer:
-        """What reads committed events of partitions that it is told, belongs to no group, and never skips."""
+        """A consumer of committed events in assigned partitions; without a group, and never skipping."""
         from confluent_kafka import Consumer
 
         settings = {
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             "queued.max.messages.kbytes": PREFETCH_KB,
-            "group.id": "stateside",  # the client wants one; as nothing is subscribed to it is never joined
+            "group.id": "stateside",  # required by the client; never joined, as there is no subscription
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
@@ -95,7 +94,7 @@ class Topic:
         return self._made(Consumer, settings)
 
     def producer(self, transactional_id: str, message_bytes_max: int) -> Producer:
-        """What stores events in transactions; who had the same id before cannot any more once it is initialised."""
+        """A transactional producer; its initialisation fences the previous producer with the same id."""
         from confluent_kafka import Producer
 
         settings = {
@@ -114,7 +113,7 @@ class Topic:
             return kind({**_QUIET, **settings, **given, "bootstrap.servers": self.servers}, logger=log)
         except (KafkaException, ValueError, TypeError) as error:
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise SettingInvalid(  # not `from error`: it may have a secret in its text
+        raise SettingInvalid(  # not `from error`: the error's text may contain a secret
             f"Kafka's options are not in order: {without_secrets(reason, self.options)}",
             where=self.where,
             next_step="Mend them, then try again",
@@ -122,9 +121,9 @@ class Topic:
 
 
 def partition_of(entity: str, partitions: int) -> int:
-    """In which of so many partitions an entity's events stand, for good: CRC-32 of its UTF-8, modulo their number.
+    """The partition of an entity's events, for good: CRC-32 of its UTF-8, modulo the number of partitions.
 
-    (librdkafka's partitioner `consistent` says the same.)
+    (Same as librdkafka's partitioner `consistent`.)
     """
     return zlib.crc32(entity.encode()) % partitions
 
@@ -133,12 +132,12 @@ SCHEME = "kafka"
 
 
 def topic_at(address: str) -> Topic:
-    """The topic at this address; SettingInvalid if it is none. What follows the `?` are librdkafka's options."""
+    """The topic at this address, with librdkafka's options after the `?`; SettingInvalid if the address is invalid."""
     parts = urlsplit(address)
     name = parts.path.removeprefix("/")
     if parts.scheme != SCHEME or not parts.netloc or not name or "@" in parts.netloc or parts.fragment:
         raise SettingInvalid(
-            "That is no address of a journal on Kafka",  # which is not told again: it may have a password in it
+            "That is no address of a journal on Kafka",  # not repeated here: it may contain a password
             next_step="Write it like kafka://localhost:9092/orders, with options behind a ? and secrets as env:NAME",
         )
     try:

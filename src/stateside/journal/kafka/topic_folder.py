@@ -1,10 +1,10 @@
-"""A folder whose journal is a topic: a file says which one, and readers and writers of the folder go there.
+"""A folder whose journal is a Kafka topic: a file names the topic, and the folder's readers and writers use the topic.
 
     JOURNAL/topic.json      {"address": "kafka://localhost:9092/billing"}
-    JOURNAL/index/, lock    of those who append (`placed_writer`)
+    JOURNAL/index/, lock    of the writers (`shared_writer`)
 
-It is for applications whose events stand in one order: such a journal has one partition. `TopicLog` reads it as if it
-lay in the folder.
+For applications whose events have one order: such a journal has one partition. `TopicLog` reads the topic like a
+journal on files.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from stateside.journal.reader import Journal
 from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.journal.topic_note import NAME as NAME
 
-INDEX = "index"  # beside it: what writers of the topic know of it; it may be deleted
+INDEX = "index"  # the writers' indexes of the topic, beside the note; may be deleted
 
 
 def place(folder: Path, address: str) -> Topic:
-    """Have the folder's journal at this address from now on, where the same topic may be elsewhere than before.
+    """Set the address of the folder's journal; the same topic may have moved to another address.
 
-    SettingInvalid if that is no address, or has a secret in it, or the folder has a journal of its own.
+    SettingInvalid if the address is invalid or contains a secret, or the folder has a journal of its own.
     """
     topic = placeable(folder, address)
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def place(folder: Path, address: str) -> Topic:
 
 
 def placeable(folder: Path, address: str) -> Topic:
-    """The topic at this address, which the folder's journal can be; SettingInvalid as `place` says."""
+    """The topic at this address, as the folder's future journal; SettingInvalid as for `place`."""
     topic = topic_at(address)
     if segment.segment_offsets(folder):
         raise SettingInvalid(
@@ -59,13 +59,13 @@ def placeable(folder: Path, address: str) -> Topic:
 
 
 def placed(folder: Path) -> Topic | None:
-    """The topic that is the folder's journal; None if it has one of its own. SettingInvalid if the file is damaged."""
+    """The topic that is the folder's journal; None for a journal on files. SettingInvalid if the file is damaged."""
     address = address_in(folder)
     return None if address is None else topic_at(address)
 
 
 def address_in(folder: Path) -> str | None:
-    """The address of the topic that is the folder's journal; None if it has one of its own."""
+    """The address of the topic that is the folder's journal; None for a journal on files."""
     try:
         return str(json.loads((folder / NAME).read_bytes())["address"])
     except (FileNotFoundError, NotADirectoryError):
@@ -79,10 +79,10 @@ def address_in(folder: Path) -> str | None:
 
 
 class TopicLog(Journal):
-    """A topic of one partition, read as a journal on files is. Not every offset has an event: Kafka's marks take some.
+    """A topic of one partition, read like a journal on files. Some offsets have no event: Kafka's transaction markers.
 
-    Positions have the topic's name in them, as stamps of a view do that reads it with Spark: `billing-0:12`.
-    JournalAway if there is no such topic, SettingInvalid if it has several partitions.
+    Positions include the topic's name, as in stamps of a view that reads the topic with Spark: `billing-0:12`.
+    JournalAway if there is no such topic, SettingInvalid if the topic has several partitions.
     """
 
     def __init__(self, folder: Path, topic: Topic) -> None:
@@ -95,21 +95,21 @@ class TopicLog(Journal):
         return self._events.id()
 
     def end(self) -> Position:
-        """The position behind the last committed event."""
+        """The position after the last committed event."""
         self._check_partitions()
         return self.in_stamps(self._events.end())
 
     def begin(self) -> Position:
-        """The position of the first event that retention has left."""
+        """The position of the first event not deleted by retention."""
         self._check_partitions()
         return self.in_stamps(self._events.begin())
 
     def durable_end(self) -> DurableEnd:
-        """The end; it has no place in files."""
+        """The end, without a place in files."""
         return DurableEnd(self.end().one(), 0, 0)
 
     def in_stamps(self, position: Position) -> Position:
-        """A position in the topic, such as a receipt, as stamps have it."""
+        """A position in the topic, such as a receipt, in the form of stamps."""
         return self.topic.in_stamps(position)
 
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
@@ -119,23 +119,23 @@ class TopicLog(Journal):
             yield from decode(batch)
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """Those of the events whose ids do not stand in the journal from a position on."""
+        """The events whose ids are not in the journal from a position on."""
         wanted = {event.id for event in events}
         for _, batch in self.batches(since.one(), self.end().one()):
             wanted.difference_update(batch.column("id").to_pylist())
         return [event for event in events if event.id in wanted]
 
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop; those of a batch follow one another, batches may not."""
+        """The events with offsets start <= offset < stop; gaps occur between batches only."""
         self.check(start, stop)
         yield from self._events.batches(PARTITION, start, stop)
 
     def check(self, start: int, stop: int) -> DurableEnd:
-        """The end; SettingInvalid if this is a topic of several partitions. Offsets are checked where they are read."""
+        """The end; SettingInvalid for a topic of several partitions. The read itself checks the offsets."""
         return self.durable_end()
 
     def _check_partitions(self) -> None:
-        """Asked for each time: partitions may be added to a topic while it is read."""
+        """Checked each time: partitions may be added to a topic during a read."""
         if len(self._events.partitions()) != 1:
             raise SettingInvalid(
                 "This topic has several partitions, and no order of its events that is the same for all",
@@ -147,7 +147,7 @@ class TopicLog(Journal):
 
 
 def topic_of(folder: Path) -> Topic:
-    """The topic that is the folder's journal; JournalAway if none is."""
+    """The topic that is the folder's journal; JournalAway for a journal on files."""
     topic = placed(folder)
     if topic is None:
         raise JournalAway(

@@ -1,20 +1,20 @@
-"""The index of a writer: what it must know of a topic's events to number the next ones and to know repeated ones.
+"""A Kafka writer's index: last sequences and ids of a topic's events, to number new events and recognise repeated ones.
 
 In LMDB, with hashes of 16 bytes (`journal.index`) and numbers big-endian:
 
     "e" hash of an entity   -> u64 sequence of its last event
     "i" hash of an id       -> u32 partition, u64 offset of the first event with it
-    "p" u32 partition       -> u64 up to which offset the index has its events, u64 offset behind the last of them
+    "p" u32 partition       -> u64 offset up to which the index has its events, u64 offset after the last of them
     "t"                     -> the topic's id, and how many partitions it has
 
-All of it comes from the topic. It may be deleted while nobody has it open, and is made anew; so it is where it is of
-another topic, or knows more than this one has. What is not written yet is in memory, and read from the topic again
-after a crash: how far the index goes stands in the same transaction as what it has from there.
+The index is derived from the topic and may be deleted while no process has it open: the next writer rebuilds the index.
+An index of another topic, or one beyond this topic's end, is rebuilt as well. Unwritten entries are in memory, and read
+from the topic again after a crash: one transaction writes entries together with the offset they reach.
 
-A folder has one index for each writer that is there at the same time, `0/`, `1/`, …: so an owner that was paused in the
-middle of a transaction keeps no successor waiting, which takes the next one.
+A folder has one index per concurrent writer, `0/`, `1/`, …: so an owner paused in the middle of a transaction does not
+block its successor, which takes the next index.
 
-What an owner knows of its partitions: all that they have, as the topic says it, and how it comes to know.
+`OwnedEvents` keeps the index up to date with all events of an owner's partitions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from stateside.journal.kafka.transactions import Delivered
 from stateside.journal.lmdb import open_environment
 from stateside.journal.receipt import StoredEvent
 
-UNWRITTEN_MAX = 50_000  # entries; in memory they take some 10 MB
+UNWRITTEN_MAX = 50_000  # entries; some 10 MB in memory
 MAP_BYTES_START = 64 << 20
 _NUMBER = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
@@ -55,14 +55,12 @@ _WHAT = "sequences and ids"
 
 @dataclass(frozen=True, slots=True)
 class TopicEventPlace:
-    """Where an event stands."""
-
     partition: int
     offset: int
 
 
 class TopicIndex:
-    """For one process and one thread at a time. JournalAway if it cannot be kept."""
+    """For one process and one thread at a time. JournalAway if the index cannot be kept."""
 
     def __init__(self, folder: Path, topic: Described) -> None:
         self._topic = f"{topic.id} {topic.partitions}".encode()
@@ -78,54 +76,54 @@ class TopicIndex:
                 raise
 
     def lasts(self, entities: Iterable[str]) -> list[int]:
-        """The sequence of each entity's last event; 0 where there is none."""
+        """The sequence of each entity's last event; 0 for an entity without events."""
         found = self._values(b"e" + hash_of(entity) for entity in entities)
         return [0 if value is None else int(_NUMBER.unpack(value)[0]) for value in found]
 
     def places(self, ids: Iterable[str]) -> list[TopicEventPlace | None]:
-        """Where the first event with each id stands; None where there is none."""
+        """The place of the first event with each id; None for an id without event."""
         found = self._values(b"i" + hash_of(id_) for id_ in ids)
         return [None if value is None else TopicEventPlace(*_PLACE.unpack(value)) for value in found]
 
     def covers(self, partition: int) -> int:
-        """Up to which offset the index has the partition's events."""
+        """The offset up to which the index has the partition's events."""
         return self._reached(partition)[0]
 
     def behind_last(self, partition: int) -> int:
-        """The offset just behind the last event that it has of the partition; 0 if there is none."""
+        """The offset just after the partition's last indexed event; 0 if there is none."""
         return self._reached(partition)[1]
 
     def note(self, partition: int, offsets: Offsets | Sequence[int], batch: pa.RecordBatch) -> None:
-        """Take in events of a partition, which stand behind those that it has."""
+        """Add events of a partition, after those indexed already."""
         entities, ids, sequences = (batch.column(name).to_pylist() for name in ("entity", "id", "sequence"))
         keys = [b"i" + hash_of(id_) for id_ in ids]
         for key, known, offset in zip(keys, self._values(keys), offsets, strict=True):
-            if known is None:  # of equal ids the first
+            if known is None:  # the first of equal ids counts
                 self._unwritten.setdefault(key, _PLACE.pack(partition, offset))
-        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # of an entity its last one
+        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # the last one of each entity
             self._unwritten[b"e" + hash_of(entity)] = _NUMBER.pack(sequence)
         behind = int(offsets[-1]) + 1
         self._unwritten[_partition_key(partition)] = _REACHED.pack(behind, behind)
 
     def reach(self, partition: int, offset: int) -> None:
-        """There are no events between what it has of the partition and this offset."""
+        """Move the covered offset to `offset`, with no events between the two."""
         reached, behind = self._reached(partition)
         if offset > reached:
             self._unwritten[_partition_key(partition)] = _REACHED.pack(offset, behind)
 
     def write_if_due(self) -> None:
-        """Have it on disk if there is much of it."""
+        """Write to disk if there are many unwritten entries."""
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
     def write(self) -> None:
-        """Have on disk all that was taken in."""
+        """Write all entries to disk."""
         with keeping(_WHAT, self.directory):
             while self._unwritten and not self._written():
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
 
     def forget(self) -> None:
-        """Begin anew: it is not of this topic as it is now."""
+        """Start over with an empty index, if the old one does not match the topic."""
         with keeping(_WHAT, self.directory):
             self._environment.close()
             self._unwritten = {}
@@ -133,7 +131,7 @@ class TopicIndex:
             self._open()
 
     def close(self) -> None:
-        """Let the files go."""
+        """Write the index and release the files."""
         if self._lock == CLOSED:
             return
         try:
@@ -161,7 +159,7 @@ class TopicIndex:
             return found
 
     def _written(self) -> bool:
-        """Whether there was room for it all."""
+        """Whether the map had space for all entries."""
         try:
             with self._environment.begin(write=True) as transaction:
                 for key, value in sorted(self._unwritten.items()):
@@ -181,7 +179,7 @@ class TopicIndex:
 
 
 def _claimed(folder: Path) -> tuple[Path, int]:
-    """The first index of the folder that no other writer has open, and its lock."""
+    """The folder's first index that no other writer has open, and its lock."""
     for number in count():
         directory = folder / str(number)
         directory.mkdir(parents=True, exist_ok=True)
@@ -199,7 +197,7 @@ _KNOWN_BY = ("id", "entity", "sequence")
 
 
 class Moved(Exception):
-    """Partitions have more, or less, than their owner knows; what was sent to them just now does not count."""
+    """Partitions have more, or fewer, messages than their owner knows; the messages sent just now do not count."""
 
     def __init__(self, delivered: Delivered) -> None:
         super().__init__(delivered)
@@ -212,25 +210,24 @@ class OwnedEvents:
     def __init__(
         self, journal: KafkaJournal, described: Described, partitions: Sequence[int], folder: Path, accept_gone: bool
     ) -> None:
-        """Knows nothing new until `catch_up`."""
+        """Call `catch_up` to read new events."""
         self._journal, self._described, self._accept_gone = journal, described, accept_gone
         self._topic: Topic = journal.topic
         self._admin = Admin(journal.topic)
         self._partitions = partitions
-        self._next: dict[int, int] = {}  # by partition: the offset that the next message must get
+        self._next: dict[int, int] = {}  # by partition: the expected offset of the next message
         self._index = TopicIndex(folder, described)
         self.lasts, self.places = self._index.lasts, self._index.places
 
     def partition_of(self, entity: str) -> int:
-        """The partition that an entity's events stand in."""
         return partition_of(entity, self._described.partitions)
 
     def end(self, partitions: Iterable[int]) -> Position:
-        """The position just behind the last events of these partitions."""
+        """The position just after the last events of these partitions."""
         return position_of({number: self._index.behind_last(number) for number in partitions})
 
     def stored(self, ids: Sequence[str]) -> list[StoredEvent]:
-        """Those of the events with these ids that are there, as they stand in the topic."""
+        """The stored events with these ids, read from the topic."""
         found: list[StoredEvent] = []
         for id_, place in zip(ids, self.places(ids), strict=True):
             if place is not None:
@@ -240,7 +237,7 @@ class OwnedEvents:
     def contents(
         self, places: Collection[append_batch.EventPlace]
     ) -> dict[append_batch.EventPlace, append_batch.Found]:
-        """What the events at these places say. Those that Kafka's retention deleted are left out."""
+        """The contents of the events at these places, without those deleted by Kafka's retention."""
         found: dict[append_batch.EventPlace, append_batch.Found] = {}
         for partition in {place.log for place in places}:
 
@@ -261,7 +258,7 @@ class OwnedEvents:
             yield StoredEvent.without_content(place.offset, id_, error, str(place.partition))
 
     def check(self, delivered: Delivered) -> None:
-        """Moved, unless messages that got these offsets stand just behind what is known, and nothing among them."""
+        """Moved, unless the delivered messages directly follow the known ones, without gaps."""
         for number, offsets in delivered.items():
             if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1:
                 raise Moved(delivered)
@@ -269,10 +266,10 @@ class OwnedEvents:
     def note(
         self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered, ends: Mapping[int, int]
     ) -> list[TopicEventPlace]:
-        """These events, each in its partition, were stored there; where each of them stands.
+        """Add stored events, each in its partition; returns their places.
 
-        The mark of the transaction stands behind them, or somebody else's message and then the mark: `ends`, where the
-        partitions ended afterwards, say which.
+        The transaction's marker follows them, or a foreign message and then the marker: `ends`, the partitions' ends
+        afterwards, show which.
         """
         numbers = np.array(partitions)
         for number, offsets in delivered.items():
@@ -284,7 +281,7 @@ class OwnedEvents:
         return [TopicEventPlace(number, next(each[number])) for number in partitions]
 
     def catch_up(self, partitions: Sequence[int]) -> None:
-        """Know all that these partitions have. JournalAway if the topic is another one than at the start."""
+        """Read all new events of these partitions. JournalAway if the topic is not the one of the start."""
         if self._admin.described() != self._described:
             raise self._another()
         ends = self._admin.ends(partitions)
@@ -296,15 +293,13 @@ class OwnedEvents:
             self._next[number] = ends[number]
 
     def make_room(self) -> None:
-        """Have on disk what has gathered in memory, if that is much: before an append, as none may fail after one."""
+        """Write unwritten entries to disk if there are many: before an append, as nothing may fail after one."""
         self._index.write_if_due()
 
     def write(self) -> None:
-        """Have on disk what is known."""
         self._index.write()
 
     def close(self) -> None:
-        """Let the files go."""
         self._index.close()
 
     def _read(self, number: int, end: int) -> None:
@@ -349,5 +344,4 @@ class OwnedEvents:
 
 
 def position_of(offsets: dict[int, int]) -> Position:
-    """The position with these offsets."""
     return Position.of({str(partition): offset for partition, offset in offsets.items()})

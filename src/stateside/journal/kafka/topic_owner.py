@@ -1,4 +1,4 @@
-"""Appending to a journal on Kafka: the owner of partitions stores each append in one transaction."""
+"""The writer of a journal on Kafka: the owner of partitions stores each append in one transaction."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from stateside.journal.kafka.transactions import (
 )
 from stateside.journal.receipt import Receipt, StoredEvent, repeated
 
-MESSAGE_BYTES_MAX = 1_000_000  # of a topic that does not say, or takes more
-_BATCH_OVERHEAD_BYTES = 128  # what Kafka puts around messages
+MESSAGE_BYTES_MAX = 1_000_000  # upper limit, and the default for a topic that does not report its own
+_BATCH_OVERHEAD_BYTES = 128  # of a Kafka record batch around the messages
 _ATTEMPTS = 3
 _LOOK_S = 0.001
 
@@ -50,47 +50,49 @@ Result = TypeVar("Result")
 
 
 class KafkaWriter:
-    """The owner of a topic's partitions: of all of them, or of some. Threads may share it.
+    """The owner of a topic's partitions: of all of them, or of some. Threads may share the writer.
 
-    The same appends as `JournalWriter` has, and the same promises. There is one owner of a partition at a time: who
-    opens the journal takes its partitions over, at once, from whoever had them (`owner` has the argument).
+    Same appends and guarantees as `JournalWriter`. A partition has one owner at a time: opening the journal
+    takes its partitions over, at once, from the previous owner (`transactions` has the proof).
 
     How a process becomes able to append:
 
-    1. It opens its `index`, in the folder, and reads what the partitions have beyond that. EventsGone if retention
-       deleted what it would have to read. Who is the owner meanwhile goes on: nobody is fenced for an attempt that
-       fails here, nor while this takes long.
-    2. It becomes the owner of its partitions (`owner`): from here on no other one can store anything in them.
-    3. It reads what came meanwhile, up to the partitions' end: so it knows the last sequence of each entity, and where
-       each event id stands.
+    1. The process opens its index (`topic_index`) in the folder, and reads the partitions from there on. EventsGone if
+       retention deleted events missing from the index. The present owner continues meanwhile: no owner is fenced by a
+       failed attempt, nor while this step takes long.
+    2. The process becomes the owner of its partitions (`transactions`): from here on no other process can store events
+       there.
+    3. The process reads events that arrived meanwhile, up to the partitions' end, and so knows the last sequence of
+       each entity, and the place of each event id.
 
     How an append is stored and acknowledged:
 
-    1. The events are checked. An entity has its partition (`topic.partition_of`); EntityElsewhere if that is not one of
-       this owner's.
-    2. Ids that are there already: the first receipt. Else each event gets the next sequence of its entity.
-    3. A transaction is begun, and the messages (`messages`) are sent. No reader sees them yet.
-    4. All are acknowledged by all brokers that must have them (acks=all), each with its offset. If these are not the
-       offsets just behind what this owner knows, somebody who is no owner has sent something to the topic, or it was
-       made anew: the transaction is aborted, what is there is read, and it goes on with step 2.
-    5. The transaction is committed: all of the append counts from now on, in one atomic step. Kafka refuses it if
-       another owner is there: JournalFenced.
-    6. The owner waits until the partitions' ends, as readers of committed events see them, lie behind the events.
-    7. The index takes them in, in memory, and the receipt is returned: the position just behind the events, in their
+    1. The events are checked. An entity has its partition (`topic.partition_of`); EntityElsewhere if this owner does
+       not own the partition.
+    2. Ids stored already: the first receipt. Else each event gets the next sequence of its entity.
+    3. A transaction begins, and the messages (`messages`) are sent. No reader sees the messages yet.
+    4. All are acknowledged by all brokers required (acks=all), each with its offset. If the offsets do not directly
+       follow the known ones, a process that is no owner has sent to the topic, or the topic was recreated: the
+       transaction is aborted, new messages are read, and the append continues with step 2.
+    5. The transaction is committed: the whole append counts from now on, in one atomic step. Kafka refuses the commit
+       if there is another owner: JournalFenced.
+    6. The owner waits until the partitions' ends, as seen by readers of committed events, are beyond the events.
+    7. The index adds the events, in memory, and the receipt is returned: the position just after the events, in their
        partitions.
 
-    A crash before step 5 leaves an open transaction, which the next owner's step 1 has aborted. A crash after it leaves
-    events that are stored without a receipt: the same append again, at any owner, gives the first one.
+    A crash before step 5 leaves an open transaction, which the next owner's step 1 (`transactions`) aborts. A crash
+    after step 5 leaves events stored without a receipt: the same append again, at any owner, returns the first receipt.
 
-    Why sequences have no gap and no double: what an owner stored is settled before its successor reads (`owner`, step
-    3), and the successor knows of all of it before it numbers anything. Nobody else stores anything in between.
+    Why sequences have no gaps and no duplicates: an owner's writes are settled before its successor reads
+    (`transactions`, step 3), and the successor knows all of them before it numbers any event. No other process stores
+    events in between.
 
-    An append of several entities is one transaction, so all or none, if this is the owner of all partitions. An owner
-    of some stores appends within one partition each, and refuses others (EventRefused).
+    An append of several entities is one transaction, so all or none, for the owner of all partitions. An owner of some
+    partitions stores appends within one partition each, and refuses others (EventRefused).
 
-    After an error that leaves it open whether an append is stored, this writer takes nothing more until it is opened
-    again. What a loss of power does to acknowledged events the brokers decide: they have them in memory, on as many
-    machines as the topic has copies in sync (`min.insync.replicas`), and write them to disk when they see fit.
+    After an error that leaves open whether an append is stored, this writer accepts nothing more until it is opened
+    again. The brokers decide whether acknowledged events survive a power failure: they hold them in memory, on as many
+    machines as the topic has replicas in sync (`min.insync.replicas`), and write them to disk later.
     """
 
     def __init__(
@@ -104,11 +106,11 @@ class KafkaWriter:
         pass_over: Iterable[str] = (),
         on_step: OnStep = ignore_step,
     ) -> None:
-        """`folder`: for the index, which may be deleted. `partitions`: those to own; all of them if not given.
+        """`folder`: for the index, which may be deleted. `partitions`: those to own; default all.
 
-        `accept_gone`: where the index lacks what retention has deleted, go on without it. Entities of which no event is
-        left then begin anew with sequence 1, and the ids of deleted events count as new. `pass_over`: messages that are
-        no events, as `KafkaJournal` has it.
+        `accept_gone`: if the index lacks events that retention has deleted, continue without them. Entities without any
+        remaining event then start with sequence 1 again, and the ids of deleted events count as new. `pass_over`:
+        messages that are no events, as for `KafkaJournal`.
         """
         self.topic, self._clock, self._on_step = topic, clock or SystemClock(), on_step
         self._admin, self._journal = Admin(topic), KafkaJournal(topic, pass_over=pass_over)
@@ -130,32 +132,32 @@ class KafkaWriter:
 
     @property
     def journal_id(self) -> str:
-        """Which journal this is: the topic's id."""
+        """The topic's id."""
         return self._described.id
 
     @property
     def end(self) -> Position:
-        """The position just behind the last event of each of this owner's partitions, as far as it knows."""
+        """The position just after the last known event of each of this owner's partitions."""
         return self._known.end(self.partitions)
 
     def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
-        """As of any journal's writer (`Appending.append`); threads that share it share its transactions, too.
+        """As `Appending.append`; threads that share the writer share its transactions, too.
 
-        An owner of some partitions knows the ids that stand in those.
+        An owner of some partitions knows the ids in its partitions only.
         """
         return self.append_each(events, compare_ids=compare_ids).position if events else self.end
 
     def append_each(
         self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
     ) -> Appended:
-        """As of any journal's writer (`Appending.append_each`)."""
+        """As `Appending.append_each`."""
         request = AppendRequest(events, compare_ids=compare_ids, any_time=any_time)
         appended = self._groups[self._lanes.of(_entities(events))].append(request)
         assert isinstance(appended, Appended)
         return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch; they get their sequences here, whatever the batch has.
+        """Store the events of a record batch, with new sequences, whatever the batch has.
 
         Ids are not compared.
         """
@@ -165,7 +167,7 @@ class KafkaWriter:
         )
 
     def append_numbered(self, batch: pa.RecordBatch) -> Position:
-        """Store events that have their sequences already, as they are: for who copies journals. Nothing is compared."""
+        """Store events with the sequences they already have, to copy journals. Nothing is compared."""
         batch = conformed(batch)
         assert batch.column("sequence").null_count == 0, "each event must have its sequence"
         return self._in_turn(
@@ -173,11 +175,11 @@ class KafkaWriter:
         )
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """Store events of one entity if its last one has the expected sequence (0: it has none yet).
+        """Store events of one entity if its last event has the expected sequence (0: the entity has no event yet).
 
-        SequenceConflict, with the sequence that it has, if not. The same events again, known by their ids, are answered
-        with the first receipt and not stored twice, whatever is expected. IdConflict if their content is another one,
-        EventRefused if only some of the ids are there, or an event is another entity's.
+        Otherwise SequenceConflict, with the current sequence. The same events again, recognised by their ids, get the
+        first receipt and are not stored twice, whatever sequence is expected. IdConflict if their content differs;
+        EventRefused if only some of the ids are stored, or an event belongs to another entity.
         """
         receipt = self._groups[self._lanes.of([entity] if entity.isprintable() else [])].append(
             AppendRequest(events, entity, expected_sequence)
@@ -186,9 +188,9 @@ class KafkaWriter:
         return receipt
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of one of the entity's events by its id; None if no event has that id.
+        """The receipt of the entity's event with this id; None if no event has the id.
 
-        EventRefused if it is another entity's.
+        IdConflict if the event belongs to another entity.
         """
 
         def act() -> Receipt | None:
@@ -198,9 +200,9 @@ class KafkaWriter:
         return self._in_turn(self._lanes.of([entity]), act)
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append that got no receipt; `since` is the last receipt of its producer. The receipt covers all.
+        """Repeat an append without a receipt; `since` is its producer's last receipt. The receipt covers all events.
 
-        As `append`, which knows by itself what is stored; the position is checked, and spares nothing any more.
+        Same as `append`, whose id lookup finds stored events; `since` is only checked.
         """
         for number in self.partitions:
             at = since[str(number)]
@@ -209,14 +211,14 @@ class KafkaWriter:
         return self.append(events)
 
     def append_once(self, events: Sequence[Event]) -> list[int]:
-        """As `append`; the offset of each event in its partition, of one that was there before the stored one's."""
+        """As `append`; returns the offset of each event in its partition, or of its stored original."""
         if not events:
             return []
         place = self.append_each(events).place
         return [place(number).offset for number in range(len(events))]
 
     def close(self) -> None:
-        """Append no more. Everything acknowledged is stored already."""
+        """Release the partitions. Acknowledged events are stored already."""
         with self._appending:
             self._lanes.end(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
             self._journal.close()
@@ -238,9 +240,9 @@ class KafkaWriter:
         self._groups = {lane: GroupCommit(partial(self._append_together, lane)) for lane in lanes}
 
     def _in_turn(self, lane: Lane, act: Callable[[], Result]) -> Result:
-        """What is done in one turn; anew, if it turned out that the partitions have more than was known.
+        """Act in one turn, and repeat if the partitions turn out to have more messages than known.
 
-        A lane that takes nothing more answers nothing either: what is known of its partitions may not be true any more.
+        A lane that accepts nothing more gives no answers either: knowledge of its partitions may be stale.
         """
         with self._appending:
             lane.check_open()
@@ -258,7 +260,6 @@ class KafkaWriter:
         )
 
     def _append_together(self, lane: Lane, requests: Sequence[AppendRequest]) -> Answers:
-        """What a group of threads appends."""
         batch = encode(events_of(requests), self._clock.now_us())
         turn = AppendTurn(self._places, self._known.contents, self._stored_of, self._known.lasts, self._append_parts)
         return self._in_turn(lane, lambda: settle(requests, batch, turn))
@@ -277,7 +278,7 @@ class KafkaWriter:
         return Appended(_receipt(places) if places else self.end, lambda number: _placed(places[number]))
 
     def _append(self, batch: pa.RecordBatch) -> list[TopicEventPlace]:
-        """Number the events and store them, in a turn; where each stands."""
+        """Assign sequences and store, in a turn; returns the place of each event."""
         batch, _ = numbered(batch, self._known.lasts)
         return self._store(batch)
 
@@ -300,7 +301,7 @@ class KafkaWriter:
         return [Outgoing(*part) for part in parts]
 
     def _await_visible(self, delivered: Delivered, what: str) -> Mapping[int, int]:
-        """Step 6: Kafka moves the ends a moment after it has taken the commit, or the abort. Where they are then."""
+        """Step 6: Kafka moves the ends a moment after the commit, or the abort. Returns the new ends."""
         deadline = time.monotonic() + self.topic.answer_s_max
         while True:
             ends = self._admin.ends(delivered)
@@ -317,7 +318,7 @@ class KafkaWriter:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """After what goes wrong here this writer takes nothing more: it does not know what the topic has."""
+        """After an error in the block this writer accepts nothing more: the topic's content is unknown."""
         try:
             yield
         except StatesideError as error:
@@ -329,7 +330,7 @@ class KafkaWriter:
 
 
 def _entities(events: Sequence[Event]) -> list[str]:
-    """The entities of what may be events; the others are refused for what they are, later."""
+    """The entities of valid events; invalid ones are refused later, with their own reason."""
     found = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
     return sorted(entity for entity in found if entity.isprintable())
 
@@ -339,7 +340,7 @@ def _placed(place: TopicEventPlace) -> append_batch_module.EventPlace:
 
 
 def _receipt(places: Sequence[TopicEventPlace]) -> Position:
-    """The position just behind these events, in their partitions."""
+    """The position just after these events, in their partitions."""
     behind: dict[int, int] = {}
     for place in places:
         behind[place.partition] = max(place.offset + 1, behind.get(place.partition, 0))

@@ -1,4 +1,4 @@
-"""Reading a journal on Kafka, from any process, while its owners go on writing."""
+"""Reads of a journal on Kafka, from any process, while its owners write."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from stateside.journal.kafka.topic import Topic
 from stateside.journal.stream import moved
 from stateside.journal.upcasters import Upcasters
 
-PAUSE_S_MAX = 0.05  # a look at the end asks a broker, and takes about a millisecond
-GAP_OFFSETS = MESSAGES_AT_ONCE  # to read over so many is as quick as to ask a broker anew
+PAUSE_S_MAX = 0.05  # reading the end queries a broker, in about a millisecond
+GAP_OFFSETS = MESSAGES_AT_ONCE  # reading so many unwanted messages is as fast as another request
 
 
 class KafkaJournal:
     """A topic's committed events. Reads as `Journal` does, and is a `Stream`: sparse, trimmed, and gathering.
 
-    Offsets are those of the topic. The marks of transactions take some of them, so there is not an event at each; the
-    end lies behind the last mark, covers every receipt, and never goes back.
+    Offsets are those of the topic. Transaction markers take some of them, so not every offset has an event; the end is
+    after the last marker, covers every receipt, and never moves back.
 
-    Any number of threads may read. With `upcasters`, `events` gives each event as its type's newest schema has it.
-    `pass_over` names messages that are no events and are not to stop a reader: partition and offset, like 0:17.
+    Any number of threads may read. With `upcasters`, `events` converts each event to its type's newest schema.
+    `pass_over` names messages that are no events and must not stop a reader: partition and offset, like 0:17.
     """
 
     def __init__(self, topic: Topic, *, upcasters: Upcasters | None = None, pass_over: Iterable[str] = ()) -> None:
@@ -42,9 +42,9 @@ class KafkaJournal:
         self._admin, self._fetcher = Admin(topic), Fetcher(topic)
 
     def id(self) -> str | None:
-        """The topic's id, the same for its whole life and for no other one; None if there is no topic.
+        """The topic's id, constant for its life and unique to it; None if there is no topic.
 
-        Asked for anew at each call: a topic may be deleted and made anew.
+        Queried at each call: a topic may be deleted and recreated.
         """
         found = self._admin.found()
         return None if found is None else found.id
@@ -54,11 +54,11 @@ class KafkaJournal:
         return [str(number) for number in range(self._admin.described().partitions)]
 
     def end(self) -> Position:
-        """The position behind all committed events."""
+        """The position after all committed events."""
         return _position(self._admin.ends(range(self._admin.described().partitions)))
 
     def begin(self) -> Position:
-        """The position of the first events that retention has left."""
+        """The position of the first events not deleted by retention."""
         return _position(self._admin.begins(range(self._admin.described().partitions)))
 
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
@@ -69,7 +69,7 @@ class KafkaJournal:
                 yield from self._upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """Those of the events whose ids do not stand in the journal from a position on."""
+        """The events whose ids are not in the journal from a position on."""
         wanted, end = {event.id for event in events}, self.end()
         for partition in self._named(since, end):
             for _, batch in self.located(partition, since[partition], end[partition]):
@@ -77,29 +77,29 @@ class KafkaJournal:
         return [event for event in events if event.id in wanted]
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `Stream` says: a batch ends where a transaction does. Who reads many events takes `located`."""
+        """As `Stream.batches`: a batch ends where a transaction does. `located` is faster for many events."""
         for offsets, batch in self.located(partition, start, stop):
             cuts = [0, *(np.flatnonzero(np.diff(offsets) > 1) + 1).tolist(), len(offsets)]
             for low, high in pairwise(cuts):
                 yield int(offsets[low]), batch.slice(low, high - low)
 
     def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Sparse` says. JournalCorrupt at a message that is no event, EventsGone if some of them are deleted."""
+        """As `Sparse.located`. JournalCorrupt at a message that is no event, EventsGone if some events are deleted."""
         yield from self._events(partition, start, stop, lambda offset: True)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Gathering` says: what lies between them is fetched, too, but not looked at."""
+        """As `Gathering.gather`: messages between the offsets are fetched, but not parsed."""
         for wanted in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_OFFSETS) + 1):
             if len(wanted):
                 among = set(wanted.tolist())
                 yield from self._events(partition, int(wanted[0]), int(wanted[-1]) + 1, among.__contains__)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """As `Stream` says: looks at the end, at first often."""
+        """As `Stream.wait`: polls the end, with growing pauses."""
         return moved(self.end, position, timeout_s, PAUSE_S_MAX)
 
     def close(self) -> None:
-        """Let the connections go. It may be used again."""
+        """Close the connections. The journal may be used again."""
         self._fetcher.close()
 
     def __enter__(self) -> KafkaJournal:
@@ -111,10 +111,10 @@ class KafkaJournal:
     def _events(
         self, partition: str, start: int, stop: int, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """Those events of a range that stand at wanted offsets.
+        """The events of a range at wanted offsets.
 
-        After each fetch it is looked whether the topic is still the same: a reader may take its time between two, and
-        the client would read on in another topic of the same name.
+        After each fetch the topic's id is checked: a reader may pause between two fetches, and the client would read on
+        in another topic of the same name.
         """
         topic_id = self._checked(partition, start, stop)
         number = int(partition)
@@ -145,7 +145,7 @@ class KafkaJournal:
         return partitions
 
     def _checked(self, partition: str, start: int, stop: int) -> str:
-        """The id of the topic, which has this range."""
+        """The topic's id, after checking the range."""
         described = self._admin.described()
         if partition not in map(str, range(described.partitions)):
             raise self._invalid(f"This topic has no partition {partition!r}")
@@ -195,7 +195,7 @@ def _position(offsets: dict[int, int]) -> Position:
 
 
 def _places(named: Iterable[str]) -> frozenset[tuple[int, int]]:
-    """The messages that these texts name."""
+    """The messages named by these texts."""
     found = set()
     for text in named:
         partition, _, offset = text.partition(":")

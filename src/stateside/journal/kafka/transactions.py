@@ -1,28 +1,29 @@
-"""Lanes: one transaction after the other, by a producer that owns its partitions.
+"""Ownership and transactions: fencing by transactional ids, and lanes that store one transaction after the other.
 
-The lanes of an owner: which of them takes an append, and what this owner cannot take.
+A `Lane` stores appends with a producer that owns its partitions; `Lanes` are all lanes of an owner, and choose the lane
+of an append.
 
-Owners: who may write to partitions, by Kafka's fence of transactional ids.
-
-Whoever initialises a transactional id ends what the producer that had it before left open, and nothing of that one is
-taken from then on, wherever it was paused. A topic has these ids:
+Ownership uses Kafka's fence: initialising a transactional id ends the open transaction of its previous producer, and
+Kafka accepts nothing more from that producer, wherever it was paused. A topic has these ids:
 
     stateside-journal.TOPIC.P        the owner of partition P alone writes with it
     stateside-journal.TOPIC.all      the owner of all partitions writes with it
 
 How a process becomes the owner of partitions:
 
-1. It initialises the ids that it will write with: `all`, or one for each of its partitions.
-2. It initialises the ids with which others could write to the same partitions: the owner of all those of every
-   partition, the owner of some `all`. These are given up at once: what counts is that the others are fenced.
-3. Only now it looks where the partitions end. Kafka settles what the former owners left before it answers steps 1 and
-   2; so whatever they have acknowledged, or may have stored without a receipt, lies before that end.
+1. The process initialises the ids of its own writes: `all`, or one for each of its partitions.
+2. The process initialises the ids with which other processes could write to the same partitions: the owner of all
+   initialises the ids of every partition, the owner of some initialises `all`. Producers of this step are dropped at
+   once: their purpose is to fence.
+3. Only now the process reads the ends of the partitions. Kafka settles the former owners' transactions before answering
+   steps 1 and 2; so all their acknowledged events, and events stored without a receipt, lie before the end.
 
-Why there are never two owners of a partition who both can write. Of two with the same id the later one has fenced the
-other in step 1. Let A own all and B some. A can write only if nobody initialised `all` after its step 1, so B's step 2
-came before that; B can write only if nobody initialised its id after its own step 1, so A's step 2 came before that.
-But A's step 2 comes after its step 1, which comes after B's step 2, which comes after B's step 1, which comes after A's
-step 2: that cannot be. (It can be that both are fenced, if they come at the same moment. Who opens again is owner.)
+Why a partition never has two owners that both can write. Of two with the same id the later one has fenced the other in
+step 1. Let A own all and B some. A can write only if no process initialised `all` after A's step 1, so B's step 2 came
+before A's step 1; B can write only if no process initialised B's id after B's step 1, so A's step 2 came before B's
+step 1. But A's step 2 comes after A's step 1, which comes after B's step 2, which comes after B's step 1, which comes
+after A's step 2: a contradiction. (Both may be fenced, if they start at the same moment. The one that opens again is
+owner.)
 """
 
 from __future__ import annotations
@@ -55,17 +56,15 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
 log = logging.getLogger(__name__)
-Delivered = dict[int, list[int]]  # the offsets of the messages, by partition and in the order of the sending
+Delivered = dict[int, list[int]]  # the messages' offsets by partition, in sending order
 Check = Callable[[Delivered], None]
-OnStep = Callable[
-    [int], None
-]  # told the number of each step of an append before it is done: for tests that crash there
+OnStep = Callable[[int], None]  # called before each step of an append, with its number: for tests that crash there
 _OPEN_AGAIN = "Open the journal again: that settles it. The same append then stores what is not stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way."""
+    """A message to be sent."""
 
     partition: int
     key: bytes
@@ -74,7 +73,7 @@ class Outgoing:
 
 
 class Lane:
-    """Stores messages in these partitions, an append a transaction. For one thread at a time."""
+    """Stores messages in these partitions, one transaction per append. For one thread at a time."""
 
     def __init__(self, topic: Topic, producer: Producer, partitions: Sequence[int]) -> None:
         self._topic, self._producer = topic, producer
@@ -82,11 +81,11 @@ class Lane:
         self._ended: StatesideError | None = None
 
     def store(self, messages: Sequence[Outgoing], check: Check, on_step: OnStep) -> Delivered:
-        """Store them, all or none, and say where they stand. `check` looks at that before it counts, and may object.
+        """Store the messages, all or none, and return their offsets.
 
-        JournalFenced, now and for ever, once another owner is there. EventRefused if a message is too large.
-        JournalAway if Kafka is away: whether they are stored is not known then if it happened at the very end, and this
-        lane takes nothing more.
+        `check` gets the offsets before the commit, and may raise to abort. JournalFenced, now and for ever, once there
+        is another owner. EventRefused if a message is too large. JournalAway if Kafka is away: if a failed
+        commit leaves the outcome unknown, the lane accepts nothing more.
         """
         from confluent_kafka import KafkaException
 
@@ -111,12 +110,12 @@ class Lane:
         return delivered
 
     def check_open(self) -> None:
-        """Raises the reason why it takes nothing more, if there is one."""
+        """Raise the reason why the lane accepts nothing more, if any."""
         if self._ended is not None:
             raise self._ended
 
     def end(self, why: StatesideError) -> None:
-        """Take nothing more."""
+        """Accept nothing more."""
         self._ended = why
 
     def _send(self, messages: Sequence[Outgoing], on_step: OnStep) -> Delivered:
@@ -139,7 +138,7 @@ class Lane:
         return delivered
 
     def _produce(self, message: Outgoing, note: Callable[[KafkaError | None, Message], None]) -> None:
-        """Hand over one message, when there is room for it."""
+        """Enqueue one message, waiting for space in the client's buffer."""
         from confluent_kafka import KafkaException
 
         while True:
@@ -161,7 +160,7 @@ class Lane:
                 raise
 
     def _flush(self, errors: list[KafkaError]) -> None:
-        """Wait until all messages are acknowledged, for as long as there is progress."""
+        """Wait until all messages are acknowledged, as long as there is progress."""
         from confluent_kafka import KafkaError, KafkaException
 
         left, deadline = len(self._producer), time.monotonic() + self._topic.answer_s_max
@@ -175,7 +174,7 @@ class Lane:
             raise KafkaException(errors[0])
 
     def _failed(self, error: KafkaError, *, unknown: bool) -> StatesideError:
-        """What is told of an error, after which the lane is as it was, or takes nothing more."""
+        """The error to raise; the lane is unchanged afterwards, or accepts nothing more."""
         found = told(error, self._topic)
         if isinstance(found, JournalFenced):
             self._ended = found
@@ -187,7 +186,7 @@ class Lane:
         return self._ended if isinstance(self._ended, JournalFenced) else found
 
     def _abort(self) -> None:
-        """Have nothing of the transaction stored. If that cannot be told to the broker the next owner's start does."""
+        """Abort the transaction, or leave the abort to the next owner's start if no broker answers."""
         from confluent_kafka import KafkaException
 
         try:
@@ -206,21 +205,21 @@ class Lane:
 
 
 def in_doubt(why: str, topic: Topic) -> JournalAway:
-    """What is told once it is not known whether the last append is stored."""
+    """The error for an append of unknown outcome."""
     return JournalAway(
         f"It is not known whether the last append is stored: {why}", where=topic.where, next_step=_OPEN_AGAIN
     )
 
 
 def ignore_step(number: int) -> None:
-    """Nobody watches."""
+    """The default `OnStep`."""
 
 
 @contextmanager
 def _fatal_errors() -> Iterator[None]:
-    """The client raises a fatal error, as that it is fenced, in the midst of calling `note`: Python then tells another.
+    """Unwrap fatal client errors, such as fencing, raised during a call of `note`.
 
-    (SystemError: a result with an exception set.)
+    Python reports SystemError instead: a result with an exception set.
     """
     from confluent_kafka import KafkaException
 
@@ -242,15 +241,15 @@ def _too_large(message: Outgoing, topic: Topic) -> EventRefused:
 
 
 class Lanes:
-    """Those of some of a topic's partitions, or one for all of them."""
+    """The lanes of some of a topic's partitions, or one lane for all."""
 
     def __init__(self, topic: Topic, partitions: int, lanes: Sequence[Lane]) -> None:
-        """`partitions`: how many the topic has."""
+        """`partitions`: the topic's number of partitions."""
         self._topic, self._partitions = topic, partitions
         self._by_partition = {number: lane for lane in lanes for number in lane.partitions}
 
     def of(self, entities: Sequence[str]) -> Lane:
-        """The one of these entities' partitions; EntityElsewhere or EventRefused if there is no one for all."""
+        """The lane of these entities' partitions; EntityElsewhere or EventRefused if no single lane has all."""
         found: dict[Lane, int] = {}
         for entity in dict.fromkeys(entities):
             number = partition_of(entity, self._partitions)
@@ -262,11 +261,11 @@ class Lanes:
         return next(iter(found), next(iter(self._by_partition.values())))
 
     def of_batch(self, batch: pa.RecordBatch) -> Lane:
-        """The one of these events' partitions."""
+        """The lane of these events' partitions."""
         return self.of(pc.unique(batch.column("entity")).to_pylist())
 
     def end(self, why: StatesideError) -> None:
-        """Let none of them take anything more."""
+        """Let no lane accept anything more."""
         for lane in self._by_partition.values():
             lane.end(why)
 
@@ -287,7 +286,7 @@ class Lanes:
 
 
 def wanted_partitions(topic: Topic, partitions: Sequence[int] | None, there: int) -> list[int]:
-    """Those that are to be owned, of so many: all of them if none are named. SettingInvalid if they are not there."""
+    """The partitions to own, all by default; SettingInvalid if some do not exist."""
     if partitions is None:
         return list(range(there))
     wanted = sorted(set(partitions))
@@ -323,7 +322,7 @@ def own_some(topic: Topic, partitions: Sequence[int], message_bytes_max: int) ->
 
 
 def _fence(topic: Topic, names: Sequence[str], message_bytes_max: int) -> None:
-    """Nobody who has these ids can write any more; some at a time, as each is a client with threads of its own."""
+    """Fence all producers with these ids; AT_ONCE at a time, as each is a client with threads of its own."""
     for first in range(0, len(names), AT_ONCE):
         _initialised(topic, names[first : first + AT_ONCE], message_bytes_max)
 
