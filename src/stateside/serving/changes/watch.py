@@ -45,7 +45,8 @@ class Watch:
     async def begin(self, last: EventId | None, floor: Floor) -> WatchStart:
         """Find the start: after the watcher's last event, else at the newest rows.
 
-        Waits for the rows, and for the event's batch, as the floor says; then NotFreshEnough.
+        Waits for the event's batch, and for the rows, as the floor says. Without the batch the stream starts with the
+        rows, and `gone` has the reason; NotFreshEnough without fresh rows.
         """
         gone: StatesideError | None = None
         if last is not None:
