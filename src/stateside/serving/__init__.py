@@ -1,5 +1,7 @@
-"""The answers: each one stamped, over HTTP.
+"""The server: answers requests over HTTP from the replicas and the archive, each answer with a stamp.
 
-`stamp` says how fresh an answer is, `reading` reads replicas, `web` routes requests, `access` says who may ask, `place`
-who has which keys, `server` runs it all on uvicorn, `clients` ask it from Python.
+`stamp` is the freshness of an answer, `rows` reads replicas and archive, `changes` streams changes, `sql` runs
+statements, `web` has protocol and routes, `fast_path` the point lookups, `access` the tokens and limits, `registry` the
+servers of a folder, `health` status and metrics, `clients` the Python clients. `follower` moves the replicas, `server`
+runs uvicorn.
 """

@@ -1,4 +1,4 @@
-"""What an application brings to the server of its folder, besides its views."""
+"""The extension of a server: routes, SQL tables and pages of an application, besides its views."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from stateside.serving.web.route import Route
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Names, which each worker process looks up for itself: it is passed on to them.
+    """The importable names of an application's additions; each worker process resolves the names for itself.
 
-    `routes` are functions that make further routes for a folder, as `module:function`. `tables`, in the same way, give
-    the gates of the application's tables in SQL (`sql.sealed`). `pages` are packages with pages (`pages`).
+    `routes` are functions, as `module:function`, from a folder to its further routes. `tables` are functions from a
+    folder to the application's tables in SQL (`sql.archive_tables`). `pages` are packages with web pages
+    (`serving.pages`).
     """
 
     routes: tuple[str, ...] = ()
@@ -23,7 +24,6 @@ class Extension:
     pages: tuple[str, ...] = ()
 
     def load_routes(self, layout: Layout) -> list[Route]:
-        """The further routes for this folder."""
         found: list[Route] = []
         for name in self.routes:
             module, _, attribute = name.partition(":")

@@ -1,6 +1,6 @@
-"""The follower: moves the replicas of a folder's views, a thread each, in the server's main process.
+"""The follower: keeps the replicas of a folder's views up to date, one thread per view, in the server's main process.
 
-Bars for people: how far the replicas are that have to be loaded before they answer with the newest batch.
+`LoadBars` shows the progress of replicas that bootstrap before they answer with the newest batch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stateside.serving.rows.foreign_job import ForeignJob
 from stateside.views.catalogue import Catalogue
 
 DISCOVERY_S = 0.5
-FOREIGN_S = 2.0  # how often a foreign checkpoint is looked at for other views, once it has some
+FOREIGN_S = 2.0  # interval between two checks of a foreign checkpoint for further views, once it has some
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A view that is followed: of which query, by which file of a catalogue, by which tail in which thread."""
+    """A followed view: its query, its catalogue file (inode, modification time), its tail and the tail's thread."""
 
     query: str | None
     catalogue_file: tuple[int, int]
@@ -39,9 +39,9 @@ class Followed:
 
 
 class Follower:
-    """Follows every view of a folder, also those that appear later, a thread each.
+    """Follows every view of a folder, including views that appear later.
 
-    A view whose catalogue becomes that of another query is followed anew, one that has none any more is let go.
+    A view whose catalogue changes to another query gets a new tail; a view whose catalogue disappears loses its tail.
     """
 
     def __init__(self, layout: Layout, foreign: Foreign | None = None, **tailing: Any) -> None:
@@ -49,9 +49,9 @@ class Follower:
         self._stop = threading.Event()
         self._followed: dict[str, Followed] = {}
         self._troubles: dict[str, str] = {}
-        self._note = ""  # what the foreign checkpoint is waited for
+        self._note = ""  # what the foreign checkpoint waits for
         self._looked_s = -FOREIGN_S
-        self._known = {view.name for view in layout.views()}  # reported at the start, or since
+        self._known = {view.name for view in layout.views()}  # views that were logged, at the start or since
 
     def __enter__(self) -> Follower:
         self._discovery = threading.Thread(target=self._discover, name="discovery", daemon=True)
@@ -67,7 +67,7 @@ class Follower:
             followed.thread.join()
 
     def suspect_replicas(self) -> None:
-        """Have all replicas read: a process that read them was ended by a signal."""
+        """Have all replicas verified: a process that had mapped the replicas was ended by a signal."""
         for followed in list(self._followed.values()):
             followed.tail.suspect()
 
@@ -75,7 +75,7 @@ class Follower:
         while not self._stop.wait(DISCOVERY_S):
             try:
                 self._look()
-            except Exception as error:  # whatever it is, it is tried again
+            except Exception as error:  # any error is logged, and the next round tries again
                 self._tell("the folder", error)
 
     def _look(self) -> None:
@@ -100,7 +100,7 @@ class Follower:
                 return
             self._let_go(view.name)
             tail, stop = Tail(view, **self._tailing), threading.Event()
-        except Exception as error:  # whatever it is, other views are followed, and this one is tried again
+        except Exception as error:  # any error: the other views go on, and the next round tries this view again
             self._tell(f"view {view.name}", error)
             return
         thread = threading.Thread(target=tail.run, args=(stop,), name=f"tail {view.name}", daemon=True)
@@ -117,7 +117,7 @@ class Follower:
             followed.thread.join()
 
     def _tell(self, of: str, error: Exception) -> None:
-        """Tell the log, once. An OSError may name another temporary file every time, and is the same all the same."""
+        """Log an error once. Two OSErrors with one errno count as equal, because a temporary file's name may differ."""
         trouble = f"{error.errno}" if isinstance(error, OSError) else str(error)
         if self._troubles.get(of) != trouble:
             self._troubles[of] = trouble
@@ -125,14 +125,14 @@ class Follower:
             log.error("%s: %s", of, error, exc_info=unexpected)
 
     def _tell_note(self, told: ForeignJob) -> None:
-        """Tell the log, once, what the foreign checkpoint waits for, or that it does not any more."""
+        """Log once what the foreign checkpoint waits for, or that the waiting is over."""
         if self._note != (told.note or ""):
             self._note = told.note or ""
             log.warning("%s", self._note or f"Views served: {', '.join(view.name for view in self._layout.views())}")
 
 
 class LoadBars:
-    """A bar for each view that is being loaded, shown while there is any. Called by the tails, each in its thread."""
+    """A progress bar for each view that bootstraps. The tails call `LoadBars`, each from its own thread."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -141,7 +141,7 @@ class LoadBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, told: LoadProgress) -> None:
-        """Show how far a load is; its bar goes once it is done."""
+        """Show the progress of a bootstrap; a finished bootstrap's bar is removed."""
         with self._lock:
             if told.view not in self._tasks:
                 self._progress.start()
@@ -153,5 +153,5 @@ class LoadBars:
                 self._progress.stop()
 
     def close(self) -> None:
-        """Take the bars away: a load that was given up never says so."""
+        """Remove the bars: an abandoned bootstrap never reports its end."""
         self._progress.stop()

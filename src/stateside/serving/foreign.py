@@ -1,8 +1,9 @@
-"""A checkpoint that somebody else's query writes, served from a folder of our own, without touching it.
+"""A foreign checkpoint: written by a query that Stateside did not start, served from a folder of ours, only read.
 
-The views are inferred from the checkpoint (`checkpoint.inferred`), with what a file declares of them
-(`checkpoint.declared`), and written into the folder as catalogues, beside which replicas grow. `step` looks again: the
-query may not have begun yet, may get further views, or be replaced by another one, whose views then take their place.
+The views are inferred from the checkpoint (`views.inference`), completed by a file of declarations
+(`views.declaration_file`), and written into the folder as catalogues, with replicas beside. `step` looks at the
+checkpoint again: the query may not have started yet, may get further views, or may be replaced by another query with
+other views.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WAITING = {
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The folder that serves a checkpoint which is not ours. Make one with `open_foreign`."""
+    """A folder that serves a foreign checkpoint. Made by `open_foreign`."""
 
     layout: Layout
     location: str
@@ -45,10 +46,10 @@ class Foreign:
     declarations: Declarations
 
     def start(self, *, wait: bool = False) -> None:
-        """Take the folder, and make its views what the checkpoint and the declarations say.
+        """Claim the folder, and write the catalogues for the checkpoint and the declarations.
 
-        Whatever is wrong is raised; where there is no query with state yet, it is waited for: by `step`, later on.
-        Where there is not even a folder, only if `wait` says so.
+        Raises on any error. While the query has no state yet, `step` finds the views later; a checkpoint folder that
+        does not exist is an error unless `wait`.
         """
         if examine(self.storage) is FoundCheckpoint.NO_FOLDER and not wait:
             raise CheckpointInvalid(
@@ -68,11 +69,11 @@ class Foreign:
         self.step()
 
     def described(self) -> list[str]:
-        """A line for each view that is served: its name, what it is asked by, and what it answers."""
+        """A line for each served view: its name, its key and its columns."""
         return [_line(Catalogue.load(view.catalogue), self.storage) for view in self.layout.views()]
 
     def step(self) -> ForeignJob:
-        """Look at the checkpoint again, and let the views be what it says now; gives back what is told of it."""
+        """Look at the checkpoint again and update the catalogues; returns the state of the foreign job."""
         told = self._look()
         told.store(self.layout)
         return told
@@ -82,9 +83,9 @@ class Foreign:
             found = examine(self.storage)
             inferred = self._infer()
             served = None if inferred is None else self._servable(self.declarations.apply(inferred))
-        except FileNotFoundError:  # it is being taken away, or replaced, just now
+        except FileNotFoundError:  # the checkpoint is being deleted or replaced just now
             found, served = FoundCheckpoint.NO_QUERY, None
-        except StatesideError as error:  # as it was, readers have what they had
+        except StatesideError as error:  # the stored catalogues stay, so readers keep their views
             return ForeignJob(note=str(error))
         if served is None:
             waiting = FoundCheckpoint.NO_BATCH if found is FoundCheckpoint.STATE else found
@@ -97,11 +98,11 @@ class Foreign:
             return infer(self.storage, self.storage.root.rstrip("/").rsplit("/", 1)[-1])
 
     def _servable(self, inferred: Inferred) -> Inferred:
-        """Those of the views that a reader can read; the others are refused."""
+        """Move the views that no reader can read to the refused ones."""
         views, refused = [], list(inferred.refused)
         for catalogue in inferred.views:
             try:
-                Shape(catalogue, self.storage)  # refuses what no reader could show
+                Shape(catalogue, self.storage)  # refuses a view that no reader could show
                 views.append(catalogue)
             except StatesideError as error:
                 refused.append(Refusal(catalogue.view, str(error)))
@@ -111,14 +112,14 @@ class Foreign:
         names = {catalogue.view for catalogue in inferred.views}
         for view in self.layout.views():
             if view.name not in names:
-                view.catalogue.unlink(missing_ok=True)  # of the query before: from now on there is no such view
+                view.catalogue.unlink(missing_ok=True)  # a view of the previous query
         for catalogue in inferred.views:
             path, content = self.layout.view(catalogue.view).catalogue, catalogue.as_json()
             if not path.exists() or path.read_bytes() != content:
                 write_atomically(path, content)
 
     def _take(self) -> None:
-        """Let the folder be this checkpoint's; RequestInvalid if it is something else already."""
+        """Mark the folder as this checkpoint's; RequestInvalid if the folder is in use for something else."""
         pointed = self.layout.pointed()
         if pointed is None:
             if self.layout.root.exists() and any(self.layout.root.iterdir()):
@@ -135,7 +136,7 @@ class Foreign:
             )
 
     def _clean(self, inferred: Inferred) -> None:
-        """Delete replicas of views that are no more, and of those that were declared otherwise: they are made anew."""
+        """Delete replicas of removed views, and of views with a changed declaration, so that the tail rebuilds them."""
         views = {catalogue.view: catalogue for catalogue in inferred.views}
         folder = self.layout.root / "views"
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -147,9 +148,9 @@ class Foreign:
 
 
 def open_foreign(checkpoint: str, folder: Path | None = None, declarations: Declarations | None = None) -> Foreign:
-    """The checkpoint at a path or URI, to be served from a folder: by default one of its own, of this user.
+    """The checkpoint at a path or URI, served from a folder (default: `default_folder`).
 
-    RequestInvalid for an address that is none, or a folder inside the checkpoint. Nothing is written before `start`.
+    Raises RequestInvalid for an invalid address or a folder inside the checkpoint. Writes nothing before `start`.
     """
     location, storage = located(checkpoint)
     root = (folder or default_folder(location)).absolute()
@@ -161,7 +162,7 @@ def open_foreign(checkpoint: str, folder: Path | None = None, declarations: Decl
 
 
 def default_folder(location: str) -> Path:
-    """Where the replicas of a checkpoint lie if nobody says otherwise: always the same for the same place."""
+    """The default folder of a checkpoint's replicas, in the user's state directory, named after the location."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     digest = hashlib.blake2b(location.encode()).hexdigest()[:_HASH_CHARS]
     return Path(home) / "stateside" / f"{safe_name(location.rstrip('/').rsplit('/', 1)[-1])}-{digest}"
@@ -180,7 +181,7 @@ def _nothing_to_serve(storage: Storage, inferred: Inferred) -> ViewInvalid:
 
 
 def _made_otherwise(view: ViewLayout, catalogue: Catalogue) -> bool:
-    """Whether the view's replica was made of the same query under another declaration."""
+    """Whether the view's replica was made from the same query under another declaration."""
     try:
         before = Catalogue.load(view.catalogue)
     except (FileNotFoundError, CheckpointInvalid):
@@ -189,7 +190,7 @@ def _made_otherwise(view: ViewLayout, catalogue: Catalogue) -> bool:
 
 
 def _stored_form(catalogue: Catalogue) -> object:
-    """What a replica's content depends on; a name does not matter to it, except in rollups."""
+    """The parts of a catalogue that determine a replica's content; column names matter only in rollups."""
     key = [(column.stored, column.whole, column.asked_type) for column in catalogue.key]
     sums = catalogue.columns if catalogue.rollups else ()
     return catalogue.operator, catalogue.kind, catalogue.family, key, catalogue.rollups, sums

@@ -1,9 +1,7 @@
-"""The server: follows every view of a folder and answers over HTTP, until it is told to stop.
+"""The server: follows every view of a folder and answers over HTTP, until SIGINT or SIGTERM.
 
-The main process moves the replicas; uvicorn's worker processes read them. So a burst of requests does not hold up the
-replicas, nor a large batch the requests.
-
-A worker process of the server: what it is told, and the application that answers in it.
+The main process moves the replicas (`Follower`); uvicorn's worker processes read the replicas (`Worker`). So a burst of
+requests does not delay the replicas, and a large batch does not delay the requests.
 """
 
 from __future__ import annotations
@@ -45,15 +43,15 @@ from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.operator_routes import savepoint_routes, status_routes
 from stateside.serving.web.sql_routes import sql_routes
 
-_FILES_BESIDE = 512  # that a worker has open beside its connections
+_FILES_BESIDE = 512  # files that a worker has open besides its connections
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What all workers of a server are told. It goes to their processes as it is.
+    """The configuration of a worker process, pickled to each of them.
 
-    They end with the process `parent_pid`. `guarded`: each request needs a token; `secure`: over TLS. `names` are
-    those of the server, beside its addresses (`access.hosts`).
+    A worker ends with the process `parent_pid`. `guarded`: each request needs a token; `secure`: the server uses TLS.
+    `names` are the server's host names, besides its addresses (`access.hosts`).
     """
 
     folder: Path
@@ -67,16 +65,16 @@ class Worker:
     log_json: bool = False
 
     def load(self) -> Application:
-        """Called once in each process: the application that answers there."""
+        """Make the application. uvicorn calls `load` once in each worker process."""
         die_with_parent(self.parent_pid)
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the application tells its errors itself
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the application logs its errors itself
         if self.log_json:
             logs.log_json()
         return self.application()
 
     def application(self) -> Application:
-        """The application, with all routes that there are."""
+        """The application, with all its routes."""
         layout, assets = Layout(self.folder), Assets(self.extension.pages)
         names = None if self.secure else self.names
         guard = Guard.of(layout, self.limits, guarded=self.guarded, names=names)
@@ -94,7 +92,7 @@ class Worker:
 
 
 def allow_files() -> None:
-    """Let this process, and so its workers, have as many files open as their connections need, if that may be."""
+    """Raise the limit of open files, which workers inherit, to CONNECTIONS_MAX + 512, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX + _FILES_BESIDE
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -103,14 +101,14 @@ def allow_files() -> None:
 
 
 def _connections_max() -> int:
-    """How many connections a worker takes: as many as it can open files for."""
+    """The number of connections that a worker accepts: as many as the limit of open files leaves."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MAX, soft - _FILES_BESIDE))
 
 
 WORKER_STOP_S = 5
-BACKLOG = 2_048  # connections that wait for a worker
-_FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # by which a process ends that meets a damaged file
+BACKLOG = 2_048  # connections that wait for a worker to accept them
+_FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # end a process that reads a damaged mapped file
 log = logging.getLogger(__name__)
 
 
@@ -133,13 +131,12 @@ def serve(
 ) -> None:
     """Serve the folder until SIGINT or SIGTERM.
 
-    Where the folder has keys each request needs a token. An address that others can reach is refused without tokens or
-    without TLS (a `certificate`), unless it is to be `insecure`. `limits` are for each holder and each address; a rate
-    that they do not have is limited by default, except where only this machine asks, without tokens.
-    `extension` is what the application brings besides its views. With `foreign` the folder serves a checkpoint that is
-    not ours. The server announces itself in the folder `announce`, by default the one that it serves, under a name, by
-    default its address and port. `listening` is called when requests are answered. With `log_json` logs are lines of
-    JSON. `tailing` goes to each view's `Tail`.
+    Where the folder has keys, each request needs a token. An address that other machines can reach is refused without
+    tokens or without TLS (a `certificate`), unless `insecure`. `limits` apply to each principal and each address; a
+    missing rate gets the default, except on loopback without tokens. `extension` has the application's routes, tables
+    and pages. With `foreign` the folder serves a foreign checkpoint. The server announces itself in the folder
+    `announce` (default: the served folder) under `name` (default: address and port). `listening` is called once, when
+    the first worker is ready. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
     """
     guarded = _checked(folder, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
@@ -163,7 +160,7 @@ def serve(
         log_json=log_json,
     )
     allow_files()
-    os.environ.update(SAFE_PATH)  # for the workers, and all that they start
+    os.environ.update(SAFE_PATH)  # for the workers and their child processes
     with shared_metrics(), Follower(Layout(folder), foreign, **tailing) as follower, listening_socket:
         config = _config(address, certificate, workers, worker)
         supervisor = _Supervisor(config, [listening_socket], listening, follower.suspect_replicas)
@@ -176,7 +173,7 @@ def serve(
 
 
 def _checked(folder: Path, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
-    """Whether requests need tokens. What is not safe, or cannot be read, is refused now and not at every request."""
+    """Whether requests need tokens. Refuses unsafe settings and unreadable files at the start, not at every request."""
     _check_writable(Layout(folder))
     verifier = Verifier(Layout(folder))
     guarded = verifier.is_needed()
@@ -199,7 +196,6 @@ def _check_writable(layout: Layout) -> None:
 
 
 def _config(address: str, certificate: Certificate | None, workers: int, worker: Worker) -> Config:
-    """What uvicorn's workers are to do."""
     return Config(
         worker.load,
         factory=True,
@@ -223,10 +219,10 @@ def _config(address: str, certificate: Certificate | None, workers: int, worker:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """The socket that all workers take their connections from; SetupError if it cannot be had.
+    """The bound socket of all workers; SetupError if the address cannot be bound.
 
-    It has its address, and listens only once a worker does so: who turns to a server that is starting is refused at
-    once, and goes to another one, instead of waiting for seconds in a queue that nobody looks at yet.
+    The socket listens only once a worker does. So a starting server refuses a client at once, and the client turns to
+    another server instead of waiting for seconds in a queue without a reader.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family)
@@ -250,9 +246,9 @@ def _tls_context(config: Config, default: Callable[[], ssl.SSLContext]) -> ssl.S
 
 
 class _Supervisor(Multiprocess):
-    """uvicorn's, which starts workers again that end; it tells once that one of them answers.
+    """uvicorn's supervisor, which restarts workers that end; calls `listening` once, when a worker is ready.
 
-    `suspect` is called when a worker was ended by a signal, as when a file that it had mapped was cut.
+    `suspect` is called when a signal of `_FAULTS` ended a worker, as when a mapped file was truncated.
     """
 
     def __init__(
@@ -263,7 +259,7 @@ class _Supervisor(Multiprocess):
         self._suspect = suspect
 
     def keep_subprocess_alive(self) -> None:
-        """Called twice a second."""
+        """Check the workers; uvicorn calls this method twice a second."""
         for worker in self.processes:
             if worker.exitcode is not None and -worker.exitcode in _FAULTS:
                 ended_by = signal.Signals(-worker.exitcode).name

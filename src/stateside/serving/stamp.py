@@ -1,24 +1,24 @@
-"""The stamp: on every answer, what it is an answer of. An answer without a stamp is a bug.
+"""The stamp: the view, batch, position and age of an answer. An answer without a stamp is a bug.
 
-    view            the view that was asked
-    batch           the Spark batch that the replica stood at, all of it and nothing else
-    position        up to where in the journal that batch has read: covers(receipt) tells whether your event is in it.
-                    Where nodes write, it has the merged stream's partitions and, beside them, the nodes' logs
+    view            the view that was read
+    batch           the Spark batch of the replica: all of the batch and nothing later
+    position        the journal position up to which the batch has read: covers(receipt) reports whether an event is
+                    included. Where nodes write, the merged stream's partitions and, beside them, the nodes' logs
     watermark       event time up to which periods are closed
     committed       when Spark committed the batch
-    age_ms          for how long the answer may be out of date: the time since it was last known that nothing newer
-                    waited in the journal (basis `heartbeat`) or, without a heartbeat, since the commit (`commit`)
-    age_basis       which of the two
+    age_ms          how long the answer may be out of date: the time since the last heartbeat at which the journal held
+                    nothing newer (basis `heartbeat`) or, without a heartbeat, since the commit (`commit`)
+    age_basis       `heartbeat` or `commit`
     replica         the name of the replica that answered
-    source          where rows were looked for: `live`, in a replica of the running state; `archive`, among those that
-                    were sealed up to this batch; or `both`
-    share           only of a replica that holds a share of the keys, like 1/4: the answer is that share's
+    source          where the rows come from: `live`, a replica of the running state; `archive`, the rows sealed up to
+                    this batch; or `both`
+    share           only from a replica that holds one shard of the keys, like 1/4: the answer covers that shard
 
-In HTTP answers the stamp stands in the body, and its first three parts and its age in the headers `Stateside-View`,
-`Stateside-Batch`, `Stateside-Position` and `Stateside-Age-Ms` as well.
+In HTTP answers the stamp is in the body; its first three parts and its age are also in the headers `Stateside-View`,
+`Stateside-Batch`, `Stateside-Position` and `Stateside-Age-Ms`.
 
-One part is not shown: `edition`, which tells two states apart that have the same batch's number: it is of another run
-(after a rollback), or the view's columns were declared anew.
+One part is not shown: `edition`, which distinguishes two states with the same batch number: after a rollback (another
+run), or after a new declaration of the view's columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """See the module's text, which is the contract."""
+    """The module's docstring is the contract."""
 
     view: str
     batch: int
@@ -53,7 +53,6 @@ class Stamp:
     edition: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer's body."""
         return {
             "view": self.view,
             "batch": self.batch,
@@ -69,7 +68,7 @@ class Stamp:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Stamp:
-        """What `as_dict` gave, as a client reads it; LookupError, TypeError, ValueError if it is something else."""
+        """The stamp of an `as_dict` document, for clients; LookupError, TypeError or ValueError for anything else."""
         return cls(
             view=document["view"],
             batch=document["batch"],
@@ -84,19 +83,18 @@ class Stamp:
         )
 
     def headers(self) -> list[tuple[str, str]]:
-        """As it stands in an answer's headers."""
         parts = (("view", self.view), ("batch", str(self.batch)), ("position", str(self.position)))
         return [(f"stateside-{name}", value) for name, value in (*parts, ("age-ms", str(self.age_ms)))]
 
 
-@lru_cache(maxsize=1_024)  # of a batch that has many answers, and of periods that many rows have
+@lru_cache(maxsize=1_024)  # many answers share a batch's times, many rows share a period
 def iso_time(time_us: int) -> str:
     """Microseconds since 1970 as ISO 8601 text in UTC."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
 
 
-@lru_cache(maxsize=1_024)  # of periods that many keys have
+@lru_cache(maxsize=1_024)  # many keys share a period
 def parse_time(text: str) -> int:
-    """The microseconds since 1970 of an ISO 8601 text; without a zone it is taken as UTC. ValueError if it is none."""
+    """Microseconds since 1970 of an ISO 8601 text; UTC if the text has no zone. ValueError for any other text."""
     moment = datetime.fromisoformat(text)
     return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)

@@ -1,1 +1,1 @@
-"""Answers: bills with their explanations, invoices, totals and dead letters, as the API and people see them."""
+"""Billing's answers: bills with their explanations, invoices, totals and dead letters, for the API and for people."""

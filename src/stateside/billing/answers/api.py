@@ -1,6 +1,6 @@
-"""Billing's HTTP routes: bills, what is behind them, invoices, totals and dead letters.
+"""Billing's HTTP routes: bills and their explanations, invoices, totals and dead letters.
 
-All answers are stamped, and take the same floor as `rows`. A customer's token reaches that customer's own bill and
+All answers are stamped, and take the same floor as `rows`. A customer's token reaches the customer's own bill and
 documents, and nothing else.
 """
 
@@ -52,7 +52,7 @@ _REASON = Parameter("reason", "only those with this reason, like unknown-custome
 
 
 def routes(layout: Layout) -> list[Route]:
-    """Billing's routes for a folder; what they have read of it they keep."""
+    """Billing's routes for a folder, with shared caches."""
     api = Api(layout)
     bill = "every period of a customer with its state: draft, sealed, corrected"
     document = "one invoice or note; NUMBER.pdf is for people"
@@ -83,7 +83,7 @@ def routes(layout: Layout) -> list[Route]:
 
 
 class Api:
-    """The handlers, and what they read a folder with."""
+    """The handlers, with their readers of a folder."""
 
     def __init__(self, layout: Layout) -> None:
         view, journal = layout.view(VIEW), open_journal(layout.journal)
@@ -98,7 +98,6 @@ class Api:
         self._explainer = Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
 
     async def bill(self, request: Request) -> Response:
-        """The customer's bill."""
         (customer,) = request.parts
         answer, documents, archived = await self._of_customer(request, customer)
         return _marked(archived, bill(customer, answer.rows, documents, self._plans))
@@ -144,7 +143,6 @@ class Api:
         return Response({}, [stamp], file=File("application/pdf", content, f"{number}.pdf"))
 
     async def totals(self, request: Request) -> Response:
-        """The totals of a period."""
         (label,) = request.parts
         floor = request.floor()
         reader = await self._reader(request)
@@ -154,7 +152,7 @@ class Api:
         return _marked(archived, period_totals(ends, live.rows, sealed, self._plans))
 
     async def pace(self, request: Request) -> Response:
-        """A period against the one before."""
+        """A period against the previous one."""
         (label,) = request.parts
         floor = request.floor()
         reader = await self._reader(request)
@@ -182,17 +180,16 @@ class Api:
         return _marked(archived, {"periods": shown, "plans": currencies})
 
     async def audit(self, request: Request) -> Response:
-        """Whether an audit runs, and what the last one said."""
+        """Whether an audit runs, and the last result."""
         await self._reader(request)
         return Response(await asyncio.to_thread(self._audits.state))
 
     async def start_audit(self, request: Request) -> Response:
-        """Start an audit."""
         await self._reader(request)
         return Response(await self._audits.start())
 
     async def dead_letters(self, request: Request) -> Response:
-        """How many there are, by reason, and a page of them."""
+        """The number of dead letters by reason, and a page of them."""
         stamp = await self._stamp(request)
         after, limit = _page(request)
         reason, before = request.parameters.get("reason"), Gate.of(stamp).position
@@ -216,7 +213,7 @@ class Api:
         return stamped(stamp, {"dead_letter": letter.as_dict()})
 
     async def _behind(self, request: Request) -> tuple[str, Archived, BillPeriod, list[Behind]]:
-        """The customer, the period that is asked for, and the very events behind it."""
+        """The customer, the requested period, and the events behind the period."""
         (customer,) = request.parts
         parameters = request.parameters
         answer, documents, archived = await self._of_customer(request, customer)
@@ -232,16 +229,16 @@ class Api:
     async def _sealed(
         self, stamp: Stamp, floor: Floor, ends_us: Sequence[int] | None, what: str
     ) -> tuple[list[TotalsPart], Archived]:
-        """The documents' part of totals of the periods that end then, or of all; ArchiveAway if it is unknown."""
+        """The sealed part of the totals for periods with these ends, or for all; ArchiveAway if unknown."""
         gate = Gate.of(stamp)
         if ends_us is not None and all(end_us > gate.watermark_us for end_us in ends_us):
-            return [], Archived(stamp)  # they are open: no document is needed
+            return [], Archived(stamp)  # the periods are open: no document is needed
         found, archived = await self._summed.read(stamp, floor, lambda known: self._sums.of(ends_us, gate, known=known))
         archived.require(ends_us or (), what)
         return found or [], archived
 
     async def _all_live(self, reader: ViewReader, floor: Floor) -> ViewAnswer:
-        """The rows of all customers, added up; refused where some are elsewhere: the documents are all customers'."""
+        """All customers' rows, summed; refused on a shard, because the documents are of all customers."""
         live = await reader.rollup(ROLLUP, [], floor)
         if live.stamp.share is not None:
             raise not_whole(live.stamp)
@@ -251,7 +248,7 @@ class Api:
         return {name: plan.cycle for name, plan in self._plans.all().items()}
 
     async def _of_customer(self, request: Request, customer: str) -> tuple[ViewAnswer, list[Document], Archived]:
-        """The customer's live rows, and the documents that count with them: read after the rows, see `gate`."""
+        """The customer's live rows, and the documents that count: read after the rows, see `available_documents`."""
         floor = request.floor()
         reader = await self._reader(request)
         answer = await reader.rows([customer], floor)
@@ -266,7 +263,7 @@ class Api:
         return stamp, Gate.of(stamp)
 
     async def _stamp(self, request: Request) -> Stamp:
-        """The stamp of an answer that is made of documents alone: its gate says which of them count."""
+        """The stamp of an answer made of documents alone: its gate decides which documents count."""
         floor = request.floor()
         reader = await self._reader(request)
         return await reader.stamp(floor)
@@ -282,12 +279,12 @@ class Api:
 
 
 def _marked(archived: Archived, document: Mapping[str, Any]) -> Response:
-    """The answer, with how much of the documents it has."""
+    """The answer, with the availability of its documents."""
     return stamped(archived.labelled(), {**document, "archive": archived.as_dict()})
 
 
 def chosen(periods: list[BillPeriod], customer: str, label: str | None, currency: str | None) -> BillPeriod:
-    """The period that is asked for, or the newest; RequestInvalid if there is none, or more than one."""
+    """The requested period, or the newest; RequestInvalid if there is none, or more than one."""
     names = sorted({period.period.label for period in periods})
     if label is None and periods:
         label = periods[-1].period.label
@@ -306,12 +303,11 @@ def chosen(periods: list[BillPeriod], customer: str, label: str | None, currency
 
 
 def _shown(request: Request, document: Document) -> dict[str, Any]:
-    """A document as it is shown to who asks."""
+    """A document, with its position encoded for the principal."""
     return document.as_dict() | {"sealed_position": request.positions.offset(document.sealed_position)}
 
 
 def _page(request: Request) -> tuple[int, int]:
-    """`after` and `limit`."""
     after, limit = request.offset("after"), request.number("limit", PAGE_MAX)
     if limit == 0:
         raise RequestInvalid(f"The parameter limit is 0, not a whole number from 1 to {PAGE_MAX}")

@@ -1,10 +1,11 @@
-"""Audits that are started over HTTP: one at a time, in a process of its own, as `stateside audit` runs it.
+"""Audits started over HTTP: one at a time, in a child process that runs `stateside audit`.
 
-An audit changes nothing but the auditor's own ledger, so it is safe at any time. What the last one said stands in a
-file, so that every worker of the server, and the next server, can tell it. Where that cannot be written, the log has
-the cause, and only the worker that ran it tells.
+An audit changes nothing but the auditor's own ledger, so an audit is safe at any time. The last result is in a file,
+for every worker and for the next server. If the file cannot be written, the error is logged, and only the worker that
+ran the audit reports the result.
 
-Whoever runs one holds a lock; who wants to know whether one runs has a share in it for a moment, which `start` awaits.
+A running audit holds an exclusive lock; a check whether an audit runs takes a shared lock for a moment, and `start`
+waits for that.
 
     audit/last.json     {"began": "2026-01-31T…Z", "ended": "…Z", "ok": true, "text": "events  1,234 = …"}
 """
@@ -28,28 +29,29 @@ from stateside.serving.stamp import iso_time
 
 AUDIT_S_MAX: Final = 3_600
 TEXT_CHARS_MAX: Final = 20_000
-LOOK_S_MAX: Final = 0.25  # nobody who only looks has the lock for so long
+LOOK_S_MAX: Final = 0.25  # a check holds its shared lock for less than this
 _TRY_S: Final = 0.01
-_FOUND_NOTHING, _FOUND_SOMETHING = 0, 1  # the command's exit codes; with any other it did not come to an end
+_FOUND_NOTHING, _FOUND_SOMETHING = 0, 1  # the command's exit codes; any other means that the audit did not finish
 
 log = logging.getLogger(__name__)
 
 
 class Audits:
-    """The audits of a folder: one for each worker process."""
+    """The audits of a folder: one instance for each worker process."""
 
     def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
         self._layout, self._clock = layout, clock or SystemClock()
         self._last, self._lock = layout.audit / "last.json", layout.audit / ".asked.lock"
         self._running: set[asyncio.Task[None]] = set()
-        self._unwritten: dict[str, Any] | None = None  # what the last one here said, if its file could not be written
+        # the last result of this worker, if its file could not be written
+        self._unwritten: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Whether one runs, which anybody may have started here, and what the last one said; None before the first."""
+        """Whether an audit started over HTTP runs, in any worker, and the last result; None before the first."""
         return {"running": self._is_running(), "last": self._read()}
 
     async def start(self) -> dict[str, Any]:
-        """Start one, unless one runs."""
+        """Start an audit, unless one runs."""
         self._layout.audit.mkdir(parents=True, exist_ok=True)
         lock = await self._locked()
         if lock is not None:
@@ -67,7 +69,7 @@ class Audits:
             os.close(lock)
 
     async def _locked(self) -> int | None:
-        """The lock; None if somebody has it for longer than it takes to look."""
+        """The exclusive lock; None if another audit holds the lock, after waiting LOOK_S_MAX for shared locks."""
         deadline_s = time.monotonic() + LOOK_S_MAX
         while (lock := try_lock(self._lock)) is None and time.monotonic() <= deadline_s:
             await asyncio.sleep(_TRY_S)
@@ -82,7 +84,7 @@ class Audits:
             self._unwritten = found
 
     async def _audit(self) -> tuple[bool | None, str]:
-        """What the command says; None if it did not come to an end."""
+        """The command's verdict and output; None as verdict if the audit did not finish."""
         command = [sys.executable, "-m", "stateside", "audit", str(self._layout.root)]
         try:
             code, output, errors = await processes.run(command, AUDIT_S_MAX)
@@ -105,7 +107,7 @@ class Audits:
         return False
 
     def _read(self) -> dict[str, Any] | None:
-        """What the last one said: it stands in the file, unless that could not be written."""
+        """The last result: from the file, unless a newer one could not be written."""
         try:
             written = dict(json.loads(self._last.read_bytes()))
         except (OSError, ValueError):

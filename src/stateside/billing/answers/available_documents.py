@@ -1,53 +1,56 @@
-"""What an answer has of the documents: all that count, or those of the last known version while their storage is away.
+"""The documents available to an answer, while their storage is reachable or away; and the gate of documents.
 
-Open periods come from the live rows, and need no document. While the table of documents cannot be read, an answer has
-its drafts as ever, and of closed periods what a read before has left in this process's memory. It says so:
+**Availability.** Open periods come from the live rows, and need no documents. While the table of documents cannot be
+read, an answer has its drafts as usual, and of closed periods the documents that an earlier read left in this process's
+memory. The answer says so:
 
     "archive": {"state": "current"}                        all documents that count are in the answer
-    "archive": {"state": "away",                           their table cannot be read; the answer has those
+    "archive": {"state": "away",                           their table cannot be read; the answer has the documents
                 "as_of": "2026-04-18T12:30:00Z",             of all events up to the known position, as of then;
                 "age_ms": 78000,                             null, both, if none are known
                 "position": "0:4711",
                 "unknown": {"after": "2026-03-04T00:00:00Z", "up_to": "2026-04-04T00:00:00Z"}}
 
-What is known is complete for the stamp (P, W) of the last read that succeeded (see `gate`): it has all documents of
-periods that end up to W, with the late events before P. An answer that stands at (P', W') lacks notes of late events
-between P and P', which its `as_of` tells, and every document of the periods that end after W and up to W'. The rows of
-these have left the live rows: what they amounted to is not in the answer at all, which is told as `unknown`. Without
-such a period it is null.
+The documents in memory are complete for the stamp (P, W) of the last successful read: all documents of periods that end
+up to W, with the late events before P. An answer at (P', W') lacks notes of late events between P and P', as its
+`as_of` shows, and every document of the periods that end after W and up to W'. The rows of these periods have left the
+live rows: their amounts are not in the answer at all, which is reported as `unknown`. Without such a period `unknown`
+is null.
 
-An answer whose floor asks for something fresher than what is known is refused.
+An answer whose floor requires fresher documents is refused.
 
-The gate: which documents and dead letters count in an answer. It goes by the answer's stamp, by no batch's number.
-
+**The gate** decides which documents and dead letters count in an answer, by the answer's stamp and by no batch number.
 With P the position and W the watermark of the stamp:
 
 - An invoice counts if its period ends at W or earlier.
-- A note, or an invoice made by late events, counts if besides `sealed_position <= P`: its last event stands before P.
+- A note, or an invoice made by late events, counts if also `sealed_position <= P`: its last event stands before P.
 - A dead letter counts if its offset is below P.
 
 Why every event then counts once. The live rows at (P, W) are the events before P whose periods end after W: Spark
-evicts a row once W has come to its period's end, and drops none before. So documents must have the events before P
-whose periods end up to W, and no others. For a query that was never begun anew, batch N at (P_N, W_N) is right exactly:
+evicts a row once W has reached its period's end, and drops none before. So documents must have the events before P
+whose periods end up to W, and no others. For a query that was never restarted from scratch, batch N at (P_N, W_N) is
+exactly right:
 
-- Invoices of batch M are of periods that end after W_{M-1} and up to W_M, which is also what `M <= N` says: for M <= N
+- Invoices of batch M are of periods that end after W_{M-1} and up to W_M, which is equivalent to `M <= N`: for M <= N
   the period ends at or before W_M <= W_N, for M > N after W_{M-1} >= W_N. A batch without data has the position of the
-  one before and another watermark; so this decides by the watermark alone.
+  one before and another watermark; so the watermark alone decides.
 - Late events of batch M stand in [P_{M-1}, P_M), and their periods end up to W_{M-1}. For M <= N both conditions hold;
-  for M > N the last one stands at or behind P_{M-1} >= P_N, so that the second does not.
-- The sink stores documents before Spark commits the batch, and the replica has it after that: who reads the documents
-  after the live rows has all of batch N. Those of N+1, which may be there, do not count by the above.
+  for M > N the last event stands at or after P_{M-1} >= P_N, so the second condition fails.
+- The sink stores documents before Spark commits the batch, and the replica has the batch after the commit: a reader of
+  the documents after the live rows sees all of batch N. Documents of N+1, possibly present, do not count by the above.
 
-A query that is begun anew, or brought back to an older checkpoint, finds documents of other batches. For the periods
-that end at one moment, documents have the events of the journal without gaps: the invoice those up to its
-`sealed_position`, each late document some of those behind it (see `sealing.frontier`). So at (P, W) it is right too,
-but for two windows, in which the query has closed a period and is inside of what one document has, which cannot be cut:
+A query that is restarted from scratch, or from an older checkpoint, finds documents of other batches. For the periods
+that end at one moment, documents have the events of the journal without gaps: the invoice the events up to its
+`sealed_position`, each late document some of the events after (see `invoicing.frontier`). So an answer at (P, W) is
+right too, except in two windows, in which the query has closed a period and stands inside one document's events, and a
+document cannot be split:
 
-- The period's invoice was sealed at a position behind P. It counts as a whole: the answer is ahead by those events that
-  stand between P and there. For this query they come late, so they are few; without the invoice all would be missing.
-- P lies between two late events that one note has. The note does not count yet: the answer is behind by its first ones.
+- The period's invoice was sealed at a position after P. The invoice counts as a whole: the answer is ahead by the
+  events between P and that position. For this query these events come late, so they are few; without the invoice all
+  would be missing.
+- P lies between two late events of one note. The note does not count yet: the answer lacks the first of these events.
 
-Each window ends where the query comes to the document's `sealed_position`, and no event ever counts twice.
+Each window ends where the query reaches the document's `sealed_position`, and no event ever counts twice.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ LATER = "Ask again once the storage is back; open periods are answered meanwhile
 
 @dataclass(frozen=True, slots=True)
 class KnownDocuments:
-    """Up to where the documents in memory are complete, and as of when."""
+    """The position and watermark for which the documents in memory are complete, and their time."""
 
     position: Position
     watermark_us: int
@@ -85,7 +88,7 @@ class KnownDocuments:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """How much of the documents an answer of this stamp has; see the module's text."""
+    """The availability of documents for an answer of this stamp; see the module's docstring."""
 
     stamp: Stamp
     known: KnownDocuments | None = None
@@ -94,7 +97,6 @@ class Archived:
     unknown: tuple[int | None, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer."""
         if self.away is None:
             return {"state": "current"}
         known, unknown = self.known, self.unknown
@@ -109,29 +111,29 @@ class Archived:
         }
 
     def lacks(self, end_us: int) -> bool:
-        """Whether the documents of periods that end then are unknown, and are needed."""
+        """Whether documents of periods with this end are needed and unknown."""
         return self.unknown is not None and (self.unknown[0] or 0) < end_us <= self.unknown[1]
 
     def require(self, ends_us: Iterable[int], what: str) -> None:
-        """ArchiveAway if the documents of a period that ends at one of these moments are unknown."""
+        """Raise ArchiveAway if the documents of a period with one of these ends are unknown."""
         if self.away is not None and any(self.lacks(end_us) for end_us in ends_us):
             raise self.refusal(f"{what} cannot be answered: its documents are not known here, and cannot be read now")
 
     def refusal(self, what: str) -> ArchiveAway:
-        """The error for what cannot be answered without the documents."""
+        """The error for a request that needs the missing documents."""
         return ArchiveAway(what, where=None if self.away is None else self.away.where, next_step=LATER)
 
     def labelled(self) -> Stamp:
-        """The stamp of the answer: one that lacks documents is never taken for one that has them."""
+        """The answer's stamp; its edition differs from the stamp of an answer with all documents."""
         if self.away is None:
             return self.stamp
         return replace(self.stamp, edition=f"{self.stamp.edition} {self.as_dict() | {'age_ms': None}}")
 
 
 class DocumentArchive:
-    """Reads documents for answers, and remembers what the last read that succeeded is complete for.
+    """Reads documents for answers, and remembers the stamp of the last successful read.
 
-    `cycles` gives those of all plans, which say whether a period has ended since.
+    `cycles` returns the cycles of all plans, to find the periods that have ended since.
     """
 
     def __init__(self, cycles: Callable[[], Iterable[Cycle]], clock: Clock | None = None) -> None:
@@ -139,9 +141,9 @@ class DocumentArchive:
         self._known: KnownDocuments | None = None
 
     async def read(self, stamp: Stamp, floor: Floor, read: Callable[[bool], T]) -> tuple[T | None, Archived]:
-        """What `read(False)` finds, in a thread, or else `read(True)`, of what is known; None if nothing is.
+        """The result of `read(False)`, in a thread, or else of `read(True)`, from memory; None if nothing is known.
 
-        NotFreshEnough or ArchiveAway if the floor asks for more than is known.
+        NotFreshEnough or ArchiveAway if the floor requires more than is known.
         """
         try:
             found = await asyncio.to_thread(read, False)
@@ -159,7 +161,7 @@ class DocumentArchive:
         if known is not None:
             try:
                 found = await asyncio.to_thread(read, True)
-            except ArchiveAway:  # not all of it is in memory
+            except ArchiveAway:  # not all of the documents are in memory
                 known = None
         age_ms = None if known is None else max(0, (self._clock.now_us() - known.as_of_us) // 1_000)
         archived = Archived(stamp, known, away, age_ms, self._unknown(known, stamp.watermark_us))
@@ -167,7 +169,7 @@ class DocumentArchive:
         return found, archived
 
     def _unknown(self, known: KnownDocuments | None, watermark_us: int) -> tuple[int | None, int] | None:
-        """The range of ends of periods that were closed since; None if no plan has such a period."""
+        """The range of period ends closed since the known watermark; None if no plan has such a period."""
         if known is None:
             return (None, watermark_us) if watermark_us > 0 else None
         ends = (cycle.containing(known.watermark_us).end_us for cycle in set(self._cycles()))
@@ -175,7 +177,7 @@ class DocumentArchive:
 
 
 def _check(archived: Archived, floor: Floor) -> None:
-    """Refuse what the floor asks for if the documents lack it; where nothing is sealed yet they lack nothing."""
+    """Refuse a floor that the known documents do not meet; before the first sealing nothing is missing."""
     known, stamp = archived.known, archived.stamp
     if stamp.watermark_us <= 0 or (floor.max_age_ms is None and floor.min_position is None):
         return
@@ -190,28 +192,27 @@ def _check(archived: Archived, floor: Floor) -> None:
         )
 
 
-ON_TIME = 0  # from this position on a document counts whose events came in time
+ON_TIME = 0  # a document of events in time counts from this position on
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Where an answer stands: at which offset of the journal, under which watermark."""
+    """The position of an answer: its journal offset and its watermark."""
 
     position: int
     watermark_us: int
 
     @classmethod
     def of(cls, stamp: Stamp) -> Gate:
-        """That of an answer with this stamp."""
         return cls(stamp.position.one(), stamp.watermark_us)
 
     def lets(self, period_end_us: int, counts_from: int) -> bool:
-        """Whether a document counts; `counts_from` is its `sealed_position` if it is of late events, else `ON_TIME`."""
+        """Whether a document counts; `counts_from` is the `sealed_position` of a late document, else `ON_TIME`."""
         return period_end_us <= self.watermark_us and counts_from <= self.position
 
 
 def sql_tables() -> list[GatedTable]:
-    """Billing's tables in SQL, with the same gate."""
+    """Billing's tables in SQL, behind the same gate."""
     return [
         GatedTable(APPLICATION, VIEW, DOCUMENTS.name, _documents, ("sealed_position",)),
         GatedTable(APPLICATION, VIEW, DEAD_LETTERS.name, _dead_letters, ("offset",)),

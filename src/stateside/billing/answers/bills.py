@@ -1,12 +1,12 @@
-"""Bills: everything that a customer owes or has been charged, period by period, at one batch.
+"""Bills: a customer's charges, period by period, at one batch.
 
-Periods that are open come from the live rows, closed ones from documents: `draft` as long as events come in, the grace
-time included, so that a period and the next one may both be drafts; `sealed` once there is an invoice; `corrected` if
-notes followed it. Nothing is computed in two ways: a draft's amounts are those that the invoice will have if nothing
-more comes in.
+Open periods come from the live rows, closed ones from documents: `draft` as long as events arrive, including the grace
+period, so that a period and the next one may both be drafts; `sealed` once there is an invoice; `corrected` if notes
+followed the invoice. Nothing is computed in two ways: a draft's amounts are the invoice's amounts, if no further event
+arrives.
 
-What is charged adds up to the cent: a period's lines and its rounding are its total (see `money`), the periods' totals
-are that of the bill, and a period's documents charge its total together.
+Charges add up to the cent: a period's lines and its rounding are its total (see `money`), the periods' totals are the
+bill's total, and a period's documents together charge its total.
 
 A bill has an entry for each moment at which a period ends, and for each currency. Currencies are never added up.
 """
@@ -30,32 +30,31 @@ Account = tuple[int, str]  # the period's end in microseconds, the currency
 
 @dataclass(frozen=True, slots=True)
 class BillPeriod:
-    """One period of a bill, in one currency: its lines, with what the notes changed in them, and its documents."""
+    """One period of a bill, in one currency: its lines, including the changes by notes, and its documents."""
 
     period: Period
     currency: str
     state: State
     lines: tuple[Line, ...]
-    charged_micros: int  # what is charged, or would be if the period closed now
+    charged_micros: int  # the charge, or the charge if the period closed now
     documents: tuple[Document, ...] = ()
 
     @property
     def amount_micros(self) -> int:
-        """All lines, exactly."""
+        """The exact sum of all lines."""
         return checked(sum(line.amount_micros for line in self.lines))
 
     @property
     def rounding_micros(self) -> int:
-        """What the lines, each rounded by itself, lack to what is charged."""
+        """The charge minus the sum of the lines, each of them rounded."""
         return checked(self.charged_micros - sum(line.charged_micros for line in self.lines))
 
     @property
     def events(self) -> int:
-        """How many events are behind it."""
+        """The number of events."""
         return sum(line.events for line in self.lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer."""
         return {
             "period": self.period.label,
             "period_start": iso_time(self.period.start_us),
@@ -101,14 +100,14 @@ def bill_periods(
 def _draft(account: Account, rows: Sequence[Mapping[str, Any]], plans: PublishedPlans) -> BillPeriod:
     end_us, currency = account
     periods = [plans.get(row["plan"]).cycle.ending(end_us) for row in rows]
-    longest = min(periods, key=lambda period: (period.start_us, period.label))  # as the document will be named
+    longest = min(periods, key=lambda period: (period.start_us, period.label))  # the document will have this name
     lines = sorted((_draft_line(row, plans) for row in rows), key=_by_type)
     charged = round_micros(checked(sum(line.amount_micros for line in lines)), currency, rounding_of(lines, plans))
     return BillPeriod(longest, currency, "draft", tuple(lines), charged)
 
 
 def rounding_of(lines: Iterable[Line], plans: PublishedPlans) -> Rounding:
-    """The rule by which the sum of these lines is rounded."""
+    """The rounding rule for the sum of these lines."""
     return total_rounding(plans.get(line.plan).rounding for line in lines)
 
 
@@ -128,7 +127,7 @@ def _closed(documents: Sequence[Document]) -> BillPeriod:
 
 
 def _added(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """An invoice's lines and what its notes change in them, together."""
+    """An invoice's lines, with its notes' changes added."""
     found: dict[tuple[str, str], Line] = {}
     for line in lines:
         before = found.get(_by_type(line), Line(line.type, line.plan, 0, 0, 0, 0))
@@ -144,7 +143,7 @@ def _added(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def _time_zone(period: BillPeriod, plans: PublishedPlans) -> str:
-    """Whose midnights the period begins and ends at."""
+    """The time zone of the period's first and last midnight."""
     return plans.get(period.lines[0].plan).cycle.time_zone
 
 

@@ -1,7 +1,8 @@
-"""Issued documents: invoices and notes as they stand in the archive, read by customer, by number, or in their order.
+"""Issued documents: invoices and notes in the archive, read by customer, by number, or in sequence.
 
-A document is written once and never changed. An answer has those that its gate lets through (see `gate`): the sink
-stores documents before Spark commits the batch, and only with the commit do the live rows go.
+A document is written once and never changed. An answer has the documents that pass its gate (see
+`available_documents`): the sink stores documents before Spark commits the batch, and only the commit removes the live
+rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SLICE_ROWS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One type of usage under one version of a plan. Of a note: the difference that the late events make."""
+    """One type of usage under one version of a plan. In a note: the difference made by the late events."""
 
     type: str
     plan: str
@@ -58,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An invoice, or a credit or debit note that corrects one."""
+    """An invoice, or a credit or debit note that corrects an invoice."""
 
     number: str
     kind: Kind
@@ -82,16 +83,16 @@ class Document:
 
     @property
     def is_invoice(self) -> bool:
-        """Whether it is an invoice, and not a note."""
+        """Whether the document is an invoice, not a note."""
         return self.kind == INVOICE
 
     @property
     def counts_from(self) -> int:
-        """The position from which on it counts, see `gate`."""
+        """The position from which the document counts, see `available_documents`."""
         return ON_TIME if self.is_invoice and not self.late else self.sealed_position
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer, and as it is delivered."""
+        """The document as in an answer, and as delivered."""
         return {
             "number": self.number,
             "kind": self.kind,
@@ -120,28 +121,28 @@ class DocumentStore:
 
     @classmethod
     def of(cls, layout: Layout) -> DocumentStore:
-        """Those of this folder; none before the first period was sealed."""
+        """The documents of this folder; none before the first sealed period."""
         return cls(followed(layout))
 
     def of_customer(self, customer: str, gate: Gate | None = None, *, known: bool = False) -> list[Document]:
-        """A customer's documents, or those that count in an answer: by period, an invoice before its notes.
+        """A customer's documents, or those that pass the gate: by period, an invoice before its notes.
 
-        With `known` those of the version that was read last (see `FollowedTable.read`).
+        With `known` from the version read last (see `FollowedTable.read`).
         """
         table = self._table.read(_COLUMNS, equal={"customer": customer}, known=known)
         return sorted(_through(gate, _documents(table)), key=_order)
 
     def by_number(self, number: str, gate: Gate | None = None, *, known: bool = False) -> Document | None:
-        """The document of this number; None if there is none, or it does not count in an answer yet."""
+        """The document with this number; None if missing, or if not past the gate."""
         table = self._table.read(_COLUMNS, equal={"number": number}, known=known)
         found = list(_through(gate, _documents(table)))
         assert len(found) <= 1, f"the number {number} is given twice"
         return found[0] if found else None
 
     def after(self, invoices: int, notes: int) -> Iterator[Document]:
-        """Those that there are now with higher sequences than these: invoices, then notes, each by their numbers.
+        """The present documents with higher sequences: invoices, then notes, each by number.
 
-        So a note comes after the invoice that it corrects.
+        So a note comes after the invoice that the note corrects.
         """
         pending = [file for file in self._table.files() if _may_be_after(file, invoices, notes)]
         if not pending:
@@ -156,12 +157,12 @@ class DocumentStore:
 
 
 def followed(layout: Layout) -> FollowedTable:
-    """The table of documents, as readers follow it."""
+    """The table of documents, for readers."""
     return FollowedTable(layout.table(DOCUMENTS.name), layout.view(VIEW).mark(DOCUMENTS.name))
 
 
 def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:
-    """Whether it can have a document with a higher sequence: told by its numbers, where all are of one series."""
+    """Whether the file can have a document with a higher sequence, by its statistics, if all are of one series."""
     series = {str(file.least.get("number"))[:1], str(file.greatest.get("number"))[:1]}
     last = {"I": invoices, "N": notes}
     highest = file.greatest.get("sequence")

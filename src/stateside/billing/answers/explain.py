@@ -1,13 +1,13 @@
-"""Explaining a balance: the very events behind a period of a customer's bill, adding up to it exactly, or an error.
+"""Explaining a balance: the events behind a period of a customer's bill, which add up exactly, or an error.
 
-The events are those of the journal up to the answer's position, rated as the pipeline rates them. Where the query
-de-duplicates, an event counts once by its id. Of a closed period the first so many count as its invoice says; those
-after them came too late, and stand in a note or in a late invoice, which is named. Each event is shown with what it
-added: where the price depends on the period's total, that is f(quantity up to and with it) - f(quantity before it), in
-the journal's order, line by line.
+The events are those of the journal up to the answer's position, rated as the pipeline rates them. If the query
+de-duplicates, an event counts once by its id. In a closed period the first N events count, N being the invoice's number
+of events; later ones came too late, and are in a note or in a late invoice, which is named. Each event has the amount
+that it added: where the price depends on the period's total, f(quantity including the event) - f(quantity before the
+event), in the journal's order, line by line.
 
-So the amounts add up to the line's by themselves, and a page that was read stays true: what stands at an offset does
-not change when more events come in. Pages may therefore be read at different batches.
+So the amounts add up to the line's by construction, and a page stays true: the content at an offset does not change
+when more events arrive. Pages may therefore be read at different batches.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from stateside.spark_state.batch_log import Checkpoint
 
 PAGE_EVENTS_DEFAULT: Final = 100
 PAGE_EVENTS_MAX: Final = 1_000
-CUSTOMERS_KEPT: Final = 32  # whose events are remembered, so that the next page need not look for them again
+CUSTOMERS_KEPT: Final = 32  # whose events are cached for the next page
 
 PLACES_MAX: Final = 100
 _EVENT_COLUMNS: Final = ("id", "entity", "type", "time", "appended", "payload")
-_DEDUPLICATION: Final = "dedupe"  # what Spark calls such operators
+_DEDUPLICATION: Final = "dedupe"  # Spark's name for such operators
 
 Kind = tuple[str, str]  # type, plan: a line
 ShownOffset = Callable[[int], int | str]
@@ -48,7 +48,7 @@ ShownOffset = Callable[[int], int | str]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A rated event of the period, before it is known what it added."""
+    """A rated event of the period, not yet priced."""
 
     offset: int
     id: str
@@ -60,13 +60,12 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Behind(Counted):
-    """An event behind a balance, with what it added to its line, and the document that it came too late for another."""
+    """An event behind a balance, with its amount, and the note or late invoice that has the event, if late."""
 
     amount_micros: int
     document: str | None = None
 
     def as_dict(self, offset: ShownOffset) -> dict[str, Any]:
-        """As it stands in an answer."""
         return {
             "offset": offset(self.offset),
             "id": self.id,
@@ -84,7 +83,7 @@ Chosen = list[tuple[Counted, str | None]]
 
 
 class Explainer:
-    """Explains balances from a folder's journal. Any thread may ask."""
+    """Explains balances from a folder's journal. Thread-safe."""
 
     def __init__(self, journal: Journal, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
         self._journal, self._keeper, self._checkpoint = journal, keeper, checkpoint
@@ -92,11 +91,11 @@ class Explainer:
         self._known: OrderedDict[str, tuple[int, pa.Table]] = OrderedDict()
 
     def behind(self, customer: str, period: BillPeriod, position: Position) -> list[Behind]:
-        """All events behind a period of the customer's bill as it stands at this position, in the journal's order.
+        """All events behind a period of the customer's bill at this position, in the journal's order.
 
-        StateError, with the first difference, if they do not add up to it.
+        StateError, with the first difference, if the events do not add up to the bill.
         """
-        # An invoice may count ahead of the position, with all of its events (see `gate`).
+        # An invoice may count ahead of the position, with all of its events (see `available_documents`).
         stop = max([self._journal.offset_at(position), *(document.sealed_position for document in period.documents)])
         with self._lock:
             events = self._events(customer, stop)
@@ -111,17 +110,17 @@ class Explainer:
         raise _unexplained(customer, period, _difference(period, found) or "")
 
     def _once(self, counted: list[Counted], stop: int, book: Book, period: BillPeriod) -> Iterator[Sequence[Counted]]:
-        """The events that count as long as the period is open: by what the query drops as a duplicate."""
+        """The events that count while the period is open, after the query's de-duplication."""
         if not deduplicates(self._checkpoint):
             yield counted
             return
         yield _firsts(counted)
-        # Sources that give an id to two customers are wrong: looked for only if the customer's own do not add up.
+        # Sources that give one id to two customers are wrong: checked only if the customer's own events do not add up.
         own = set(counted)
         yield [one for one in _firsts(_with_others(self._journal, counted, stop, book, period)) if one in own]
 
     def _events(self, customer: str, stop: int) -> pa.Table:
-        """The customer's events before an offset, out of those known and what the journal has since."""
+        """The customer's events before an offset, from the cache and from the journal's newer part."""
         start, known = self._known.pop(customer, (0, events_table(self._journal, 0, 0)))
         names = pa.array([customer], pa.string())
         new = _events_where(self._journal, "entity", names, start, stop) if start < stop else []
@@ -133,7 +132,7 @@ class Explainer:
 
 
 def _events_where(journal: Journal, column: str, values: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
-    """The events of a range that have one of these values, as `rating.events_table` has them; no others are parsed."""
+    """The events of a range with one of these values, in the form of `rating.events_table`; others are not parsed."""
     for first, batch in journal.batches(start, stop):
         rows = np.flatnonzero(pc.is_in(batch.column(column), values).to_numpy(zero_copy_only=False))
         if len(rows):
@@ -145,14 +144,14 @@ def _events_where(journal: Journal, column: str, values: pa.Array, start: int, s
 
 
 def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = None) -> tuple[list[Behind], int | None]:
-    """The events with higher offsets than this, so many at most, and after which offset to go on; None at the end."""
+    """Up to `limit` events with offsets above `after`, and the offset to continue after; None at the end."""
     rest = [event for event in found if event.offset > after and type_ in (None, event.type)]
     shown = rest[:limit]
     return shown, shown[-1].offset if len(rest) > limit else None
 
 
 def deduplicates(checkpoint: Checkpoint) -> bool:
-    """Whether the query drops events whose ids it has seen: then it has an operator for that."""
+    """Whether the query has an operator that drops events with repeated ids."""
     names = (checkpoint.operator_metadata(number)[0] for number in checkpoint.operators())
     return any(str(found.get("operatorInfo", {}).get("operatorName")).startswith(_DEDUPLICATION) for found in names)
 
@@ -173,7 +172,7 @@ def _of_period(rated: pa.Table, book: Book, period: BillPeriod, *, any_currency:
 
 
 def _firsts(counted: Sequence[Counted]) -> list[Counted]:
-    """The first of each id."""
+    """The first event of each id."""
     found = {one.id: one for one in reversed(counted)}
     return [one for one in counted if found[one.id] is one]
 
@@ -181,18 +180,18 @@ def _firsts(counted: Sequence[Counted]) -> list[Counted]:
 def _with_others(
     journal: Journal, counted: Sequence[Counted], stop: int, book: Book, period: BillPeriod
 ) -> list[Counted]:
-    """The customer's events and those of others with the same ids: de-duplication knows ids only, no customers."""
+    """The customer's events and other customers' events with the same ids: de-duplication ignores customers."""
     ids = pa.array(sorted({one.id for one in counted}), pa.string())
     events = pa.concat_tables([events_table(journal, 0, 0), *_events_where(journal, "id", ids, 0, stop)])
     return list(_of_period(rate(events, book), book, period, any_currency=True))
 
 
 def _choices(counted: Sequence[Counted], period: BillPeriod, once: Sequence[Counted]) -> Iterator[Chosen]:
-    """Which events count, each with the note or late invoice that has it, if it came too late.
+    """Candidate sets of events that count, each event with its note or late invoice, if late.
 
-    Of a closed period its invoice has so many: the first ones. Behind them in the journal come duplicates that were
-    still dropped, and then late events, some with the same ids perhaps. Where the one goes over into the other, is not
-    written anywhere for good: each place is tried, and at one of them everything adds up.
+    A closed period's invoice has the first N events. After them the journal has duplicates that were still dropped, and
+    then late events, some perhaps with the same ids. The boundary between the two is not stored permanently: each place
+    is tried, and at one of them everything adds up.
     """
     if period.state == "draft":
         yield [(event, None) for event in once]
@@ -209,7 +208,7 @@ def _choices(counted: Sequence[Counted], period: BillPeriod, once: Sequence[Coun
 
 
 def _priced(chosen: Chosen, book: Book) -> list[Behind]:
-    """What each event added to its line: on-time ones first, as they were priced first."""
+    """The amount of each event: events in time first, as they were priced first."""
     quantities: dict[Kind, int] = defaultdict(int)
     found = []
     for event, document in chosen:
@@ -222,7 +221,7 @@ def _priced(chosen: Chosen, book: Book) -> list[Behind]:
 
 
 def _difference(period: BillPeriod, found: Sequence[Behind]) -> str | None:
-    """Where the events are not the period's lines, to the micro; None if they are."""
+    """The first difference between the events and the period's lines, to the micro; None if equal."""
     sums: dict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
     for event in found:
         line = sums[event.type, event.plan]
@@ -252,7 +251,7 @@ def _words(numbers: Sequence[int]) -> str:
 
 
 def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None, offset: ShownOffset) -> Mapping[str, Any]:
-    """A page as the API shows it, with offsets as who asks is shown them."""
+    """A page as the API shows it, with offsets encoded for the principal."""
     return {
         "period": period.period.label,
         "period_end": iso_time(period.period.end_us),

@@ -1,17 +1,17 @@
-"""What each hour of some periods added, over all customers: a fold of the journal, made in a process of its own.
+"""Amounts per hour of some periods, over all customers: a fold of the journal, run in a child process.
 
     python -m stateside.billing.answers.hours FOLDER OFFSET PERIOD...     by the events before OFFSET
 
     {"newest_us": 1776519000000000, "hours": [["basic@1", 1777586400000000, 30, 91500, 1], …]}
 
-An hour's amount is what its usage added to the bills: the price of all that a customer had used up to its end, less the
-price of what they had used up to its beginning, line by line. So the hours up to one of them are what the bills would
-have been then, and all hours of a period are its amount, to the micro. An event counts in the hour that it happened,
-not when it came. Hours are those of the clocks on the wall in the plan's time zone, counted from the period's first
-midnight: hour 30 is from six to seven in the morning of the second day.
+An hour's amount is the increase of the bills: the price of all that a customer had used by the hour's end, less the
+price of the usage by its beginning, line by line. So the hours up to one of them are the bills at that time, and all
+hours of a period are its amount, to the micro. An event counts in the hour of its event time, not of its arrival. Hours
+are wall clock hours in the plan's time zone, counted from the period's first midnight: hour 30 is from six to seven in
+the morning of the second day.
 
-The journal is read and never written. Segments whose summaries say that they have no event of these periods are not
-opened. Ids, where the query drops duplicates, and sums are DuckDB's, which works on disk beyond `MEMORY_MAX`.
+The journal is only read. Segments whose zone maps exclude these periods are not opened. De-duplication, where the query
+drops duplicates, and sums run in DuckDB, which spills to disk beyond `MEMORY_MAX`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from stateside.spark_state.batch_log import Checkpoint
 MEMORY_MAX: Final = "512MB"
 HOURS_PER_DAY: Final = 24
 ROWS_PER_TABLE: Final = 100_000  # rated at a time
-_QUARTER_US: Final = HOUR_US // 4  # no clock on any wall is moved by less
-_EXACT: Final = pa.decimal128(38, 0)  # sums of longs that cannot run over
+_QUARTER_US: Final = HOUR_US // 4  # no time zone shifts its clock by less
+_EXACT: Final = pa.decimal128(38, 0)  # for sums of longs without overflow
 _USED: Final = "id text, place bigint, customer text, plan text, type text, end_us bigint, hour int, quantity bigint"
 _FIRSTS: Final = "delete from used where place not in (select min(place) from used group by id, end_us)"
 _LINES: Final = """
@@ -67,7 +67,7 @@ _LINES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What one hour of a plan's period added: `number` counts from the period's first midnight."""
+    """The amount of one hour of a plan's period: `number` counts from the period's first midnight."""
 
     plan: str
     end_us: int
@@ -78,24 +78,23 @@ class Hour:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """The hours of some periods that added anything, and the time of the newest event among theirs; 0 without any."""
+    """The hours with an amount, and the time of the newest event in the periods; 0 without events."""
 
     newest_us: int
     hours: Sequence[Hour]
 
     def as_json(self) -> str:
-        """As a line of text."""
         return json.dumps({"newest_us": self.newest_us, "hours": [astuple(hour) for hour in self.hours]})
 
     @classmethod
     def parse(cls, text: str) -> Hours:
-        """What `as_json` gave."""
+        """The inverse of `as_json`."""
         document = json.loads(text)
         return cls(document["newest_us"], [Hour(*hour) for hour in document["hours"]])
 
 
 def hours(journal: Journal, book: Book, labels: Sequence[str], stop: int, *, once: bool) -> Hours:
-    """The hours of the periods of these names, by the events before an offset; `once`: an id counts once a period."""
+    """The hours of the named periods, from the events before an offset; `once`: an id counts once per period."""
     cycles = {version.id: version.cycle for version in book.versions}
     ends_us = {(plan, end) for label in labels for plan, end in Ends.of(label, cycles).by_plan.items()}
     if not ends_us:
@@ -118,7 +117,7 @@ def _config(spill: str) -> dict[str, str | bool | int | float | list[str]]:
 
 
 def _events(journal: Journal, book: Book, ends_us: set[tuple[str, int]], stop: int) -> Iterator[pa.Table]:
-    """The events that happened while these plans' periods lasted, many at a time."""
+    """The events within these plans' periods, in tables of about ROWS_PER_TABLE rows."""
     starts = [book.plans[plan].cycle.ending(end_us).start_us for plan, end_us in ends_us]
     within = Conditions(time=NumberRange(min(starts), max(end_us for _, end_us in ends_us) - 1))
     waiting: list[pa.Table] = []
@@ -149,7 +148,7 @@ def _of_periods(rated: pa.Table, book: Book, ends_us: set[tuple[str, int]]) -> p
 
 
 def hour_numbers(cycle: Cycle, times_us: Longs, ends_us: Longs) -> Longs:
-    """In which hours of their periods, which end then, these moments lie."""
+    """The hour numbers of these moments, in the periods with these ends."""
     found = np.zeros(len(times_us), np.int64)
     quarters, inverse = np.unique(times_us // _QUARTER_US, return_inverse=True)
     walls = [_wall(int(quarter) * _QUARTER_US, cycle.time_zone) for quarter in quarters]
@@ -167,7 +166,7 @@ def _wall(time_us: int, zone: str) -> tuple[date, int]:
 
 
 def _priced(lines: pa.Table, book: Book) -> pa.Table:
-    """The lines with what each added, by plan, period and hour."""
+    """The priced lines, summed by plan, period and hour."""
     amounts = Amounts(book.plans)
     up_to, quantity = (np.asarray(lines[name], np.int64) for name in ("up_to", "quantity"))
     added = amounts.amounts(lines, up_to) - amounts.amounts(lines, up_to - quantity)
@@ -186,7 +185,6 @@ def _added_up(parts: Iterable[pa.Table]) -> list[Hour]:
 
 
 def main(folder: Path, stop: int, labels: Sequence[str]) -> None:
-    """Print the hours of a folder's periods."""
     layout = Layout(folder)
     view, journal = layout.view(VIEW), open_journal(layout.journal)
     book = BookKeeper(journal, view.root / "book").at(stop)

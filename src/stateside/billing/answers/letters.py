@@ -1,4 +1,4 @@
-"""Dead letters as readers see them: counted, listed, and shown one by one: those before a position of the journal."""
+"""Dead letters for readers: counted, listed, and shown one by one, up to a position of the journal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stateside.core.errors import DocumentUnknown, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.serving.stamp import iso_time
 
-REPLAYED_MAX: Final = 100_000  # at once: they are one append, all or none
+REPLAYED_MAX: Final = 100_000  # at once: one append, all or none
 _COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail")
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that breaks a rule of billing, as it stands in the journal, and the reason."""
+    """An event that breaks a rule of billing, as stored in the journal, and the reason."""
 
     offset: int
     id: str
@@ -37,7 +37,7 @@ class DeadLetter:
     detail: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer; the payload as JSON where it is some."""
+        """The dead letter as in an answer; the payload as JSON where valid."""
         return {
             "offset": self.offset,
             "reason": self.reason,
@@ -59,18 +59,17 @@ class DeadLetterReader:
 
     @classmethod
     def of(cls, layout: Layout) -> DeadLetterReader:
-        """Those of this folder."""
         return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
 
     def counts(self, before: int | None = None) -> dict[str, int]:
-        """How many there are, by reason."""
+        """The number of dead letters by reason."""
         found = self._table.read(["reason"], below=_below(before))
         return {} if found is None else dict(sorted(Counter(found["reason"].to_pylist()).items()))
 
     def page(
         self, *, after: int = -1, limit: int, reason: str | None = None, before: int | None = None
     ) -> list[DeadLetter]:
-        """Those with higher offsets than this, in the journal's order, so many at most."""
+        """Up to `limit` dead letters with offsets above `after`, in the journal's order."""
         equal = {} if reason is None else {"reason": reason}
         found = self._table.read(_COLUMNS, below=_below(before), equal=equal)
         if found is None:
@@ -79,14 +78,14 @@ class DeadLetterReader:
         return [_letter(row) for row in _with_times(rest).to_pylist()]
 
     def get(self, offset: int, before: int | None = None) -> DeadLetter | None:
-        """The one at this offset of the journal; None if there is none."""
+        """The dead letter at this offset of the journal, or None."""
         found = self._table.read(_COLUMNS, below=_below(before), equal={"offset": offset})
         rows = [] if found is None else _with_times(found).to_pylist()
         return _letter(rows[0]) if rows else None
 
 
 def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) -> list[DeadLetter]:
-    """The one at an offset, or all with a reason; DocumentUnknown if there is none."""
+    """The dead letter at an offset, or all with a reason; DocumentUnknown if there is none."""
     letters = DeadLetterReader.of(layout)
     if offset is None:
         found = letters.page(limit=REPLAYED_MAX + 1, reason=reason)

@@ -1,8 +1,8 @@
 """A document as a PDF for people: one page, or as many as its lines need.
 
-The same document gives the same bytes, whenever it is asked for: nothing of the present goes in, not even the date. The
-fonts are those that every reader of PDF has, and know Latin letters only; any other character of a name is written as
-its number, `U+4E2D`, so that nothing is lost or taken for another.
+The same document always gives the same bytes: nothing of the present goes in, not even the date. The fonts are the
+standard PDF fonts, with Latin letters only; any other character of a name is written as its code point, `U+4E2D`, so
+that no name is lost or ambiguous.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def render(document: Document, time_zone: str) -> bytes:
 
 
 class _PdfPage(FPDF):
-    """A4 with the document's number and the page's on every foot."""
+    """An A4 page with the document's number and the page number in the footer."""
 
     def __init__(self, document: Document) -> None:
         super().__init__(format="A4")
@@ -57,32 +57,32 @@ class _PdfPage(FPDF):
         self.c_margin = 0.0
 
     def footer(self) -> None:
-        """Called for every page."""
+        """Write the footer. FPDF calls this method for every page."""
         self.set_y(-15)
         self.text_line(f"{self._foot}, page {self.page_no()} of {{nb}}", size=8, color=_PALE, align="C")
 
     def text_line(
         self, text: str, *, size: float = 10, bold: bool = False, color: tuple[int, int, int] = _INK, align: str = "L"
     ) -> None:
-        """A line over the whole width."""
+        """Write a line over the whole width."""
         self.ink(size, bold, color)
         height_mm = size * 0.55
         self.cell(0, height_mm, latin(text), align=align, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
     def ink(self, size: float, bold: bool = False, color: tuple[int, int, int] = _INK) -> None:
-        """How the next text looks."""
+        """Set font and colour of the next text."""
         self.set_font(_FONT, "B" if bold else "", size)
         self.set_text_color(*color)
 
     def rule(self) -> None:
-        """A thin line over the whole width, here."""
+        """Draw a thin line over the whole width."""
         self.set_draw_color(*_RULE)
         self.set_line_width(0.2)
         self.line(self.l_margin, self.get_y(), self.w - self.r_margin, self.get_y())
 
 
 def latin(text: str) -> str:
-    """The text with every character that the fonts lack as its number."""
+    """The text, with the code point for every character missing in the fonts."""
     return "".join(char if _is_latin(char) else f"U+{ord(char):04X}" for char in text)
 
 
@@ -160,7 +160,7 @@ def _row(page: _PdfPage, cells: tuple[str, ...], *, bold: bool = False, color: t
 
 
 def _fitted(page: _PdfPage, text: str, width_mm: float) -> str:
-    """The text, cut where the column ends, with dots to say so."""
+    """The text, truncated with dots to the column's width."""
     if page.get_string_width(text) <= width_mm:
         return text
     while text and page.get_string_width(f"{text}...") > width_mm:
@@ -169,7 +169,7 @@ def _fitted(page: _PdfPage, text: str, width_mm: float) -> str:
 
 
 def _total(page: _PdfPage, document: Document) -> None:
-    if page.will_page_break(_TOTAL_MM):  # it stays together
+    if page.will_page_break(_TOTAL_MM):  # the total stays on one page
         page.add_page()
     page.ln(3)
     page.ink(12, bold=True)

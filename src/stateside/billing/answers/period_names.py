@@ -1,11 +1,10 @@
-"""Periods by their names: at which moments a period ends, by the cycles of all plans that there are.
+"""Period names: the moments at which a named period ends, by the cycles of all plans; and the published plans.
 
-`2026-01` is a month of every time zone, and ends at another moment in each.
+`2026-01` is a month in every time zone, and ends at another moment in each.
 
-The versions of plans that rows and documents refer to, as readers have them: from the view's `plans.json`.
-
-The file only ever grows, and has a version before the first row that refers to it can be seen. So a reader that meets
-one which it does not know reads the file again.
+`PublishedPlans` has the versions of plans in rows and documents, from the view's `plans.json`. The file only grows, and
+has a version before the first row with the version is visible. So a reader that meets an unknown version reads the file
+again.
 """
 
 from __future__ import annotations
@@ -31,39 +30,38 @@ _HALF_DAY_US: Final = 12 * 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A period's name, and at which moment it ends for each plan that has a period of this name."""
+    """A period's name, and its end for each plan that has a period of this name."""
 
     label: str
     by_plan: Mapping[str, int]
 
     @classmethod
     def of(cls, label: str, cycles: Mapping[str, Cycle]) -> Ends:
-        """Given the cycles of the plans, by their ids. RequestInvalid for a text that names no period at all."""
+        """The ends under the plans' cycles. RequestInvalid for a text that names no period."""
         around_us = _inside_us(label)
-        found = {cycle: _end_us(label, cycle, around_us) for cycle in set(cycles.values())}  # which plans share
+        found = {cycle: _end_us(label, cycle, around_us) for cycle in set(cycles.values())}  # plans share cycles
         ends = {plan: found[cycle] for plan, cycle in cycles.items()}
         return cls(label, {plan: end_us for plan, end_us in ends.items() if end_us is not None})
 
     @property
     def ends_us(self) -> list[int]:
-        """The different moments, in order."""
+        """The distinct ends, in order."""
         return sorted(set(self.by_plan.values()))
 
     def has(self, plan: str, end_us: int) -> bool:
-        """Whether the plan's period that ends at this moment has this name."""
         return self.by_plan.get(plan) == end_us
 
     def shown(self) -> list[str]:
-        """The moments as they stand in an answer."""
+        """The ends as in an answer."""
         return [iso_time(end_us) for end_us in self.ends_us]
 
     def shown_by_plan(self) -> dict[str, str]:
-        """The same for each plan: which rows are this period's, other cycles' that end with it are not."""
+        """The ends by plan: identifies this period's rows, and excludes other cycles' periods with the same end."""
         return {plan: iso_time(end_us) for plan, end_us in sorted(self.by_plan.items())}
 
 
 def _end_us(label: str, cycle: Cycle, around_us: int) -> int | None:
-    for shift in (0, -1, 1):  # the day has begun, or not, depending on the zone
+    for shift in (0, -1, 1):  # the day may or may not have begun, depending on the zone
         period = cycle.containing(around_us + shift * _HALF_DAY_US)
         if period.label == label:
             return period.end_us
@@ -71,7 +69,7 @@ def _end_us(label: str, cycle: Cycle, around_us: int) -> int | None:
 
 
 def _inside_us(label: str) -> int:
-    """A moment that lies in the period, or half a day beside it."""
+    """A moment within the period, or half a day beside the period."""
     found = _LABEL.fullmatch(label)
     try:
         if found is None:
@@ -100,14 +98,14 @@ def _day_inside(found: re.Match[str]) -> date:
 
 
 class PublishedPlans:
-    """The versions by their ids, read when one is asked for that is not known yet."""
+    """The published plan versions by id; the file is read again for an unknown id."""
 
     def __init__(self, load: Callable[[], Mapping[str, PlanVersion]], where: str) -> None:
         self._load, self._where = load, where
         self._plans: Mapping[str, PlanVersion] = {}
 
     def get(self, plan: str) -> PlanVersion:
-        """The version of this id; CheckpointInvalid, which names it, if a row refers to one that is not there."""
+        """The version with this id; CheckpointInvalid, with the id, if missing."""
         if plan not in self._plans:
             self._plans = self._load()
         if plan not in self._plans:
@@ -119,6 +117,6 @@ class PublishedPlans:
         return self._plans[plan]
 
     def all(self) -> Mapping[str, PlanVersion]:
-        """All versions that the file has now."""
+        """All versions now in the file."""
         self._plans = self._load()
         return self._plans

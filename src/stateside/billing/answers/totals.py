@@ -1,21 +1,21 @@
 """A period's totals over all customers, by currency and type of usage: live rows and documents, in one answer.
 
-How every answer is right, also while periods are being sealed:
+Why every answer is right, also while periods are being sealed:
 
-1. The live part is the view's rollup, in one snapshot of the replica, which stands at a batch N.
-2. After that the documents are read, and only those are counted that the gate of N's position and watermark lets
-   through: `gate` says why every event then counts once.
+1. The live part is the view's rollup, in one snapshot of the replica, at a batch N.
+2. The documents are read afterwards, and only documents that pass the gate of N's position and watermark count:
+   `available_documents` explains why every event then counts once.
 
-The archive's part is kept by file (see `archive.followed`): a file is added up once, when a period that it may have is
-first asked for. An answer then adds up one row for each plan and type of a file's invoices, and one for each line of
-its notes.
+The archive's part is cached by file (see `archive.table_reader`): a file is summed once, on the first request for one
+of its periods. An answer then adds up one row for each plan and type of a file's invoices, and one for each line of its
+notes.
 
-Amounts are exact; what documents charge is rounded. So that an answer adds up to the cent, each entry has a
-`total_micros` of what is open and what is charged, and each currency the `rounding_micros` of its documents: its total
-is the sum of its types' totals and the rounding.
+Amounts are exact; charges on documents are rounded. So that an answer adds up to the cent, each entry has a
+`total_micros` of the open and the charged amount, and each currency the `rounding_micros` of its documents: the
+currency's total is the sum of its types' totals and the rounding.
 
-A line belongs to the period of its own plan. Where a customer has changed to a plan with another cycle, and both
-periods end at one moment, their document bears one name, but its lines count where they did before it was sealed.
+A line belongs to the period of its own plan. If a customer has changed to a plan with another cycle, and both periods
+end at one moment, their document has one name, but its lines count in the same periods as before the sealing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_LINES: Final = ("quantity", "events", "amount_micros", "charged_micros")
 _NUMBERS: Final = (*_OF_LINES, "rounding_micros")
 _COLUMNS: Final = ("kind", "late", "period_end", "sealed_position", "lines", "rounding_micros")
-_EXACT: Final = pa.decimal128(38, 0)  # sums of longs that cannot run over
+_EXACT: Final = pa.decimal128(38, 0)  # for sums of longs without overflow
 _BY: Final = pa.schema(
     [("end_us", pa.int64()), ("plan", pa.string()), ("type", pa.string()), ("counts_from", pa.int64())]
 )
@@ -52,7 +52,7 @@ _NONE: Final = pa.schema([*_BY, *((name, _EXACT) for name in _NUMBERS)]).empty_t
 
 
 class TotalSums(NamedTuple):
-    """What some rows add up to. `charged_micros`, of their lines, and `rounding_micros` are of documents only."""
+    """Sums of some rows. `charged_micros`, of lines, and `rounding_micros` are of documents only."""
 
     quantity: int = 0
     events: int = 0
@@ -61,13 +61,12 @@ class TotalSums(NamedTuple):
     rounding_micros: int = 0
 
     def plus(self, other: TotalSums) -> TotalSums:
-        """Both together."""
         return TotalSums(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class TotalsPart:
-    """What live rows, or documents, have of one plan and type in the period that ends then."""
+    """The live or sealed sums of one plan and type in the period that ends at `end_us`."""
 
     end_us: int
     plan: str
@@ -76,13 +75,13 @@ class TotalsPart:
 
     @classmethod
     def live(cls, row: Mapping[str, Any]) -> TotalsPart:
-        """What a row of the view's rollup has."""
+        """The part of a row of the view's rollup."""
         sums = TotalSums(row["quantity"], row["events"], row["amount_micros"])
         return cls(parse_time(row["period_end"]), row["plan"], row["type"], sums)
 
 
 class ArchiveSums:
-    """The documents of all customers added up, file by file. Any thread may ask."""
+    """The sums of all customers' documents, cached by file. Thread-safe."""
 
     def __init__(self, table: FollowedTable) -> None:
         self._table = table
@@ -91,9 +90,9 @@ class ArchiveSums:
         self._by_file: dict[Path, pa.Table] = {}
 
     def of(self, ends_us: Iterable[int] | None, gate: Gate, *, known: bool = False) -> list[TotalsPart]:
-        """What the documents that a gate lets through have of the periods that end at these moments; None: of all.
+        """The sums of the documents that pass a gate, for the periods with these ends; None: for all periods.
 
-        With `known` those of the version that was looked at last; ArchiveAway for what was not added up by then.
+        With `known` from the version read last, without I/O; ArchiveAway for files not summed by then.
         """
         ends = None if ends_us is None else {end for end in ends_us if end <= gate.watermark_us}
         with self._lock:
@@ -124,9 +123,9 @@ def _may_have(file: DataFile, ends_us: Iterable[int]) -> bool:
 
 
 def _add_up(documents: pa.Table) -> pa.Table:
-    """The lines of documents by period's end, plan, type, and the position from which on they count.
+    """The lines of documents by period end, plan, type, and the position from which they count.
 
-    A document's rounding counts with its first line.
+    A document's rounding is added to its first line.
     """
     documents = documents.combine_chunks()
     lines, parents = pc.list_flatten(documents["lines"]), pc.list_parent_indices(documents["lines"])
@@ -161,7 +160,7 @@ def period_totals(
 ) -> dict[str, Any]:
     """The totals of a period as the API shows them: by currency and type, and by currency; never over currencies.
 
-    `live` are rows of the view's rollup, `sealed` what `ArchiveSums` has at their stamp's gate.
+    `live` are rows of the view's rollup, `sealed` the parts from `ArchiveSums` at the gate of the rows' stamp.
     """
     return _totals(ends, map(TotalsPart.live, live), sealed, plans)
 
@@ -169,7 +168,7 @@ def period_totals(
 def all_totals(
     live: Iterable[Mapping[str, Any]], sealed: Iterable[TotalsPart], plans: PublishedPlans
 ) -> list[dict[str, Any]]:
-    """The totals of all periods that there are, oldest first: as many steps as there are rows and periods."""
+    """The totals of all periods, oldest first, in time linear in the rows and periods."""
     cycles = {name: plan.cycle for name, plan in plans.all().items()}
     found: dict[str, tuple[list[TotalsPart], list[TotalsPart]]] = defaultdict(lambda: ([], []))
     first_us: dict[str, int] = {}
@@ -208,7 +207,7 @@ def _totals(
 
 
 def _by_kind(ends: Ends, parts: Iterable[TotalsPart], plans: PublishedPlans) -> Mapping[tuple[str, str], TotalSums]:
-    """What a period has of these, by currency and type; nothing of every other one."""
+    """The sums of this period's parts, by currency and type."""
     found: dict[tuple[str, str], TotalSums] = defaultdict(TotalSums)
     for part in parts:
         if ends.has(part.plan, part.end_us):
@@ -236,6 +235,6 @@ def _shown(live: TotalSums, sealed: TotalSums) -> dict[str, int]:
 
 
 def _of_currency(live: TotalSums, sealed: TotalSums) -> dict[str, int]:
-    """The same over all types, with what the documents round on top of their lines."""
+    """The sums over all types, with the documents' rounding added to the charges."""
     charged = sealed._replace(charged_micros=sealed.charged_micros + sealed.rounding_micros)
     return _shown(live, charged) | {"rounding_micros": checked(sealed.rounding_micros)}

@@ -1,31 +1,26 @@
-"""The course of a period: what its days added to the bill, and where it leads if the rest is like the days so far.
+"""The course of a bill's period with a forecast, and the pace of all bills against the previous period.
 
-A day's amount is that of its events, each with what `explain` says it added; so all days together are the bill's
-amount, to the micro. Days are those of the plan's time zone, and an event counts on the day that it happened, not when
-it came.
+**Course** (`PeriodTrend`). A day's amount is the sum of its events' amounts, as in `explain`; so all days together are
+the bill's amount, to the micro. Days are in the plan's time zone, and an event counts on the day of its event time, not
+of its arrival.
 
-The *forecast* takes of calls, messages and data that the period's rest brings as much a day as its days so far, and
-prices those quantities by the plan, with its allowance and tiers. Packages, fees and credits are as they are: nobody
-knows whether more of them come. *So far* is as far as the job's clock has come, which is its newest event's time. Of
-the first part of a period too little is known: there is no forecast.
+The *forecast* extrapolates calls, messages and data at the daily rate so far, and prices the quantities by the plan,
+with its allowance and tiers. Packages, fees and credits stay as they are: more of them may or may not come. *So far* is
+up to the job's clock, which is its newest event's time. In the first tenth of a period there is no forecast.
 
-The pace of a period: what all customers' bills are up to an hour of it, against the period before at the same hour.
+**Pace** (`pace`). The amount of all customers' bills up to an hour of the period, against the previous period at the
+same hour. Two hours correspond if as many days and hours have passed since the first midnight, by the clocks of the
+plan's time zone: the 18th of April at two in the afternoon, and the 18th of March. The last full hour before the job's
+clock counts. If the period is over, or the previous one has no such day, the whole period counts.
 
-An hour is the same in both if as many days and hours have passed since the first midnight, by the clocks of the plan's
-time zone: the 18th of April at two in the afternoon, and the 18th of March. The last full hour counts that the job's
-clock has passed, which is the newest event's time. Where the period is over, or the one before has no such day, it is
-all of it.
+The hours come from the journal (`hours`), the amounts of the periods from the totals at the same position. The
+difference between hours and totals is reported: the journal may have dropped events, or may have late events twice.
 
-The hours come from the journal (`hours`), the amounts of the periods from the totals at the same position. What hours
-and totals differ by is told: the journal may have dropped events, or have some twice that came too late.
-
-Paces as they are asked for: folded in a process of its own, one at a time, and kept for a while.
-
-A fold reads two periods' events out of the journal, which takes some seconds for a million of them. So who asks is
-given the last one as long as its totals are still the totals; or, where events keep coming in, until it is `KEPT_S`
-old, or `SHARE` times as old as it took to make. Its stamp says how old it is. Who asks first waits for `WAIT_S`, and is
-then told that it is not ready yet. After a fold that failed there is none for `SHARE` times as long as it took, either:
-its error is told meanwhile, or the last pace that there was.
+**Cache of paces** (`Paces`). A fold reads two periods' events from the journal, some seconds per million, in a child
+process, one fold at a time. A cached pace is valid as long as the totals are unchanged; or, while events keep arriving,
+until its age is `KEPT_S` or `SHARE` times the duration of its fold, whichever is longer. Its stamp has its age. The
+first caller waits for `WAIT_S`, and then gets None. After a failed fold there is no other for `SHARE` times its
+duration: callers get the cached pace, or else the error.
 """
 
 from __future__ import annotations
@@ -63,17 +58,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PeriodTrend:
-    """See above. `now_us` lies in the period; `forecast_micros` is None where there is none."""
+    """The course of a period. `now_us` is within the period; `forecast_micros` is None without a forecast."""
 
     period: BillPeriod
     zone: str
     now_us: int
-    days: Sequence[tuple[date, int, int]]  # of each day that has begun: what it added, and by how many events
+    days: Sequence[tuple[date, int, int]]  # each day so far: its amount and its number of events
     forecast_micros: int | None
 
     @classmethod
     def of(cls, period: BillPeriod, behind: Sequence[Behind], plans: PublishedPlans, watermark_us: int) -> PeriodTrend:
-        """The course of a period of a bill with these events behind it, as of this watermark."""
+        """The course of a bill's period with these events, as of this watermark."""
         zone = plans.get(period.lines[0].plan).cycle.time_zone
         now_us = _now_us(period, behind, watermark_us)
         added: dict[date, list[int]] = defaultdict(lambda: [0, 0])
@@ -86,7 +81,6 @@ class PeriodTrend:
         return cls(period, zone, now_us, days, _forecast_micros(period, plans, now_us))
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer."""
         period = self.period.period
         return {
             "period": period.label,
@@ -105,7 +99,7 @@ class PeriodTrend:
 
 
 def _now_us(period: BillPeriod, behind: Sequence[Behind], watermark_us: int) -> int:
-    """How far the period is, by the job's clock: the watermark runs behind its newest event by the grace."""
+    """The time of the job's clock, within the period: the watermark lags the newest event by the grace period."""
     start_us, end_us = period.period.start_us, period.period.end_us
     if period.state != "draft":
         return end_us
@@ -137,12 +131,12 @@ def _day(time_us: int, zone: str) -> date:
     return (_EPOCH + timedelta(microseconds=time_us)).astimezone(ZoneInfo(zone)).date()
 
 
-_ALL: Final = 10**6  # more hours than any period has
-Totals = Mapping[str, Any]  # of a period, as `totals.period_totals` shows them
+_ALL: Final = 10**6  # more hours than in any period
+Totals = Mapping[str, Any]  # of a period, as shown by `totals.period_totals`
 
 
 def label_before(label: str, cycles: Mapping[str, Cycle]) -> str | None:
-    """The name of the period before this one; None for a name that no plan has a period of."""
+    """The name of the previous period; None for a name without a period in any plan."""
     for plan, end_us in Ends.of(label, cycles).by_plan.items():
         return cycles[plan].containing(cycles[plan].ending(end_us).start_us - 1).label
     return None
@@ -151,7 +145,7 @@ def label_before(label: str, cycles: Mapping[str, Cycle]) -> str | None:
 def pace(
     totals: Totals, before: Totals, found: Hours, plans: Mapping[str, PlanVersion], watermark_us: int
 ) -> dict[str, Any]:
-    """As the API shows it, by currency. `found` has the hours of both periods, by the events that the totals have."""
+    """The pace as the API shows it, by currency. `found` has the hours of both periods, from the totals' events."""
     cycles = {name: plan.cycle for name, plan in plans.items()}
     ends, ends_before = (Ends.of(one["period"], cycles) for one in (totals, before))
     now_us = max(found.newest_us, watermark_us + GRACE_US)
@@ -174,9 +168,9 @@ def pace(
 
 @dataclass(frozen=True, slots=True)
 class _PeriodSide:
-    """One of both periods in one currency."""
+    """One of the two periods in one currency."""
 
-    ends: Mapping[str, int]  # of each plan that has it
+    ends: Mapping[str, int]  # by plan
     hours: Sequence[Hour]
 
     @classmethod
@@ -185,18 +179,18 @@ class _PeriodSide:
         return cls(mine, [hour for hour in hours if mine.get(hour.plan) == hour.end_us])
 
     def up_to(self, passed: Mapping[str, int]) -> int:
-        """The amount up to an hour of each plan."""
+        """The amount before a given hour of each plan."""
         return sum(hour.amount_micros for hour in self.hours if hour.number < passed[hour.plan])
 
     def days(self, count: int) -> list[int]:
-        """What each day added."""
+        """The amount of each day."""
         sums: dict[int, int] = defaultdict(int)
         for hour in self.hours:
             sums[hour.number // HOURS_PER_DAY] += hour.amount_micros
         return [sums[day] for day in range(count)]
 
     def unplaced(self, totals: Totals, currency: str) -> int:
-        """What the totals have, and no hour."""
+        """The part of the totals that is in no hour."""
         amount: int = sum(one["amount_micros"] for one in totals["currencies"] if one["currency"] == currency)
         return amount - sum(hour.amount_micros for hour in self.hours)
 
@@ -208,7 +202,7 @@ def _shown(
     passed: Mapping[str, int],
     cycles: Mapping[str, Cycle],
 ) -> dict[str, Any]:
-    plan = min(passed)  # whose days are shown; plans of one currency mostly have one time zone
+    plan = min(passed)  # the plan whose days are shown; plans of one currency mostly share a time zone
     (first, count), (first_before, count_before) = (_length(cycles[plan], side.ends[plan]) for side in sides)
     hours = min(passed[plan], count * HOURS_PER_DAY)
     now, before = sides
@@ -228,7 +222,7 @@ def _shown(
 
 
 def _passed(cycle: Cycle, end_us: int, now_us: int) -> int:
-    """How many full hours of a period have passed; `_ALL` if it is over."""
+    """The number of full hours of a period that have passed; `_ALL` if the period is over."""
     period = cycle.ending(end_us)
     if now_us >= end_us:
         return _ALL
@@ -238,7 +232,7 @@ def _passed(cycle: Cycle, end_us: int, now_us: int) -> int:
 
 
 def _length(cycle: Cycle, end_us: int) -> tuple[date, int]:
-    """A period's first day, and how many it has."""
+    """A period's first day, and its number of days."""
     period, zone = cycle.ending(end_us), ZoneInfo(cycle.time_zone)
     first, last = (
         datetime.fromtimestamp(us // 1_000_000, zone).date() for us in (period.start_us, period.end_us - 1_000_000)
@@ -247,7 +241,7 @@ def _length(cycle: Cycle, end_us: int) -> tuple[date, int]:
 
 
 KEPT_S: Final = 60.0
-SHARE: Final = 20  # of the time folds may take: one twentieth
+SHARE: Final = 20  # folds may take one twentieth of the time
 WAIT_S: Final = 10.0
 FOLD_S_MAX: Final = 900
 PERIODS_KEPT: Final = 24
@@ -255,7 +249,7 @@ PERIODS_KEPT: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class CachedPace:
-    """A pace, and what it was made of."""
+    """A pace, with the totals of its fold."""
 
     stamp: Stamp
     totals: tuple[Totals, Totals]
@@ -264,29 +258,27 @@ class CachedPace:
     took_s: float
 
     def serves(self, totals: tuple[Totals, Totals], now_s: float) -> bool:
-        """Whether it need not be made anew."""
+        """Whether the pace is still valid."""
         return totals == self.totals or now_s - self.made_s < max(KEPT_S, SHARE * self.took_s)
 
     def stamp_at(self, now_s: float) -> Stamp:
-        """Its stamp, grown old since."""
+        """The stamp, with the present age."""
         return replace(self.stamp, age_ms=self.stamp.age_ms + int((now_s - self.made_s + self.took_s) * 1_000))
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A fold that failed."""
-
     error: BaseException
     ended_s: float
     took_s: float
 
     def stands(self, now_s: float) -> bool:
-        """Whether it is too early to try again."""
+        """Whether it is too early for another fold."""
         return now_s - self.ended_s < SHARE * self.took_s
 
 
 class Paces:
-    """The paces of a folder's periods: one for each worker process."""
+    """The paces of a folder's periods: one instance for each worker process."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -298,7 +290,7 @@ class Paces:
     async def of(
         self, stamp: Stamp, totals: Totals, before: Totals, plans: Mapping[str, PlanVersion]
     ) -> tuple[Stamp, Mapping[str, Any]] | None:
-        """The pace of the period that these are the totals of, at this stamp; None as long as it is not ready."""
+        """The pace of the period of these totals, at this stamp; None while not ready."""
         label, now_s = totals["period"], time.monotonic()
         kept, failed = self._kept.get(label), self._failed.get(label)
         if kept is None and failed is not None and failed.stands(now_s):
@@ -353,7 +345,7 @@ class Paces:
 
 
 def _put(among: OrderedDict[str, Any], label: str, value: CachedPace | Failed) -> None:
-    """Remember it, and no more than so many."""
+    """Store a value, and evict the oldest beyond PERIODS_KEPT."""
     among[label] = value
     among.move_to_end(label)
     while len(among) > PERIODS_KEPT:

@@ -1,1 +1,1 @@
-"""Upkeep: what runs or is done beside the pipeline. Publication, the clock and its fees, delivery, replay."""
+"""Operations beside the pipeline: publication, the clock and its fees, delivery, replay."""

@@ -1,30 +1,29 @@
-"""The clockwork: puts into the journal what nobody does but time itself. Recurring fees, and ticks of the clock.
+"""The clockwork: appends the events caused by time alone, recurring fees and clock ticks.
 
-A tick moves the watermark. There is one when the grace time of a period has passed, so that it closes on time although
-nobody uses anything, and one in a quarter of an hour in which nothing was appended: a query that was started again
-needs an event to do what is due.
+A tick moves the watermark. There is a tick when the grace period of a period has passed, so that the period closes on
+time without usage, and a tick for each quarter of an hour without an append: a restarted query needs an event to do
+what is due.
 
-How everything gets in exactly once, whenever the process is killed, and however many of them run:
+How every event is appended exactly once, even if the process is killed, and with any number of clockworks:
 
 1. The journal's end is read, then the time.
-2. The book up to that end says which fees fell due since the reach's time, and of customers whose first assignment
-   stands behind the reach's position. Ids are made of fee, customer and period; of a tick's moment.
-3. The events are appended unless their ids stand behind the reach's position already (`append_unstored`). What a
-   killed process, or another one, appended of them stands there: before that reach none of them was due.
+2. The book up to that end determines the fees that fell due since the reach's time, and the fees of customers whose
+   first assignment stands at or after the reach's position. An id consists of fee, customer and period; or of a tick's
+   moment.
+3. The events are appended unless their ids stand after the reach's position already (`append_unstored`). Events of a
+   killed process, or of another one, stand there: before that reach none of them was due.
 4. The reach is moved to that end and that time, in memory, and now and then in its file, `clock.json`.
 
 A crash after step 3 leaves an older reach: the next start finds the same fees, and maybe more, and looks for their ids
-from further back. Without one it looks through the whole journal. So the file may be deleted at any time.
+from further back. Without a reach the whole journal is searched. So the file may be deleted at any time.
 
-Recurring fees: what every customer of a plan pays once a period, and when it falls due.
+Recurring fees. The fee NAME of a customer falls due in a period at the first moment at which the customer is rated by a
+version with the fee: at the period's start, or when an assignment or a version takes effect in mid-period. A fee is not
+split. A customer who is assigned for a time in the past pays no fees for periods that were over at the assignment.
 
-The fee NAME of a customer falls due in a period at the first moment at which the customer is rated by a version that
-has it: at the period's start, or when an assignment or a version takes effect in mid-period. It is not split. Of a
-customer who is assigned for a time that has passed already, the periods that were over by then have no fees.
-
-Which fees are due follows from the book alone, and neither later publications nor later assignments change it: they
-take effect an hour after they were appended at the earliest. So whoever asks a second time, for a time up to now, gets
-the same fees again, with the same ids.
+The book alone determines the due fees, and neither later publications nor later assignments change them: both take
+effect an hour after their append at the earliest. So a second computation, for a time up to now, gives the same fees
+with the same ids.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ class DueFee:
 
     @property
     def id(self) -> str:
-        """The event's id: the same whenever it is made."""
+        """The event's id, determined by the fee."""
         readable = f"fee/{self.name}/{self.customer}/{self.period}"
         return readable if len(readable) <= NAME_CHARS_MAX else f"fee/{hashlib.sha256(readable.encode()).hexdigest()}"
 
     def event(self) -> Event:
-        """The usage event that puts it on the bill."""
+        """The usage event that puts the fee on the bill."""
         return Event(self.id, self.customer, "fee", self.due_us, {"quantity": 1, "name": self.name})
 
 
@@ -84,8 +83,8 @@ def due_fees(
 ) -> Iterator[DueFee]:
     """The fees that fall due after one time and up to another; of newcomers all up to the latter.
 
-    Newcomers are the customers whose first assignment stands at the offset `since` or behind it: nobody has asked for
-    their fees yet. `appended` gives the append times, in micros, of rising offsets from there on.
+    Newcomers are the customers whose first assignment stands at the offset `since` or after: their fees were not
+    computed before. `appended` returns the append times, in micros, of ascending offsets.
     """
     fees = _Fees(book.whole(), after_us, until_us)
     return fees.due(fees.newcomers(since, appended))
@@ -93,21 +92,21 @@ def due_fees(
 
 @dataclass(frozen=True)
 class _Fees:
-    """Most customers are all alike at a period's start; those with a change in between are looked at one by one."""
+    """Computes fees: in bulk at a period's start, one by one for customers with a change in between."""
 
     book: Book
     after_us: int
     until_us: int
 
     def newcomers(self, since: int, appended: Callable[[Longs], Longs]) -> dict[int, int]:
-        """The numbers of the newcomers' accounts, with the append times of their first assignments."""
+        """The newcomers' account numbers, with the append times of their first assignments."""
         offsets = self.book.base.offsets[self.book.base.firsts[:-1]]
         accounts = np.flatnonzero(offsets >= since)
         accounts = accounts[np.argsort(offsets[accounts])]
         return dict(zip(accounts.tolist(), appended(offsets[accounts]).tolist(), strict=True))
 
     def due(self, newcomers: Mapping[int, int]) -> Iterator[DueFee]:
-        """All of them, customer by customer where something changed."""
+        """All due fees, customer by customer where something changed."""
         apart = np.union1d(self._changed(), np.array([*newcomers], np.int64))
         yield from self._at_starts(apart)
         for account in apart.tolist():
@@ -120,7 +119,7 @@ class _Fees:
                 yield from (fee for fee in self._of(customer, assignments, begin_us) if fee.due_us > self.after_us)
 
     def _at_starts(self, apart: Longs) -> Iterator[DueFee]:
-        """The fees at the starts of periods, of customers whose plan did not change."""
+        """The fees at period starts, of customers without a change."""
         versions = [version for version in self.book.versions if version.fees]
         starts = {start_us for version in versions for start_us in self._starts(version.cycle)}
         for start_us in sorted(starts):
@@ -144,7 +143,7 @@ class _Fees:
                 period = version.cycle.containing(period.end_us)
 
     def _segments(self, assignments: Sequence[Assignment], begin_us: int) -> Iterator[tuple[int, int, PlanVersion]]:
-        """From when to when the customer is rated by which version."""
+        """The intervals in which the customer is rated by one version."""
         assigned = [one.effective_us for one in assignments]
         published = [
             one.effective_us for plan in {one.plan for one in assignments} for one in self._by_plan.get(plan, ())
@@ -161,13 +160,13 @@ class _Fees:
         return next((one for one in reversed(versions) if one.effective_us <= time_us), None)
 
     def _first_us(self, assignments: Sequence[Assignment], appended_us: int) -> int:
-        """The moment from which on a newcomer has fees: no period that was over before is charged."""
+        """The moment from which a newcomer pays fees: earlier periods that were over are not charged."""
         effective_us = assignments[0].effective_us
         version = self._version(assignments, appended_us)
         return max(effective_us, version.cycle.containing(appended_us).start_us if version else appended_us)
 
     def _changed(self) -> Longs:
-        """The accounts for which something takes effect that may bring a fee in mid-period."""
+        """The accounts with a change that may cause a fee in mid-period."""
         accounts = self.book.base
         in_time = (accounts.effective_us > self.after_us) & (accounts.effective_us <= self.until_us)
         changed = [np.searchsorted(accounts.firsts, np.flatnonzero(in_time), side="right") - 1]
@@ -177,7 +176,7 @@ class _Fees:
         return np.unique(np.concatenate(changed))
 
     def _new_fees(self) -> Iterator[PlanVersion]:
-        """The versions that take effect meanwhile with a fee or a cycle that the one before did not have."""
+        """The versions that take effect meanwhile with a fee or a cycle that the previous version did not have."""
         for versions in self._by_plan.values():
             for before, version in pairwise([None, *versions]):
                 assert version is not None
@@ -186,13 +185,13 @@ class _Fees:
                     yield version
 
     def _rated_at(self, time_us: int) -> Longs:
-        """The number of the version that each customer is rated by at a moment."""
+        """The number of the version that rates each customer at a moment."""
         names = self.book.base.names
         numbers, _ = self.book.rated_by(names, np.full(len(names), time_us), np.full(len(names), self.book.covers))
         return numbers
 
     def _starts(self, cycle: Cycle) -> Iterator[int]:
-        """The starts of a cycle's periods in the time that is asked for."""
+        """The starts of a cycle's periods within the range."""
         start_us = cycle.containing(self.after_us).end_us
         while start_us <= self.until_us:
             yield start_us
@@ -200,7 +199,7 @@ class _Fees:
 
     @cached_property
     def _begin_us(self) -> int:
-        """Early enough to know what fell due before in the periods that are open after `after_us`."""
+        """Early enough to include fees that fell due earlier in the periods open after `after_us`."""
         cycles = {version.cycle for version in self.book.versions}
         return min((cycle.containing(self.after_us).start_us for cycle in cycles), default=self.after_us)
 
@@ -215,7 +214,7 @@ class _Fees:
 IDLE_US: Final = HOUR_US // 4
 STEP_S: Final = 1.0
 EVENTS_AT_ONCE: Final = 50_000
-_SAVE_EVENTS: Final = 100_000  # that far the reach's file may stay behind: what a start reads over at once
+_SAVE_EVENTS: Final = 100_000  # how far the reach's file may lag: read in one go at a start
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ class Reach:
 
     @classmethod
     def load(cls, path: Path, journal_id: str | None) -> Reach | None:
-        """The reach of a file; None if there is none of this journal that can be read: then all is looked for anew."""
+        """The reach in a file; None without a readable one of this journal: then the whole journal is searched."""
         try:
             content = json.loads(path.read_bytes())
             found = cls(Position.parse(content["position"]), int(content["time_us"]))
@@ -236,13 +235,12 @@ class Reach:
             return None
 
     def save(self, path: Path, journal_id: str | None) -> None:
-        """Replace the file in one step."""
         content = {"journal": journal_id, "position": str(self.position), "time_us": self.time_us}
         write_atomically(path, json.dumps(content).encode())
 
 
 class Clockwork:
-    """Does, at each step, what time has made due in one application's folder."""
+    """Appends, at each step, the events due in one application's folder."""
 
     def __init__(self, layout: Layout, clock: Clock, on_step: Callable[[int], None] = lambda number: None) -> None:
         self._journal = open_journal(layout.journal)
@@ -255,12 +253,12 @@ class Clockwork:
         self._whole = self._book = Book.empty()
 
     def step(self) -> int:
-        """Append what is due; returns how many events that were, those left out because they are there included."""
-        end, now_us = self._journal.end(), self._clock.now_us()  # in this order: see the protocol
+        """Append the due events; returns their number, including events already stored."""
+        end, now_us = self._journal.end(), self._clock.now_us()  # in this order: step 1 of the protocol
         if not end.events():
             return 0
         reach = self._reach or Reach(Position.start(), now_us)
-        now_us = max(now_us, reach.time_us)  # a clock that is put back makes nothing due again
+        now_us = max(now_us, reach.time_us)  # a clock set back makes nothing due again
         self._on_step(1)
         book = self._book_at(end.one())
         self._on_step(2)
@@ -274,7 +272,6 @@ class Clockwork:
         return count
 
     def close(self) -> None:
-        """Give the journal back."""
         self._writer.close()
 
     def _due(self, book: Book, reach: Reach, end: Position, now_us: int) -> Iterator[Event]:
@@ -287,7 +284,7 @@ class Clockwork:
             yield clock_tick(moment_us, f"clock/{moment_us}")
 
     def _book_at(self, offset: int) -> Book:
-        """A book with all accounts in one, put together only when there are other accounts than at the last step."""
+        """A book with all accounts in one part, merged only when the accounts changed since the last step."""
         book = self._keeper.at(offset)
         if book.base is not self._book.base or book.tail is not self._book.tail:
             self._whole = book.whole()
@@ -303,7 +300,7 @@ class Clockwork:
 
 
 def run_clock(layout: Layout, clock: Clock, stop: threading.Event, step_s: float = STEP_S) -> None:
-    """Step until it is told to stop; a step that was begun is finished."""
+    """Step until `stop` is set; a begun step is finished."""
     clockwork = Clockwork(layout, clock)
     try:
         while not stop.is_set():
@@ -314,7 +311,7 @@ def run_clock(layout: Layout, clock: Clock, stop: threading.Event, step_s: float
 
 
 def _closings(book: Book, after_us: int, now_us: int) -> Iterator[int]:
-    """When the newest period of each cycle closed, if that is news."""
+    """The closing time of each cycle's newest closed period, if after `after_us`."""
     for cycle in {version.cycle for version in book.versions}:
         closed_us = cycle.containing(now_us - GRACE_US).start_us + GRACE_US
         if after_us < closed_us <= now_us:
@@ -329,7 +326,7 @@ def _idle(last_us: int, now_us: int) -> Iterator[int]:
 
 
 def _last_appended(journal: Journal, end: int) -> int:
-    """The append time of the last event before the end. On Kafka not every offset has one: it is looked for."""
+    """The append time of the last event before the end. On Kafka not every offset has an event: searches backwards."""
     begin, back = journal.begin().one(), 1
     while end > begin:
         found = list(journal.batches(max(end - back, begin), end))
@@ -342,7 +339,7 @@ def _last_appended(journal: Journal, end: int) -> int:
 
 
 def _appended(journal: Journal, offsets: Longs) -> Longs:
-    """The append times of events, by rising offsets."""
+    """The append times of events, by ascending offsets."""
     if not len(offsets):
         return offsets
     found = []

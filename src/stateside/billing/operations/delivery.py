@@ -1,17 +1,17 @@
-"""Delivery: every document goes to an HTTP endpoint, in the order of its numbers, whatever crashes or is away.
+"""Delivery: sends every document to an HTTP endpoint, in the order of the numbers, across crashes and outages.
 
-How a document gets there exactly once:
+How a document is delivered exactly once:
 
-1. The mark says which documents are delivered: the last number of each series. It is durable.
-2. The documents after it are read from the archive, invoices first, then notes. They never change.
+1. The mark, a durable file, has the last delivered number of each series.
+2. The documents after the mark are read from the archive, invoices first, then notes. Documents never change.
 3. One request each: the document as JSON, with `Idempotency-Key`: its number. The next one is sent only after a 2xx.
-4. The endpoint stores it together with its number, and answers 2xx; one that it has stored before it leaves alone.
+4. The endpoint stores the document together with its number, and answers 2xx; a document stored before is ignored.
 5. The mark is moved, after a few documents or a moment. A crash before that sends these again, with the same numbers.
 
-While the endpoint is away (no connection, a timeout, 408, 429, 5xx) delivery holds, asks again with growing pauses, and
-goes on where it stood. Anything else is a refusal: delivery ends there, as nothing may overtake a document.
+While the endpoint is away (no connection, a timeout, 408, 429, 5xx) delivery is held, retries with growing pauses, and
+resumes at the same document. Anything else is a refusal: delivery ends there, because no document may overtake another.
 
-It reads the archive only: Spark's batches do not wait for it, nor it for them.
+Delivery only reads the archive: Spark's batches and delivery never wait for each other.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ if TYPE_CHECKING:
 
 MARK_EVERY: Final = 100  # documents
 MARK_EVERY_S: Final = 1.0
-POLL_S: Final = 1.0  # how often the archive is looked at for new documents
+POLL_S: Final = 1.0  # how often the archive is polled for new documents
 PAUSE_S_MIN: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
 
 log = logging.getLogger(__name__)
 
-Wait = Callable[[float], bool]  # waits so many seconds; True if it was told to end meanwhile
+Wait = Callable[[float], bool]  # waits so many seconds; True if asked to end meanwhile
 
 
 class DocumentEndpoint(Protocol):
-    """The other side: takes a body under a key, or SinkAway, or SinkRefused."""
+    """The endpoint: accepts a body under a key, or raises SinkAway or SinkRefused."""
 
-    def post(self, body: bytes, key: str) -> None:
-        """Send it, once."""
+    def post(self, body: bytes, key: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The mark: the last sequences of invoices and notes that were delivered."""
+    """The mark: the last delivered sequences of invoices and notes."""
 
     invoices: int = 0
     notes: int = 0
 
     @classmethod
     def load(cls, path: Path) -> Delivered:
-        """The mark in a file; that of nothing delivered where there is none. StateError if it cannot be read."""
+        """The mark in a file; zero without a file. StateError for an unreadable file."""
         try:
             return cls(**json.loads(path.read_bytes()))
         except FileNotFoundError:
@@ -73,11 +72,10 @@ class Delivered:
             ) from error
 
     def with_document(self, document: Document) -> Delivered:
-        """The mark once this one was delivered too."""
         return replace(self, **{"invoices" if document.is_invoice else "notes": document.sequence})
 
     def save(self, path: Path) -> None:
-        """Durably."""
+        """Store the mark durably."""
         write_atomically(path, json.dumps(asdict(self)).encode())
 
 
@@ -92,14 +90,14 @@ class DocumentDelivery:
         *,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`told` hears, for people, when delivery is held and when it goes on."""
+        """`told` receives a text for people when delivery is held and when delivery resumes."""
         self._issued, self._endpoint, self._mark, self._told = issued, endpoint, mark, told
         self.delivered = Delivered.load(mark)
         self.count = 0
         self._saved, self._saved_s = self.delivered, time.monotonic()
 
     def run(self, wait: Wait) -> None:
-        """Deliver what there is and what comes, until `wait` says that it shall end. SinkRefused ends it too."""
+        """Deliver present and future documents, until `wait` returns True. SinkRefused also ends the run."""
         pause_s = PAUSE_S_MIN
         while True:
             before = self.count
@@ -116,7 +114,7 @@ class DocumentDelivery:
                 return
 
     def step(self) -> int:
-        """Deliver all documents that there are; how many these were. SinkAway or SinkRefused at the first not taken."""
+        """Deliver all present documents; returns their number. SinkAway or SinkRefused at the first failure."""
         before = self.count
         mark = self.delivered
         try:
@@ -147,14 +145,14 @@ class DocumentDelivery:
 
 
 def body_of(document: Document) -> bytes:
-    """What the endpoint is sent: the document as the API has it, without a stamp. The same bytes each time."""
+    """The request body: the document as in the API, without a stamp. The same bytes each time."""
     content: Mapping[str, object] = document.as_dict()
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 @contextmanager
 def only_one(mark: Path) -> Iterator[None]:
-    """Held by the one delivery of this mark; PipelineRunning if there is another."""
+    """Hold the lock of this mark's only delivery; PipelineRunning if there is another."""
     mark.parent.mkdir(parents=True, exist_ok=True)
     handle = try_lock(mark.with_suffix(".lock"))
     if handle is None:

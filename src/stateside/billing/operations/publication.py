@@ -1,7 +1,7 @@
-"""Publishing a version of a plan, and assigning a customer to a plan: what the fold would refuse is refused before.
+"""Publication of plan versions and assignment of customers, checked before the append as the fold will check.
 
-Both are events of the journal, and only what stands there counts. If somebody else publishes at the same moment, the
-second one is refused by the fold after all, and becomes a dead letter.
+Both are events of the journal, and only the journal counts. If two processes publish at the same moment, the fold
+refuses the second event after all, as a dead letter.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from stateside.journal import Event
 from stateside.journal.folder import open_journal, open_writer
 from stateside.serving.stamp import iso_time
 
-MARGIN_US: Final = 10_000_000  # between the check and the append: so long before the limit it is refused already
+MARGIN_US: Final = 10_000_000  # safety margin for the time between check and append
 _VIEW: Final = "bill"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The receipt of what was appended; None if the journal had the very same before."""
+    """The receipt of the append; None if the journal already had the same version."""
 
     receipt: Position | None
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The receipt, and from when on the customer is rated by the plan."""
+    """The receipt, and the time from which the plan rates the customer."""
 
     receipt: Position
     effective_us: int
 
 
 def current_book(layout: Layout) -> Book:
-    """Plans and assignments as the journal has them now."""
+    """Plans and assignments as of the journal's end."""
     journal = open_journal(layout.journal)
     return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end().one())
 
 
 def publish(layout: Layout, version: PlanVersion, clock: Clock | None = None) -> Published:
-    """Append the version to the journal; PlanInvalid if it would not be accepted there."""
+    """Append the version to the journal; PlanInvalid if the fold would refuse the version."""
     now_us = (clock or SystemClock()).now_us()
     book = current_book(layout)
     known = book.plans.get(version.id)
@@ -78,9 +78,9 @@ def assign(
     holder: str | None = None,
     clock: Clock | None = None,
 ) -> Assigned:
-    """Append the assignment; PlanInvalid if it would not be accepted there, or there is no such plan.
+    """Append the assignment; PlanInvalid if the fold would refuse the assignment, or for an unknown plan.
 
-    Without a time the first one takes effect now, any other one as soon as it can.
+    Without a time the first assignment takes effect now, any other as soon as possible.
     """
     now_us = (clock or SystemClock()).now_us()
     book = current_book(layout)
@@ -113,7 +113,7 @@ def _check_effective(what: str, effective_us: int, earliest_us: int) -> None:
 
 
 def _check(book: Book, event: Event, now_us: int) -> None:
-    """PlanInvalid, in the fold's own words, if it would refuse the event."""
+    """Raise PlanInvalid, with the fold's own text, if the fold would refuse the event."""
     newest = {version.plan: version for version in sorted(book.plans.values(), key=lambda one: one.version)}
     before = book.assignments(event.entity) if event.type == ASSIGN else []
     fold = Fold(newest, {event.entity: before[-1].effective_us} if before else {})

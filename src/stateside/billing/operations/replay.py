@@ -1,9 +1,9 @@
-"""Replay: a dead letter's event is appended again, repaired, exactly once.
+"""Replay: appends a dead letter's event again, repaired, exactly once.
 
-The new event's id is `replay/OFFSET`, with the offset of the dead letter. Looking for that id, from the dead letter on,
-and appending are one turn of the journal (`append_unstored`): however often, by whomever and at the same
-time a replay is run, whatever crashes, the journal has it once. What it then counts for is decided as for any event: it
-may be in time, or come too late and lead to a note, or be a dead letter again, which can be replayed in turn.
+The new event's id is `replay/OFFSET`, with the offset of the dead letter. The search for the id, from the dead letter
+on, and the append are one critical section of the journal (`append_unstored`): across repeated and concurrent replays
+and crashes, the journal has the event once. The replayed event is treated like any other: it may be in time, or come
+too late and lead to a note, or become a dead letter again, which can be replayed in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTABLE: Final = ("quantity", "name", "currency", "customer", "type", "time")
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How many were appended, how many the journal had already, and the receipt, which covers them all."""
+    """The number of appended events, of events already stored, and the receipt, which covers them all."""
 
     appended: int
     already: int
@@ -46,7 +46,7 @@ class Replayed:
 def replay(
     layout: Layout, letters: Sequence[DeadLetter], changes: Mapping[str, str], clock: Clock | None = None
 ) -> Replayed:
-    """Append these letters' events, each with these changes; all or none. EventRefused if one would be bad again."""
+    """Append these letters' events, each with these changes; all or none. EventRefused if one would fail again."""
     assert letters
     events = [repaired(letter, changes) for letter in letters]
     since = Position.of({PARTITION: min(letter.offset for letter in letters)})
@@ -76,7 +76,7 @@ def repaired(letter: DeadLetter, changes: Mapping[str, str]) -> Event:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """`quantity=5` and the like, as names and values; RequestInvalid for what is none."""
+    """Changes like `quantity=5` as names and values; RequestInvalid for any other text."""
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals or name not in SETTABLE:
@@ -113,7 +113,7 @@ def _changed(event: Event, name: str, value: str) -> Event:
 
 
 def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
-    """EventRefused, with the reason, for the first event that would be a dead letter again."""
+    """Raise EventRefused, with the reason, for the first event that would be a dead letter again."""
     if not events:
         return
     book = current_book(layout)
@@ -129,7 +129,7 @@ def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
 
 
 def _as_read(events: Sequence[Event], now_us: int, offset: int) -> pa.Table:
-    """The events as they would be read from the journal, if they were appended now."""
+    """The events as read from the journal, if appended now."""
     table = pa.Table.from_batches([encode(events, now_us)])
     fields = payload_columns(table["payload"].combine_chunks(), PAYLOAD)
     for name in fields.column_names:

@@ -1,8 +1,8 @@
-"""Who may ask what, and how much of it.
+"""Access control: tokens, scopes, rate limits and the log of refusals.
 
-`holder` says who asks and how far that reaches. A token is a signed JWT: `claims` is what it says, `keys` what it is
-signed with, `issuer` makes them and keeps the `register` of what was issued and revoked, `verifier` tells a request's
-holder. `appends` says which events a holder may append, `position_codec` how it is shown positions. `limits` says how
-much room there is for each, `refusals` notes who was turned away, `exposure` whether an address may be listened on,
-`headers` what every answer carries. The application asks the `guard`, which has them all.
+`principal` is the holder of a token, with roles and scopes. A token is a signed JWT: `tokens` has its claims, the
+issuer and the register of issued and revoked tokens, `token_files` the signing keys, `verifier` finds a request's
+principal, `browser_session` carries the token in a cookie. `position_codec` hides positions from scoped principals,
+`limits` bounds requests, `hosts` checks host names and addresses and sets the security headers. `guard` combines them
+all for the application.
 """

@@ -1,14 +1,14 @@
-"""The session of a browser: a token in a cookie, for pages, whose streams of changes can send no header.
+"""The browser session: a token in a cookie, for pages, whose event streams can send no header.
 
     Set-Cookie: stateside-8471=TOKEN; Path=/; HttpOnly; SameSite=Strict[; Secure][; Max-Age=…]
 
-No script can read it. There is no state here: a session ends with its token, by its time or by a revocation, like
-every other use of that token. Browsers keep cookies by host and not by port, so the port is in the name: two servers on
-one machine do not sign each other's people out.
+No script can read the cookie. The server keeps no session state: a session ends with its token, by expiry or
+revocation. Browsers keep cookies per host and not per port, so the port is in the name: two servers on one machine do
+not sign each other's users out.
 
-A browser sends cookies along with whatever another site's page makes it ask. Such requests are told by the headers that
-no script can set, `Sec-Fetch-Site` and `Origin`: the cookie does not count for them, and what changes anything is
-refused, also where no token is needed.
+A browser also sends cookies with requests made by another site's page. Two headers that no script can set,
+`Sec-Fetch-Site` and `Origin`, reveal such requests: the cookie does not count for them, and requests that may change
+something are refused, even where no token is needed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Final
 
 from stateside.core.errors import AccessDenied, RequestInvalid
 
-KEPT_S: Final = 30 * 86_400  # for how long a browser keeps the cookie, if it is to be kept at all
-COOKIE_CHARS_MAX: Final = 3_800  # browsers drop cookies of more than 4,096 bytes, name and all, without a word
+KEPT_S: Final = 30 * 86_400  # how long a browser keeps the cookie, if it keeps the cookie at all
+COOKIE_CHARS_MAX: Final = 3_800  # browsers silently drop cookies of more than 4,096 bytes, name included
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
-_OWN: Final = ("same-origin", "none")  # our own page; the address bar
+_OWN: Final = ("same-origin", "none")  # a page of this server; the address bar
 
 Headers = Mapping[str, str]
 
 
 def presented(headers: Headers) -> str | None:
-    """What stands for the header `Authorization`: it, or else the session's token; None without any."""
+    """The header `Authorization`, or else the cookie's token in its form; None without either."""
     authorization = headers.get("authorization")
     if authorization is not None:
         return authorization
@@ -39,7 +39,7 @@ def presented(headers: Headers) -> str | None:
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """AccessDenied if another site's page asks for what may change something, and brings no token of its own."""
+    """Raise AccessDenied if another site's page sends a request that may change something, without a token."""
     if method not in _SAFE and headers.get("authorization") is None and is_foreign(headers):
         raise AccessDenied(
             "This request comes from a page of another site", next_step="Send it from a page of this server"
@@ -47,7 +47,7 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether a browser says that another site's page made it ask this; what is no browser says nothing."""
+    """Whether the browser reports that another site's page made the request; other clients report nothing."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in _OWN
@@ -55,11 +55,11 @@ def is_foreign(headers: Headers) -> bool:
     if origin is None:
         return False
     _, named, host = origin.partition("://")
-    return not named or not host or host != headers.get("host")  # `null` names none: a page that hides its site
+    return not named or not host or host != headers.get("host")  # `null` has no host: a page that hides its site
 
 
 def signed_in(token: str, headers: Headers, *, secure: bool, keep: bool) -> tuple[str, str]:
-    """The header that begins a session; RequestInvalid for a token that no browser would keep."""
+    """The header that begins a session; RequestInvalid for a token too long for a cookie."""
     if len(token) > COOKIE_CHARS_MAX:
         raise RequestInvalid(
             f"This token has more than {COOKIE_CHARS_MAX:,} characters, which is too much for a browser's cookie",
@@ -69,12 +69,12 @@ def signed_in(token: str, headers: Headers, *, secure: bool, keep: bool) -> tupl
 
 
 def signed_out(headers: Headers, *, secure: bool) -> tuple[str, str]:
-    """The header that ends it."""
+    """The header that ends a session."""
     return _header(headers, "", secure, "; Max-Age=0")
 
 
 def cookie_name(headers: Headers) -> str:
-    """By the port that the browser asked at, if it named one."""
+    """The cookie's name, with the port of the request's host, if any."""
     port = (headers.get("host") or "").rpartition(":")[2]
     return f"stateside-{port}" if port.isascii() and port.isdigit() else "stateside"
 

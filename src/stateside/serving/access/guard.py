@@ -1,25 +1,25 @@
-"""The guard, whom the application asks at every request: who is it, is there room for them, and who was turned away.
+"""The guard: authenticates each request, applies the limits, and logs the refusals.
 
     with guard.visit(call) as visit:
-        holder = visit.enter()          who asks, if there is room; TokenInvalid, TooManyRequests
-        route.check(holder, …)          may they: the route says whom it lets in; AccessDenied
+        holder = visit.enter()          the principal, counted as under way; TokenInvalid, TooManyRequests
+        route.check(holder, …)          the route checks role and scope; AccessDenied
         …
-        visit.refused(error)            whatever came of it: refusals are written down
-                                        at the end, when the answer has been sent, there is room again
+        visit.refused(error)            any error: refusals are logged
+                                        at the end, when the answer has been sent, the count goes down
 
-Whoever has a token is counted by the holder's name; everybody else, those with a wrong token too, by their address. A
-browser has its token in a cookie (`session`). Where nobody needs one, a stranger's page is kept out by the host that it
-asks at (`hosts`).
+Requests with a valid token count under the principal's name; all others, those with an invalid token included, count
+under their address. A browser sends its token in a cookie (`browser_session`). Where no token is needed, the `Host`
+header keeps other sites' pages out (`hosts`).
 
-The log of refusals: who was turned away, from what, and why. `refusals.jsonl` in the served folder, a line each.
+The log of refusals is `refusals.jsonl` in the served folder, one line per refusal:
 
     {"time": "2026-01-31T…Z", "status": 403, "code": "access-denied", "who": "emma's page", "address": "10.0.0.7",
      "method": "GET", "path": "/v1/customers/ben/bill", "why": "This is not data…", "trace": "4bf92f35…"}
 
-`who` is a name whose token was verified, or null: what somebody only claims is not written. Neither are the token, the
-other headers, or what follows the question mark. Only its owner can read the file. When it is as large as `BYTES_MAX`
-it becomes `refusals.1.jsonl`, that one `refusals.2.jsonl`, up to `OLDER_KEPT`. A worker writes at most `LINES_PER_S`
-lines a second; the next line says how many it left out (`left_out`).
+`who` is the name in a verified token, or null; unverified claims are not logged. Neither are the token, the other
+headers, and the query string. Only the owner can read the file. At `BYTES_MAX` the file becomes `refusals.1.jsonl`, and
+the former one `refusals.2.jsonl`, up to `OLDER_KEPT`. A worker writes at most `LINES_PER_S` lines a second; the next
+line has the number of omitted ones (`left_out`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """What was asked, as far as it is written down."""
+    """The logged parts of a refused request."""
 
     method: str
     path: str
@@ -66,20 +66,20 @@ class RefusedRequest:
     traceparent: str | None = None
 
     def trace(self) -> str | None:
-        """The trace's id, if the header is what W3C says."""
+        """The trace id, if the header conforms to W3C Trace Context."""
         matched = _TRACEPARENT.fullmatch(self.traceparent or "")
         return None if matched is None else matched[1]
 
 
 class RefusalLog:
-    """Writes the log. Several processes may write to one file: a line is written at once, at its end."""
+    """Writes the log. Several processes may write to one file: a line is appended in one write."""
 
     def __init__(self, path: Path, clock: Clock | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock or SystemClock()
         self._buckets, self._left_out = Buckets(LINES_PER_S, now_s), 0
 
     def note(self, error: StatesideError, who: str | None, asked: RefusedRequest) -> None:
-        """Write a line, if the error is a refusal. OSError if it cannot be written."""
+        """Append a line if the error is a refusal. OSError if the write fails."""
         if error.status not in STATUSES:
             return
         if self._buckets.take("lines") > 0:
@@ -113,7 +113,7 @@ class RefusalLog:
             self._turn_over(found.st_ino)
 
     def _turn_over(self, inode: int) -> None:
-        """Set the full file aside; if another process does so, or has done so, that is enough."""
+        """Rotate the full file, unless another process is rotating or has rotated the file."""
         lock = try_lock(self._path.with_name(f".{self._path.name}.lock"), mode=0o600)
         if lock is None:
             return
@@ -132,13 +132,13 @@ class RefusalLog:
 
 
 RECHECK_S: Final = 1.0
-LOOK_S: Final = 0.002  # after it at the latest a folder's first key counts, and nobody is let in without a token
+LOOK_S: Final = 0.002  # a folder's first key takes effect within LOOK_S; from then on each request needs a token
 NOBODY: Final = Principal("nobody", frozenset())
 log = logging.getLogger(__name__)
 
 
 class Arriving(Protocol):
-    """A request: from where it comes, as `address:port`, and what it asks."""
+    """A request: its origin, as `address:port`, method, path and headers."""
 
     client: str
     method: str
@@ -147,7 +147,7 @@ class Arriving(Protocol):
 
 
 class Guard:
-    """Lets requests in: one for each worker process."""
+    """Admits requests: one guard for each worker process."""
 
     def __init__(self, verifier: Verifier, room: Room, refusals: RefusalLog, hosts: Hosts | None) -> None:
         self._verifier, self.room, self._refusals, self._hosts = verifier, room, refusals, hosts
@@ -162,21 +162,21 @@ class Guard:
         guarded: bool = False,
         names: Collection[str] | None = (),
     ) -> Guard:
-        """The guard of a folder. `guarded`: it had keys when the server started, and is never open again.
+        """The guard of a folder. `guarded`: keys existed when the server started, so a token is always needed.
 
-        `names` are those that the server has beside its addresses; None where TLS says which are its own.
+        `names` are the server's host names, besides its addresses; None under TLS, where the certificate names the
+        server.
         """
         verifier = Verifier(layout, guarded=guarded, look_s=LOOK_S)
         return cls(verifier, Room(limits), RefusalLog(layout.refusals), None if names is None else Hosts(names))
 
     def visit(self, call: Arriving) -> Visit:
-        """A request arrives."""
         return Visit(self, call)
 
     def holder(self, authorization: str | None, host: str | None) -> Principal:
-        """Who sends these headers; TokenInvalid if nobody who is let in, SetupError if that cannot be told.
+        """The principal of these headers; TokenInvalid without a valid token, SetupError for unusable files.
 
-        AccessDenied where no token is needed, and the host is one that a stranger's page may ask at.
+        AccessDenied where no token is needed and the host may be a name of another site.
         """
         holder = self._verified(authorization)
         if holder is OPERATOR and self._hosts is not None:
@@ -190,27 +190,27 @@ class Guard:
             self._tell("Nobody is let in", error)
             raise SetupError(
                 "This server cannot tell who asks: its log has the cause", next_step="Tell who runs it"
-            ) from None  # whose paths are none of the asker's business
+            ) from None  # the file paths in the error are not for clients
 
     def positions(self, holder: Principal) -> PositionCodec:
-        """How this holder is shown positions."""
+        """The position codec for this principal."""
         return PLAIN if holder is OPERATOR or holder is NOBODY else self._verifier.positions(holder)
 
     def pass_by(self, holder: Principal, address: str) -> None:
-        """A request of this holder is let in, and will be answered at once; TooManyRequests."""
+        """Count a request that is answered at once (fast path); TooManyRequests if over a limit."""
         who = address if holder is OPERATOR else f"holder {holder.name}"
         self.room.enter(who)
         self.room.leave(who)
 
     def note(self, error: StatesideError, who: str | None, asked: RefusedRequest) -> None:
-        """Write a refusal down. A disk that is full lets nobody in who was refused, and stops nobody who was not."""
+        """Log a refusal. A full disk admits nobody who was refused, and stops nobody who was not."""
         try:
             self._refusals.note(error, who, asked)
         except OSError as failure:
             self._tell("Refusals are not written down", failure)
 
     def _tell(self, what: str, error: Exception) -> None:
-        """Say it in the log, once and not at each request."""
+        """Log an error once, not at each request."""
         if self._told.get(what) != str(error):
             self._told[what] = str(error)
             log.error("%s: %s", what, error)
@@ -226,16 +226,16 @@ class Visit:
         self._address = network(call.client)
         self._holder: Principal | None = None
         self._counted: str | None = None
-        self.route = "none"  # the pattern of the one that fits, once it is known
-        self.positions = PLAIN  # how the holder is shown them, once it is known
+        self.route = "none"  # the matching route's pattern, once known
+        self.positions = PLAIN  # the principal's codec, once known
         self._checked_s = time.monotonic()
 
     def enter(self, *, needs_token: bool = True) -> Principal:
-        """Who asks, from now on counted as under way; once. Without a token everybody is nobody, who has no role."""
+        """The principal, counted as under way; called once. Without `needs_token` NOBODY, who has no role."""
         try:
             holder = self._found() if needs_token else NOBODY
         except (TokenInvalid, AccessDenied):
-            self._count(self._address)  # so that guessing has a rate as well
+            self._count(self._address)  # so that guessing tokens is rate limited too
             raise
         self._holder = None if holder is NOBODY else holder
         self._count(self._address if self._name() is None else f"holder {holder.name}")
@@ -247,10 +247,9 @@ class Visit:
         return self._guard.holder(presented(headers), headers.get("host"))
 
     def is_over(self) -> bool:
-        """Whether who was let in would be no longer: revoked since, or expired, or without a token since the first key.
+        """Whether the principal would be refused now: revoked, expired, or without a token since the first key.
 
-        Asked by what goes on for long.
-        It looks once in `RECHECK_S`, and writes the refusal down.
+        Long-running answers call `is_over`. Checks once in `RECHECK_S`, and logs the refusal.
         """
         now_s = time.monotonic()
         if self._holder is None or now_s - self._checked_s < RECHECK_S:
@@ -263,14 +262,14 @@ class Visit:
             return True
 
     def refused(self, error: StatesideError) -> None:
-        """Write it down, if this error is a refusal."""
+        """Log the error, if the error is a refusal."""
         who = error.name if isinstance(error, TokenRefused) else self._name()
         call = self._call
         asked = RefusedRequest(call.method, call.path, self._address, call.headers.get("traceparent"))
         self._guard.note(error, who, asked)
 
     def _name(self) -> str | None:
-        """Of who was let in, if a token said it."""
+        """The principal's name, if a token was verified."""
         return None if self._holder is None or self._holder is OPERATOR else self._holder.name
 
     def _count(self, who: str) -> None:

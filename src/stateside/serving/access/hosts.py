@@ -1,26 +1,24 @@
-"""The hosts that an open server answers to: where nobody needs a token, the name that it is asked by must be its own.
+"""Host and address checks: DNS rebinding, exposure without TLS, and the security headers of answers.
 
-A website can have its own name lead to 127.0.0.1 once its page is loaded (DNS rebinding). To the browser, page and
-server are one site then: it names no other origin, and the page may read all answers. But it says in the header `Host`
-by which name it asks, and no script can change that. So only hosts count that no stranger's name can be:
+**Host names.** A website can point its own name to 127.0.0.1 once its page is loaded (DNS rebinding). The browser then
+takes page and server for one site: the request names no other origin, and the page may read all answers. But the header
+`Host` has the name that the browser looked up, and no script can change the header. So a server without tokens answers
+only to hosts that cannot be another site's name:
 
-    127.0.0.1:8471, [::1]:8471      an address, any one: what is asked by it was not looked up
-    localhost, x.localhost          which browsers look up nowhere
-    bills.internal                  a name that this server listens at; the machine's own, where others reach it
+    127.0.0.1:8471, [::1]:8471      any address: no name was looked up
+    localhost, x.localhost          browsers do not look these names up
+    bills.internal                  the name that this server listens at; the machine's own, where others reach it
 
-Ports do not matter: a tunnel's may be another one. What is no browser may send no `Host`, as HTTP/1.0 does. Over TLS
-the certificate says which names are this server's, and with tokens a stranger's page has none: nothing is checked then.
+Ports do not matter: a tunnel may have another one. Clients other than browsers may send no `Host`, as in HTTP/1.0.
+Nothing is checked under TLS, where the certificate names the server, nor with tokens, which another site's page does
+not have.
 
-Exposure: whether an address may be listened on, and the certificate that a server shows there.
+**Exposure.** An address that other machines reach needs tokens, because otherwise everybody is an operator, and TLS,
+because otherwise the network can read the tokens. On the loopback interface both may be left out.
 
-What reaches other machines needs tokens, so that not everybody is an operator, and TLS, so that nobody reads the tokens
-on their way. On the loopback interface both may be left out.
-
-The headers that every answer carries, whatever it is: what a browser must not do with it.
-
-Nothing is guessed (`nosniff`), stored, framed or told to other sites, and a document may load nothing and run nothing.
-An answer that is a page brings a policy of its own, and what never changes says for how long it may be kept. A PDF has
-no policy: a browser's own viewer would be bound by it.
+**Security headers.** Every answer forbids a browser to guess its type (`nosniff`), to store, to frame and to refer, and
+a document may load and run nothing. Pages have a content security policy of their own; immutable assets have a cache
+lifetime. A PDF has no policy, which would also bind the browser's PDF viewer.
 """
 
 from __future__ import annotations
@@ -39,14 +37,14 @@ from stateside.core.errors import AccessDenied, RequestInvalid, SetupError
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate, with those between it and its authority, and its private key: two files in PEM."""
+    """A certificate with its chain, and its private key: two files in PEM."""
 
     certificate: Path
     key: Path
 
     @classmethod
     def of(cls, certificate: Path | None, key: Path | None) -> Certificate | None:
-        """Both or none; RequestInvalid for one without the other."""
+        """Both files or None; RequestInvalid for one without the other."""
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
@@ -56,7 +54,7 @@ class Certificate:
         return cls(certificate, key)
 
     def check(self) -> None:
-        """SetupError if a server could not use them: told here, and not by workers that end at once."""
+        """Raise SetupError for unusable files: here, and not in workers that end at once."""
         for path in (self.certificate, self.key):
             if not path.is_file():
                 raise SetupError("There is no such file", where=str(path), next_step="Name a file in PEM")
@@ -72,7 +70,7 @@ class Certificate:
 
 
 def check_exposure(address: str, *, tokens: bool, tls: bool, insecure: bool = False) -> None:
-    """SetupError for an address that others can reach without tokens or without TLS, unless that is wanted."""
+    """Raise SetupError for an address that other machines reach without tokens or TLS, unless `insecure`."""
     if insecure or (tokens and tls) or is_loopback(address):
         return
     if not tokens:
@@ -87,7 +85,6 @@ def check_exposure(address: str, *, tokens: bool, tls: bool, insecure: bool = Fa
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -95,7 +92,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _no_password() -> str:
-    """Asked for if the key has one: nobody is at a server's terminal."""
+    """The password callback of the key file: a server has nobody at its terminal."""
     raise ValueError("the key has a password")
 
 
@@ -105,14 +102,14 @@ _SHOWN_CHARS: Final = 80
 
 
 class Hosts:
-    """Those of one server, which has these names beside its addresses."""
+    """The hosts that a server without tokens answers to: addresses, localhost, and these names."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(map(_plain, names))
-        self._last: str | None = None  # that was let in: most often the next one is the same
+        self._last: str | None = None  # the last accepted host: usually the next one is the same
 
     def check(self, host: str | None) -> None:
-        """AccessDenied if a request with this header may come from a stranger's page."""
+        """Raise AccessDenied if the header's host may be a name of another site."""
         if host is None or host == self._last:
             return
         if not self._has(host):
@@ -135,7 +132,7 @@ class Hosts:
 
 
 def names_at(address: str) -> frozenset[str]:
-    """The names of who listens there: that one, and the machine's own if others reach it."""
+    """The host names of a server at this address: the address, and the machine's names unless on loopback."""
     return frozenset({address} if is_loopback(address) else {address, socket.gethostname(), socket.getfqdn()})
 
 
@@ -148,7 +145,7 @@ def _is_address(text: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """As names are compared: in small letters, without the dot that may end them."""
+    """The name in lower case, without a final dot, for comparison."""
     return name.lower().removesuffix(".")
 
 
@@ -165,7 +162,7 @@ _STRICT: Final[Headers] = (*_ALWAYS, (_POLICY, "default-src 'none'; frame-ancest
 
 
 def security_headers(kind: str, own: Headers = ()) -> Headers:
-    """Those of an answer of this type, which has these of its own."""
+    """The security headers for an answer of this content type with these headers of its own."""
     brought = {name for name, _ in own}
     if _CACHE in brought:
         return _KEPT

@@ -1,11 +1,11 @@
-"""Limits: how many requests each holder, or each address, may send in a second, and have under way at a time.
+"""Rate limits: requests per second, and requests under way, for each principal or each address.
 
-A *bucket* holds two seconds' worth of requests; each request takes one out, and they come back at the rate. So a burst
-passes, and a steady stream above the rate does not. Every worker process counts for itself.
+A *token bucket* holds two seconds' worth of requests; each request takes one, and the bucket refills at the rate. So a
+burst passes, and a steady stream above the rate does not. Every worker process counts for itself.
 
-Memory is bounded, whoever asks: of buckets the newest `BUCKETS_MAX` are kept (a full one says nothing that a new one
-would not), and what is under way is bounded by the connections that the server takes. The addresses of one IPv6 network
-(/64), which is what one subscriber has, are one.
+Memory is bounded: the newest `BUCKETS_MAX` buckets are kept (a full bucket equals a new one), and the requests under
+way are bounded by the server's connections. All addresses of one IPv6 network (/64), the usual assignment to one
+subscriber, share a bucket.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NETWORK_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """For each holder or address: requests a second (None: any number), and at a time, streams included."""
+    """Per principal or address: requests per second (None: unlimited), and requests under way, streams included."""
 
     rate_per_s: float | None = None
     running_max: int = RUNNING_MAX
 
     def or_default(self) -> RateLimits:
-        """With a rate, if these have none: what somebody who can be reached by others has."""
+        """These limits with the default rate if they have none, for servers that other machines can reach."""
         return self if self.rate_per_s is not None else RateLimits(RATE_PER_S, self.running_max)
 
 
@@ -50,7 +50,7 @@ class _Bucket:
 
 
 class Buckets:
-    """A bucket for each that asks."""
+    """A token bucket for each principal or address."""
 
     def __init__(self, rate_per_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._rate_per_s, self._now_s = rate_per_s, now_s
@@ -58,7 +58,7 @@ class Buckets:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def take(self, who: str) -> float:
-        """Take one; 0 if there was one, else after how many seconds there will be."""
+        """Take one request out; returns 0 on success, else the seconds until the next one is available."""
         bucket, now_s = self._bucket(who), self._now_s()
         bucket.left = min(self._size, bucket.left + (now_s - bucket.filled_s) * self._rate_per_s)
         bucket.filled_s = now_s
@@ -82,7 +82,7 @@ class Buckets:
 
 
 class Room:
-    """Whether there is room for one more request."""
+    """Admission control: counts requests under way and applies the rate."""
 
     def __init__(self, limits: RateLimits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -90,7 +90,7 @@ class Room:
         self._running: dict[str, int] = {}
 
     def enter(self, who: str) -> None:
-        """A request begins; TooManyRequests if there is no room for it. Whoever entered leaves."""
+        """Count a request as begun; TooManyRequests if over a limit. Each `enter` needs a `leave`."""
         running = self._running.get(who, 0)
         if running >= self._limits.running_max:
             raise TooManyRequests(
@@ -107,7 +107,7 @@ class Room:
         self._running[who] = running + 1
 
     def leave(self, who: str) -> None:
-        """A request that entered has ended."""
+        """Count a request as ended."""
         running = self._running[who] - 1
         if running:
             self._running[who] = running
@@ -115,9 +115,9 @@ class Room:
             del self._running[who]
 
 
-@lru_cache(maxsize=8_192)  # of connections that are kept open
+@lru_cache(maxsize=8_192)  # connections stay open and send many requests
 def network(client: str) -> str:
-    """Whose address `address:port` is: without the port, and of IPv6 the network."""
+    """The address of `address:port`, without the port; for IPv6 the /64 network."""
     host = client.rpartition(":")[0].strip("[]")
     if ":" not in host:
         return host

@@ -1,18 +1,19 @@
-"""Positions as a holder is shown them: offsets for who reaches everything, opaque texts for everybody else.
+"""The position codec: plain offsets for unscoped principals, opaque texts for scoped ones.
 
-A position says how many events the journal has, so how much all customers write together. A scoped token therefore gets
+A position shows how many events the journal has, so how much all customers write together. A scoped token therefore
+gets
 
-    ~ base64url(AES-SIV(key, text))    text: the position with offsets of 19 digits, so that its length tells nothing
+    ~ base64url(AES-SIV(key, text))    text: the position with offsets of 19 digits, so that its length reveals nothing
 
-AES-SIV (RFC 5297) is deterministic: equal positions have equal texts, whichever server of the folder answers, so that
-answers can be cached and compared. The encryption key is derived (HKDF) from each of the folder's signing keys; the
-newest encrypts, all decrypt. After a key is retired, the positions that it encrypted are refused.
+AES-SIV (RFC 5297) is deterministic: equal positions have equal texts on every server of the folder, so that answers can
+be cached and compared. The encryption key is derived (HKDF) from each of the folder's signing keys; the newest
+encrypts, all decrypt. Positions encrypted with a retired key are refused.
 
-A scan's cursor names the last key that a page looked at, which may be another customer's: a scoped token gets it as
+A scan's cursor names the last key that a page looked at, possibly another customer's: a scoped token gets the cursor as
 
-    ~ base64url(AES-SIV(key, cursor, associated data "cursor"))    so it is no position, and no position is a cursor
+    ~ base64url(AES-SIV(key, cursor, associated data "cursor"))    so a cursor is no position, and the reverse
 
-What a scoped token still sees: the batch's number, when it was committed, its watermark and its age.
+A scoped token still sees the batch's number, commit time, watermark and age.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ from stateside.core.errors import CursorInvalid, PositionInvalid
 from stateside.core.positions import Position
 from stateside.serving.stamp import Stamp
 
-KEY_BYTES: Final = 64  # AES-256-SIV takes two keys of 32
+KEY_BYTES: Final = 64  # AES-256-SIV takes two keys of 32 bytes
 _PURPOSE: Final = b"stateside: opaque positions"
 _CURSOR: Final = [b"cursor"]
-_OFFSET: Final = "offset"  # no partition: the text of an offset is no text of a position in the journal
+_OFFSET: Final = "offset"  # not a partition's name: so an offset's text is never a journal position
 
 
 @dataclass(frozen=True, slots=True)
 class PositionCodec:
-    """How one holder is shown positions: `opaque`, or as they are. The last of the `keys` encrypts, all decrypt."""
+    """The codec for one principal. The last of the `keys` encrypts, all decrypt."""
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     opaque: bool = False
 
     @classmethod
     def of(cls, secrets: Iterable[bytes], *, opaque: bool) -> PositionCodec:
-        """The codec where these keys sign, oldest first."""
+        """The codec for these signing keys, oldest first."""
         return cls(tuple(map(_derived, secrets)), opaque)
 
     def encode(self, position: Position) -> Position:
-        """The position as it is shown; one that is opaque already stays as it is."""
+        """The position as shown; an opaque one stays unchanged."""
         return _encrypted(self.keys[-1], position) if self.opaque and not position.opaque else position
 
     def decode(self, position: Position) -> Position:
-        """The position that was given in a request; PositionInvalid for a plain one where positions are opaque."""
+        """The position given in a request; PositionInvalid for a plain one where positions are opaque."""
         if not position.opaque:
-            if self.opaque and position != Position.start():  # else the journal's end could be found by trying
+            if self.opaque and position != Position.start():  # else trying would find the journal's end
                 raise PositionInvalid(
                     "This token's positions are opaque, and a plain one was given",
                     next_step="Give a position, or a receipt, as this server gave it to a scoped token",
@@ -69,26 +70,26 @@ class PositionCodec:
         return found
 
     def stamp(self, stamp: Stamp) -> Stamp:
-        """The stamp as it is shown."""
+        """The stamp with its position as shown."""
         return replace(stamp, position=self.encode(stamp.position)) if self.opaque else stamp
 
     def offset(self, offset: int) -> int | str:
-        """A journal's offset as it is shown: the number, or an opaque text."""
+        """A journal offset as shown: the number, or an opaque text."""
         return str(self.encode(Position.of({_OFFSET: offset + 1}))) if self.opaque else offset
 
     def parse_offset(self, text: str) -> int:
-        """The offset that `offset` made an opaque text of; PositionInvalid for any other text."""
+        """The offset of an opaque text made by `offset`; PositionInvalid for any other text."""
         found = self.decode(Position.parse(text))
         if list(found.as_dict()) != [_OFFSET]:
             raise _unknown()
         return found[_OFFSET] - 1
 
     def cursor(self, text: str) -> str:
-        """A scan's cursor as it is shown."""
+        """A scan's cursor as shown."""
         return _text(AESSIV(self.keys[-1]).encrypt(text.encode(), _CURSOR)) if self.opaque else text
 
     def parse_cursor(self, text: str) -> str:
-        """The cursor that was given in a request; CursorInvalid for one that was not shown so."""
+        """The cursor given in a request; CursorInvalid for a text not made by `cursor`."""
         if not self.opaque:
             return text
         try:
@@ -106,7 +107,7 @@ class PositionCodec:
             raise _unknown() from None
 
     def _opened(self, text: str, associated: list[bytes] | None = None) -> str:
-        """The text that an opaque one was made of; ValueError if none of the keys made it."""
+        """The plain text of an opaque one; ValueError if no key decrypts it."""
         content = base64.b64decode(text[1:] + "=" * (-len(text[1:]) % 4), altchars=b"-_", validate=True)
         if _text(content) != text:
             raise ValueError("base64 has several texts for the same bytes, and one of them was given")
@@ -121,12 +122,12 @@ class PositionCodec:
 PLAIN: Final = PositionCodec()
 
 
-@lru_cache(maxsize=64)  # of few keys, at every request
+@lru_cache(maxsize=64)  # few keys, needed at every request
 def _derived(secret: bytes) -> bytes:
     return HKDF(SHA512(), KEY_BYTES, salt=None, info=_PURPOSE).derive(secret)
 
 
-@lru_cache(maxsize=1_024)  # of a batch that has many answers
+@lru_cache(maxsize=1_024)  # many answers share a batch
 def _encrypted(key: bytes, position: Position) -> Position:
     text = ",".join(f"{partition}:{offset:019}" for partition, offset in position.parts) or str(position)
     content = AESSIV(key).encrypt(text.encode(), None)

@@ -1,17 +1,15 @@
-"""The holder of a token: who asks, and how far that reaches.
+"""The principal: the holder of a token, with its roles and scopes.
 
-A holder has *roles*, which open routes, and a *scope*, which says which rows there are for it: those of some views, and
-in every view those whose columns have certain values. Whoever reads rows asks `rows_of` which of them the holder may
-have; a view that does not have such a column has none for it. Which events a holder may append, its *append scope* says
-(`appends`): of which entities, of which types. A scoped token without one appends nothing.
+Roles open routes. The *scope* limits the rows: to some views, and in every view to rows whose columns have given
+values. Every reader of rows calls `rows_of`; a view without such a column has no rows for the principal. The *append
+scope* (`Appends`) limits the events: their entities and types.
 
-Which events a holder may append: checked at each request, so for tokens that were issued earlier too.
-
-A scoped token appends events of its entities and of its types, and nothing without both. Their ids are in a namespace
-of the entity, `@ENTITY/NAME`: an id is stored once, so whoever could choose any id could take the one of another's
-future event, which would then be refused as repeated, or learn from the answer which ids there are. The `@` keeps them
-apart from the ids of trusted producers for the same entity, such as of a fee. Tags, by which an application looks
-events up across entities, are for trusted producers alone.
+The append scope is checked at each request, so also for tokens issued earlier. A scoped token appends events of its
+entities and of its types, and nothing without both. The ids of its events are in the entity's namespace,
+`@ENTITY/NAME`. An id is stored once, so a principal with a free choice of ids could take the id of another entity's
+future event, which would then be refused as repeated, or learn from the answer which ids exist. The `@` separates these
+ids from ids of trusted producers for the same entity, such as a fee's. Only trusted producers set tags, by which an
+application looks events up across entities.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from stateside.journal.event import Event
 
 Role = Literal["operator", "read", "sql", "append"]
 ROLES: Final[tuple[Role, ...]] = ("operator", "read", "sql", "append")
-CUSTOMER: Final = "customer"  # the column by which billing tells whose data it is
+CUSTOMER: Final = "customer"  # billing's column for the owner of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """Which events may be appended: of these entities and of these types; None for all."""
+    """An append scope: the allowed entities and types; None for all."""
 
     entities: frozenset[str] | None = None
     types: frozenset[str] | None = None
@@ -38,9 +36,9 @@ class Appends:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `views`: None for all; `where`: columns with the values that rows must have, none for all rows.
+    """The principal of a request. `views`: None for all; `where`: required column values, empty for all rows.
 
-    `appends`: which events; None for all of them if the holder is not scoped, and for none if it is.
+    `appends`: None means all events for an unscoped principal, and no events for a scoped one.
     """
 
     name: str
@@ -51,12 +49,12 @@ class Principal:
 
     @property
     def is_scoped(self) -> bool:
-        """Whether some data is out of its reach: then it is shown opaque positions (`position_codec`)."""
+        """Whether the principal reaches only part of the data; positions are then opaque (`position_codec`)."""
         limited = self.appends is not None and self.appends.entities is not None
         return self.views is not None or bool(self.where) or limited
 
     def require(self, role: Role) -> None:
-        """AccessDenied without this role."""
+        """Raise AccessDenied unless the principal has the role."""
         if role not in self.roles:
             raise AccessDenied(
                 f"This token has not the role {role!r} that is needed here",
@@ -64,7 +62,7 @@ class Principal:
             )
 
     def rows_of(self, view: str, columns: Collection[str]) -> Mapping[str, str]:
-        """The values, as texts, that rows of a view with these columns must have; AccessDenied if there are none."""
+        """The column values, as texts, that rows of a view must have; AccessDenied if the scope excludes the view."""
         if self.views is not None and view not in self.views:
             raise AccessDenied(
                 f"This token does not reach the view {view[:80]!r}",
@@ -79,10 +77,10 @@ class Principal:
         return self.where
 
     def require_customer(self, customer: str | None) -> None:
-        """AccessDenied for another customer's data than this one may have; None stands for nobody's data.
+        """Raise AccessDenied unless the principal reaches all data of the customer; None stands for nobody's data.
 
-        What an application tells of a customer is made of several views and of all their columns: a token that
-        reaches some views only, or some of the customer's rows, does not reach it.
+        An application's answer about a customer is made of several views and all their columns. So a token limited to
+        some views, or to some of the customer's rows, does not reach the answer.
         """
         if self.views is not None or (self.where and self.where != {CUSTOMER: customer}):
             raise AccessDenied(
@@ -92,7 +90,6 @@ class Principal:
 
 
 def customer(name: str, id_: str) -> Principal:
-    """The holder of a customer's token."""
     return Principal(name, frozenset({"read"}), where={CUSTOMER: id_})
 
 
@@ -102,7 +99,7 @@ _NOTHING: Final = Appends(frozenset(), frozenset())
 
 
 def check_appends(holder: Principal, events: Sequence[Event]) -> None:
-    """AccessDenied, naming the first event that this holder may not append; then nothing of the request is stored."""
+    """Raise AccessDenied for the first event outside the append scope; then nothing of the request is stored."""
     appends = holder.appends or (_NOTHING if holder.is_scoped else Appends())
     if appends.types is not None and not appends.types:
         raise AccessDenied(

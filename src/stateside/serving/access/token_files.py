@@ -1,11 +1,11 @@
-"""The keys that tokens are signed with: a folder's `keys.json`, which only its owner can read.
+"""Token files: small JSON files that only their owner can read, and the signing keys in `keys.json`.
 
     {"version": 1, "keys": [{"kid": "9f86d081884c7d65", "secret": "q83vEjRW…", "made": "2026-01-31T…Z"}, …]}
 
-The newest one, the last, signs. All of them verify: a token says by `kid` which one it was signed with. To *rotate* is
-to add one; to *retire* an old one is to end every token that it signed. Whoever can read this file can make tokens.
+The newest key, the last, signs. All keys verify: a token names its key by `kid`. *Rotating* adds a key; *retiring* an
+old key invalidates every token signed with the key. A process that can read `keys.json` can make tokens.
 
-A small JSON file that only its owner can read: written whole, under a lock, and read anew when it has changed.
+A `SecretFile` is written whole, under a lock, and read again when the file has changed.
 """
 
 from __future__ import annotations
@@ -34,35 +34,34 @@ Sign = tuple[int, int, int, int, int]
 
 
 class SecretFile(Generic[Content]):
-    """One such file. `parse` makes its content of the JSON document; a file that is not there has `empty`."""
+    """A JSON file with mode 600. `parse` converts its document; a missing file has the content `empty`."""
 
     def __init__(self, path: Path, version: int, parse: Callable[[Mapping[str, Any]], Content], empty: Content) -> None:
         self.path, self._text = path, str(path)
-        self.look_s = 0.0  # for so long nobody looks whether there is a file now, where there was none
+        self.look_s = 0.0  # after a missing file, no `stat` for so long
         self._looked_s = float("-inf")
         self._version, self._parse, self._empty = version, parse, empty
         self._seen: tuple[Sign | None, Content] | None = None
 
     def exists(self) -> bool:
-        """Whether there is a file."""
         return self.path.exists()
 
     def current(self) -> tuple[Sign | None, Content]:
-        """What the file has at this moment, and a sign that differs whenever the file does; None for no file.
+        """The file's current content, and its sign, which differs whenever the file does; None for no file.
 
-        A look at the file system, unless it has changed. SetupError for a file that is not safe or not whole.
+        Costs one `stat` unless the file has changed. SetupError for a file with unsafe permissions or damaged content.
         """
         now_s = time.monotonic()
         if self._seen is not None and self._seen[0] is None and now_s - self._looked_s < self.look_s:
             return self._seen
         sign = self._sign()
         if self._seen is None or sign != self._seen[0]:
-            self._seen = sign, self.read()  # the sign from before: what is written meanwhile has another, and is read
+            self._seen = sign, self.read()  # sign before read: a write meanwhile is read next time
         self._looked_s = now_s
         return self._seen
 
     def read(self) -> Content:
-        """What the file has; SetupError if others can read it, or if it is not whole."""
+        """Read the file; SetupError if other users can read the file, or if its content is damaged."""
         try:
             with self.path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -84,14 +83,14 @@ class SecretFile(Generic[Content]):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """One change of the file at a time; SetupError if somebody else does not end theirs in time."""
+        """Hold the file's lock for one change; SetupError if another process holds the lock for LOCK_S_MAX."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
         handle = lock_within(lock, LOCK_S_MAX, mode=0o600)
         if handle is None:
             raise SetupError("Somebody else changes the tokens at this moment", next_step="Try again")
         try:
-            if os.fstat(handle).st_mode & _OTHERS:  # of an older Stateside: whoever can open it can hold it for ever
+            if os.fstat(handle).st_mode & _OTHERS:  # by an older Stateside: any user could hold the lock for ever
                 os.fchmod(handle, 0o600)
             yield
         finally:
@@ -111,7 +110,7 @@ class SecretFile(Generic[Content]):
                 return self._parse(document)
             reason = f"it has version {document['version']}, this Stateside writes {self._version}"
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            reason = type(error).__name__  # not its text, which may show what the file has
+            reason = type(error).__name__  # not its text, which may show the file's content
         raise SetupError(
             f"The file cannot be read: {reason}",
             where=str(self.path),
@@ -120,13 +119,13 @@ class SecretFile(Generic[Content]):
 
 
 VERSION: Final = 1
-SECRET_BYTES: Final = 32  # as long as what HMAC-SHA256 makes of it
+SECRET_BYTES: Final = 32  # the length of an HMAC-SHA256 digest
 KEYS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. Its secret is not shown by `repr`."""
+    """A signing key. `repr` hides the secret."""
 
     kid: str
     secret: bytes = field(repr=False)
@@ -134,13 +133,13 @@ class Key:
 
 
 class KeyFile(SecretFile[tuple[Key, ...]]):
-    """The keys of a folder, oldest first."""
+    """The signing keys of a folder, oldest first."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, VERSION, _parse, ())
 
     def rotate(self, clock: Clock | None = None) -> Key:
-        """Add a key, which signs from now on; RequestInvalid if there are too many to add one."""
+        """Add a key, which signs from now on; RequestInvalid if there are KEYS_MAX keys."""
         with self.turn():
             keys = self.read()
             if len(keys) >= KEYS_MAX:
@@ -148,13 +147,13 @@ class KeyFile(SecretFile[tuple[Key, ...]]):
             return self._add(keys, clock)
 
     def newest(self, clock: Clock | None = None) -> Key:
-        """The key that signs; the first one is made here."""
+        """The key that signs; creates the first key."""
         with self.turn():
             keys = self.read()
             return keys[-1] if keys else self._add(keys, clock)
 
     def retire(self, kid: str) -> None:
-        """Remove a key, and with it all tokens that it signed; RequestInvalid for the newest, which is needed."""
+        """Remove a key, and with the key all its tokens; RequestInvalid for the newest key, which signs."""
         with self.turn():
             keys = self.read()
             if kid not in {key.kid for key in keys}:

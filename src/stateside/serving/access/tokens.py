@@ -1,27 +1,30 @@
-"""What a token says: whose it is, for how long, and how far it reaches.
+"""Tokens: their claims, the register of issued and revoked tokens, and the issuer.
+
+Claims of a token, a JWT signed with HS256:
 
     {"sub": "emma's page", "jti": "5b1e…", "iat": 1767225600.25, "exp": 1769817600,
      "roles": ["append", "read"], "views": null, "where": {"customer": "emma"},
      "appends": {"entities": ["emma"], "types": ["usage"]}}
 
-`appends` is there only in a token whose events are limited, and has null for all entities or all types. `iat` and `exp`
-are seconds since 1970; `iat` has microseconds, so that a token can be told from one of the same name that was revoked
-in the same second. A token has these claims, all of them and no others, and is valid for at most `LIFE_S_MAX`: anything
-else is none of ours, whoever signed it.
+`appends` is present only in a token with an append scope, and has null for all entities or all types. `iat` and `exp`
+are seconds since 1970; `iat` has microseconds, to distinguish a token from one of the same name revoked in the same
+second. A token has exactly these claims and is valid for at most `LIFE_S_MAX`; anything else is refused, even with a
+valid signature.
 
-The issuer: makes tokens, rotates keys, revokes. It works on a folder's files, whether a server runs there or not.
-
-The register of the tokens that were issued, and of those that are revoked: a folder's `issued.json`.
+The register is a folder's `issued.json`:
 
     {"version": 1,
      "issued":  [{"id": "5b1e…", "name": "emma's page", "kid": "9f86…", "roles": ["read"], "views": null,
                   "where": {"customer": "emma"}, "issued": "2026-01-31T…Z", "expires": "2026-03-02T…Z"}, …],
-                  with "appends": {"entities": […], "types": […]} where its events are limited
+                  with "appends": {"entities": […], "types": […]} for a token with an append scope
      "revoked": [{"id": "5b1e…", "until_us": …}, {"name": "finance", "issued_us": …, "until_us": …}, …]}
 
-It has no token in it: nobody is let in by what it says, only turned away. A revocation is of one token, by its id, or
-of all of a name that were issued up to a time, those of another machine with the same keys included. What has expired
-leaves the file when it is next changed, and a revocation when nothing that it is about can still be valid (`until_us`).
+The register contains no tokens and can only refuse, never admit. A revocation covers one token, by its id, or all
+tokens of a name issued up to a time, including those issued on another machine with the same keys. The next change of
+the file removes expired tokens, and revocations whose tokens have all expired (`until_us`).
+
+The issuer makes tokens, rotates keys and revokes. The issuer works on a folder's files, with or without a running
+server.
 """
 
 from __future__ import annotations
@@ -46,14 +49,14 @@ from stateside.serving.stamp import iso_time, parse_time
 NAMES: Final = ("sub", "jti", "iat", "exp", "roles", "views", "where")
 APPENDS: Final = "appends"
 NAME_CHARS_MAX: Final = 200
-SCOPE_ENTRIES_MAX: Final = 64  # views, columns, entities or types that one token may name: it travels with each request
+SCOPE_ENTRIES_MAX: Final = 64  # views, columns, entities or types of one token, which is sent with each request
 LIFE_S_MAX: Final = 400 * 86_400  # a revoked name is remembered for as long
-SKEW_S: Final = 5  # by how much the clocks of who issues and who verifies may differ
+SKEW_S: Final = 5  # tolerated difference between the clocks of issuer and verifier
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A token's content. `id_` tells it from all others, `holder` is whom it lets in."""
+    """The claims of a token. `id_` is unique; `holder` is the principal."""
 
     holder: Principal
     id_: str
@@ -61,7 +64,7 @@ class Claims:
     expires_s: int
 
     def payload(self) -> dict[str, Any]:
-        """As it stands in the token."""
+        """The claims as the JWT's payload."""
         holder = self.holder
         return {
             "sub": holder.name,
@@ -76,13 +79,13 @@ class Claims:
 
     @classmethod
     def parse(cls, payload: Mapping[str, Any]) -> Claims:
-        """The claims of a payload whose signature is right; TokenInvalid if they are not those of a token."""
+        """The claims of a payload with a verified signature; TokenInvalid unless they are a token's claims."""
         if set(payload) - {APPENDS} != set(NAMES):
             raise _invalid(f"its claims are not {', '.join(NAMES)}")
         name, id_, issued, expires = (payload[name] for name in ("sub", "jti", "iat", "exp"))
         if not (_is_text(name) and _is_text(id_) and _is_time(issued) and _is_time(expires)):
             raise _invalid("one of sub, jti, iat and exp is not what it should be")
-        if expires - issued > LIFE_S_MAX:  # a revocation is forgotten after so long, and the token would be good again
+        if expires - issued > LIFE_S_MAX:  # a revocation expires after LIFE_S_MAX, and the token would be valid again
             raise _invalid(f"it is valid for longer than {LIFE_S_MAX // 86_400} days")
         roles, views, where = (payload[name] for name in ("roles", "views", "where"))
         if not (_is_roles(roles) and (views is None or _is_texts(views)) and _is_where(where)):
@@ -97,7 +100,7 @@ class Claims:
         return cls(holder, id_, round(issued * 1_000_000), int(expires))
 
     def check_time(self, now_us: int) -> None:
-        """TokenInvalid before it was issued or once it has expired, but for a small difference of clocks."""
+        """Raise TokenInvalid before the issue time or after the expiry, with `SKEW_S` of tolerance."""
         if now_us >= (self.expires_s + SKEW_S) * 1_000_000:
             raise TokenInvalid("This token has expired", next_step="Ask who runs this server for a new one")
         if now_us < self.issued_us - SKEW_S * 1_000_000:
@@ -114,7 +117,7 @@ def holder_of(
     where: Mapping[str, str],
     appends: Appends | None = None,
 ) -> Principal:
-    """Whom a token with these words lets in; RequestInvalid if there can be no such token."""
+    """The principal of a token with these claims; RequestInvalid for an impossible combination."""
     if not name.isprintable() or not 1 <= len(name) <= NAME_CHARS_MAX:
         raise RequestInvalid(f"A token's name has 1 to {NAME_CHARS_MAX} characters that can be printed")
     if not roles:
@@ -131,17 +134,17 @@ def holder_of(
             "An operator reaches everything: its token has no views, columns or events that it would be limited to",
             next_step="Take another role, or leave the scope out",
         )
-    every = ROLES if "operator" in roles else roles  # an operator may do what everybody may
+    every = ROLES if "operator" in roles else roles  # an operator has all roles
     return Principal(name, frozenset(every), None if views is None else frozenset(views), dict(where), appends)
 
 
 def shown_roles(holder: Principal) -> list[str]:
-    """A holder's roles as they are written: an operator's is the one that has all the others in it."""
+    """The roles as written in a token: `operator` alone implies all others."""
     return ["operator"] if "operator" in holder.roles else sorted(holder.roles)
 
 
 def shown_appends(appends: Appends) -> dict[str, list[str] | None]:
-    """An append scope as it is written."""
+    """The append scope as written in a token."""
     each = {"entities": appends.entities, "types": appends.types}
     return {name: None if names is None else sorted(names) for name, names in each.items()}
 
@@ -188,7 +191,7 @@ def _is_appends(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    """A number of seconds that a date can be made of: no truth value, no infinity."""
+    """A finite number of seconds within the range of dates; not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1e11
 
 
@@ -197,7 +200,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
-    """A token as the register has it, which is all but the token."""
+    """The register's entry of a token: everything but the token itself."""
 
     id: str
     name: str
@@ -211,7 +214,7 @@ class IssuedToken:
 
     @classmethod
     def of(cls, claims: Claims, kid: str) -> IssuedToken:
-        """How a token of these claims is registered."""
+        """The register's entry for a token with these claims."""
         holder = claims.holder
         views = None if holder.views is None else sorted(holder.views)
         issued, expires = iso_time(claims.issued_us), iso_time(claims.expires_s * 1_000_000)
@@ -221,34 +224,32 @@ class IssuedToken:
         )
 
     def is_over(self, now_us: int) -> bool:
-        """Whether nobody is let in with it any more, however late their clock is."""
+        """Whether the token has expired, with `SKEW_S` of tolerance."""
         return parse_time(self.expires) + SKEW_S * 1_000_000 <= now_us
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """What is revoked: token ids; and names, with the time up to which their tokens were issued. With their ends."""
+    """The revocations: token ids, and names with the last revoked issue time, each with the time of its own expiry."""
 
     ids: Mapping[str, int]
     names: Mapping[str, tuple[int, int]]
 
     def has(self, claims: Claims) -> bool:
-        """Whether this token is among them."""
         return claims.id_ in self.ids or claims.issued_us <= self.names.get(claims.holder.name, (-1, 0))[0]
 
     def lasting(self, now_us: int) -> Revoked:
-        """Without those that are about nothing any more."""
+        """The revocations that have not expired."""
         return Revoked(
             {id_: until_us for id_, until_us in self.ids.items() if until_us > now_us},
             {name: times for name, times in self.names.items() if times[1] > now_us},
         )
 
     def with_id(self, id_: str, until_us: int) -> Revoked:
-        """With one token more."""
         return Revoked({**self.ids, id_: until_us}, self.names)
 
     def with_name(self, name: str, issued_us: int) -> Revoked:
-        """With all tokens of a name that were issued up to this time."""
+        """With a revocation of all tokens of a name issued up to this time."""
         until_us = issued_us + (LIFE_S_MAX + SKEW_S) * 1_000_000
         return Revoked(self.ids, {**self.names, name: (issued_us, until_us)})
 
@@ -257,37 +258,37 @@ NOTHING_REVOKED: Final = Revoked({}, {})
 
 
 class Register(SecretFile[tuple[tuple[IssuedToken, ...], Revoked]]):
-    """The register of a folder."""
+    """The register file of a folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, VERSION, _parse, ((), NOTHING_REVOKED))
 
     def ensure(self) -> None:
-        """Have the file, empty at first. Keys without it let nobody in: who is revoked would not be known."""
+        """Create the file, empty, if missing. Keys without a register admit nobody: revocations would be unknown."""
         with self.turn():
             if not self.exists():
                 self.write({"issued": [], "revoked": []})
 
     def next_us(self, name: str, now_us: int) -> int:
-        """When a token of this name can be issued at the earliest: now, and after all of its that are revoked."""
+        """The earliest issue time of a new token of this name: now, and after all its revoked tokens."""
         _, revoked = self.read()
         return max(now_us, revoked.names.get(name, (-1, 0))[0] + 1)
 
     def add(self, issued: IssuedToken, now_us: int) -> None:
-        """Note a token, before it is handed out."""
+        """Register a token, before the token is handed out."""
         with self.turn():
             there, revoked = self.read()
             self._store([*there, issued], revoked, now_us)
 
     def listed(self, now_us: int) -> list[IssuedToken]:
-        """Those that let their holders in, as far as keys are still there: neither expired nor revoked."""
+        """The tokens that are neither expired nor revoked; their keys may be retired."""
         issued, revoked = self.read()
         return [each for each in issued if not each.is_over(now_us) and not _is_revoked(each, revoked)]
 
     def revoke(self, name: str, id_: str | None, now_us: int) -> int:
-        """End all tokens of a name, or the one with this id; how many of the registered ones. RequestInvalid if none.
+        """Revoke all tokens of a name, or one by its id; returns the number of registered tokens revoked.
 
-        Nobody else's token is taken for this one's: an id counts together with its name only.
+        An id is only matched together with its name. RequestInvalid if no token matches.
         """
         with self.turn():
             issued, revoked = self.read()
@@ -317,7 +318,7 @@ class Register(SecretFile[tuple[tuple[IssuedToken, ...], Revoked]]):
 
 
 def _shown(issued: IssuedToken) -> dict[str, Any]:
-    """As the file has it: an older Stateside knows no `appends`, and can read what has none."""
+    """The entry as JSON. Without `appends` where None, so that an older Stateside can read the entry."""
     return {name: value for name, value in asdict(issued).items() if name != APPENDS or value is not None}
 
 
@@ -357,11 +358,11 @@ class Issuer:
         types: Sequence[str] | None = None,
         life_s: int = LIFE_S_DEFAULT,
     ) -> tuple[str, IssuedToken]:
-        """Make a token and return it, the only time that it is seen, with what the register has of it.
+        """Make a token; returns the token, which is not stored anywhere, and its entry in the register.
 
-        Several may have one name: that of their holder. The first one makes the folder's first key, and from then on
-        every request needs a token. `entities` and `types` are of the events that it may append; a scoped token needs
-        both for the role append. RequestInvalid for a token that cannot be.
+        Several tokens may share a name, their principal's. The first token creates the folder's first key; from then on
+        every request needs a token. `entities` and `types` are the append scope; a scoped token with the role append
+        needs both. RequestInvalid for an impossible token.
         """
         appends = None if entities is None and types is None else Appends(_names(entities), _names(types))
         holder = holder_of(name, tuple(roles), None if views is None else list(views), where or {}, appends)
@@ -377,34 +378,34 @@ class Issuer:
         return signed(claims, key), issued
 
     def create_customer(self, name: str, id_: str) -> str:
-        """Make a customer's token: it reads what is that customer's own."""
+        """Make a token that reads one customer's own data."""
         return self.create(name, where={CUSTOMER: id_})[0]
 
     def create_operator(self, name: str) -> str:
-        """Make an operator's token: it reaches everything."""
+        """Make a token that reaches everything."""
         return self.create(name, ("operator",))[0]
 
     def tokens(self) -> list[IssuedToken]:
-        """Those that let their holders in, oldest first."""
+        """The valid tokens, oldest first."""
         kids = {key.kid for key in self._keys.read()}
         return [each for each in self._register.listed(self._clock.now_us()) if each.kid in kids]
 
     def revoke(self, name: str, id_: str | None = None) -> int:
-        """End all tokens of a name, or the one with this id; how many. RequestInvalid if there is none."""
+        """Revoke all tokens of a name, or the one with this id; returns their number. RequestInvalid if none."""
         return self._register.revoke(name, id_, self._clock.now_us())
 
     def listed_keys(self) -> list[tuple[Key, int]]:
-        """The keys, oldest first, each with how many valid tokens it has signed."""
+        """The keys, oldest first, each with the number of valid tokens signed with the key."""
         kids = [each.kid for each in self.tokens()]
         return [(key, kids.count(key.kid)) for key in self._keys.read()]
 
     def rotate(self) -> Key:
-        """Add a key, which signs from now on; the old ones verify until they are retired."""
+        """Add a key, which signs from now on; the old keys verify until retired."""
         self._register.ensure()
         return self._keys.rotate(self._clock)
 
     def retire(self, kid: str) -> None:
-        """Remove an old key; what it has signed lets nobody in any more."""
+        """Remove an old key; all tokens signed with the key become invalid."""
         self._keys.retire(kid)
 
 
@@ -413,7 +414,7 @@ def _names(given: Sequence[str] | None) -> frozenset[str] | None:
 
 
 def _check_append_scope(holder: Principal) -> None:
-    """RequestInvalid for a scoped token that would append nothing: least is granted, and has to be named."""
+    """Raise RequestInvalid for a scoped token with an incomplete append scope: rights must be named explicitly."""
     appends = holder.appends or Appends()
     if "append" in holder.roles and holder.is_scoped and None in (appends.entities, appends.types):
         raise RequestInvalid(
@@ -423,12 +424,11 @@ def _check_append_scope(holder: Principal) -> None:
 
 
 def signed(claims: Claims, key: Key) -> str:
-    """The token of these claims, signed with this key."""
     return jwt.encode(claims.payload(), key.secret, ALGORITHM, headers={"kid": key.kid})
 
 
 def parse_life_s(text: str) -> int:
-    """For how long a token is valid, as people write it: 90s, 15m, 24h, 30d; RequestInvalid if it is not so."""
+    """A token's lifetime in seconds from text like 90s, 15m, 24h, 30d; RequestInvalid for any other text."""
     matched = re.fullmatch(r"([0-9]{1,9})(s|m|h|d)", text)
     if matched is None:
         raise RequestInvalid(

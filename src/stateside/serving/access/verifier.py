@@ -1,7 +1,7 @@
-"""The verifier: tells by the header `Authorization` who asks. If it knows the token, that is a look at two files.
+"""The verifier: finds the principal of a request by its header `Authorization`. A cached token costs two `stat` calls.
 
-What it takes for a token is what the issuer writes, to the character: base64 has several texts for the same bytes, and
-only one of them was issued. The algorithm is fixed; the token's own word on it counts for nothing but a refusal.
+A token must match the issuer's text to the character: base64 has several texts for the same bytes, and only one of them
+was issued. The algorithm is fixed; a token that names another algorithm is refused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stateside.serving.access.token_files import Key, KeyFile
 from stateside.serving.access.tokens import ALGORITHM, NAMES, Claims, Register, Revoked
 
 TOKEN_CHARS_MAX: Final = 8_192
-CACHED_MAX: Final = 4_096  # tokens that were verified: about 1 KB each
+CACHED_MAX: Final = 4_096  # verified tokens, about 1 KB each
 _SCHEME: Final = "bearer "
 _SHAPE: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
 _OPTIONS: Final[Any] = {
-    "require": [name for name in NAMES if name != "views"],  # null, for all of them, would be missing for PyJWT
-    # these three are checked by `Claims.check_time`, with the clock that is given here, at every request
+    "require": [name for name in NAMES if name != "views"],  # PyJWT takes a claim of null (all views) for missing
+    # `Claims.check_time` checks these three at every request, with the clock passed to the verifier
     "verify_exp": False,
     "verify_iat": False,
     "verify_nbf": False,
@@ -36,18 +36,18 @@ _OPTIONS: Final[Any] = {
 
 
 class TokenRefused(TokenInvalid):
-    """A token that is ours and not good now: its holder's name is known, for the log of refusals."""
+    """A token with a valid signature, expired or revoked; `name` is its principal's, for the log of refusals."""
 
     name = ""
 
 
 class Verifier:
-    """Verifies the tokens of one folder. Changes of keys and revocations take effect at the next request.
+    """Verifies the tokens of one folder. Changed keys and revocations take effect at the next request.
 
-    The first key of all, where there was none, does so within `look_s`.
+    A folder's first key takes effect within `look_s`.
 
-    Without a file of keys everybody is an operator, unless it is `guarded`: there were keys when the server started,
-    and if they are gone now, nobody is let in.
+    Without a key file every principal is an operator, unless `guarded`: keys existed when the server started, and if
+    they disappear, nobody is admitted.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Verifier:
         return self._guarded or self._keys.exists()
 
     def check_files(self) -> None:
-        """SetupError if the files are there and cannot be used: told at the start, not at the first request."""
+        """Raise SetupError if the files exist and are unusable: at the start, not at the first request."""
         if self._keys.exists():
             self._keys.read()
             self._check_register()
             self._register.read()
 
     def holder(self, authorization: str | None) -> Principal:
-        """Who sends this header; TokenInvalid if a token is needed and this is none that is valid now."""
+        """The principal of this header; TokenInvalid if a token is needed and the header has no valid one."""
         keys_sign, keys = self._keys.current()
         if keys_sign is None and not self._guarded:
             return OPERATOR
@@ -85,9 +85,9 @@ class Verifier:
         return self._holder(text, keys, revoked)
 
     def positions(self, holder: Principal) -> PositionCodec:
-        """How this holder is shown positions."""
+        """The position codec for this principal."""
         _, keys = self._keys.current()
-        if not keys and holder.is_scoped:  # they are gone since the token was verified
+        if not keys and holder.is_scoped:  # the keys disappeared since the token was verified
             raise _unknown()
         return PositionCodec.of((key.secret for key in keys), opaque=holder.is_scoped)
 
@@ -132,7 +132,7 @@ def _presented(authorization: str | None) -> str:
 
 
 def _verified(text: str, secrets: dict[str, bytes]) -> Claims:
-    """The claims of a token that one of these keys has signed. No message says anything of what was sent."""
+    """The claims of a token signed with one of these keys. Error messages never quote the token."""
     if _SHAPE.fullmatch(text) is None:
         raise _unknown()
     try:

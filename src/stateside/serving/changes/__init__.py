@@ -1,5 +1,5 @@
-"""Changes: who watches a view is told its rows, then batch by batch what changed. `web/changes_routes` speaks it.
+"""Change streams: a subscriber gets the rows of a view, then the changes of each batch (HTTP: `web.changes_routes`).
 
-`question` is what a watcher asks for, `event` how it is told, `pages` reads both out of the replica; `feed` finds new
-batches and tells all watchers of a view, `watch` is one watcher's way from its first row on.
+`subscription` selects the rows, `sse` formats the events, `pages` reads both from the replica; `feed` finds new batches
+and distributes them to the subscribers of a view, `watch` runs one subscriber from its first row on.
 """

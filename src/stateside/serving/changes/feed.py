@@ -1,18 +1,16 @@
-"""The feed of a view: finds that its replica has a new batch, and tells all who watch the view in this process.
+"""The feed of a view: detects new batches of the replica and distributes their changes to the watchers in this process.
 
-The replica is moved by another process, and LMDB wakes nobody. So the feed looks at the replica's batch every
-POLL_S, one look for all watchers and only while there are any: 20 microseconds, and 5 ms of delay in the mean. What a
-batch changed is read once; for each question that anybody has its events are made once, in a thread; then they are
-put before the watchers, who send them on by themselves.
+Another process moves the replica, and LMDB has no notification. So the feed polls the replica's batch every POLL_S,
+once for all watchers and only while there are any: 20 microseconds, and 5 ms of delay in the mean. The feed reads a
+batch's changes once, makes the events of each distinct subscription once, in a thread, and queues the events for the
+watchers, which send at their own pace.
 
-A batch with more changes than FEED_ROWS_MAX is not held in memory: each watcher is told that it is *behind*, and reads
-its own part out of the history, as do those who come back after a while. The same if the history does not lead from the
-batch that was told last to the present one: then they find that out, and begin anew.
+A batch with more changes than FEED_ROWS_MAX is not held in memory: each watcher is marked as *behind*, and reads its
+own part from the history, like a watcher that reconnects. The same happens if the history does not lead from the last
+distributed batch to the present one: then the watchers notice and start over with a snapshot.
 
-A watcher as its feed sees it: how far it has been told, and what waits for it, which is bounded.
-
-Who takes what waits more slowly than it comes is cut off: what waits is dropped, and the reason told. Nothing is lost:
-the ids of what it took are its own, and with the last one it goes on.
+Back pressure: the queue of a watcher is bounded. A watcher that reads more slowly than events arrive is cut off: the
+queue is dropped, and the watcher gets the reason. Nothing is lost: the watcher resumes with the id of its last event.
 """
 
 from __future__ import annotations
@@ -38,23 +36,23 @@ from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
 from stateside.serving.stamp import Stamp
 
-QUEUE_BYTES_MAX = 4 << 20  # of events that wait for one watcher; one alone may be larger
+QUEUE_BYTES_MAX = 4 << 20  # of queued events for one watcher; a single event may be larger
 QUEUE_EVENTS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch's changes, for each question that has any its events; an error if they could not be made."""
+    """One batch's events for each subscription with changes; an error in place of events that could not be made."""
 
     since: AppliedBatch
     batch: AppliedBatch
     events: dict[Subscription, bytes | StatesideError]
-    questions: frozenset[Subscription]  # that it was made for
+    questions: frozenset[Subscription]  # the subscriptions at the time of the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What waits for a watcher: bytes to send. Nothing comes after the `last`; with `behind` it has to read itself."""
+    """A queued item: bytes to send. Nothing follows the `last`; after `behind` the watcher reads the history itself."""
 
     content: bytes
     last: bool = False
@@ -66,12 +64,12 @@ BEHIND = Item(b"", behind=True)
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """One of a feed's watchers. `stand` is the batch that all that waits for it leads to."""
+    """One watcher of a feed. `stand` is the batch up to which all queued events lead."""
 
     question: Subscription
     stand: AppliedBatch
-    pulsed: bool = False  # is told every second how old what it has is
-    named: AppliedBatch = field(init=False)  # the batch of the last id that it has
+    pulsed: bool = False  # gets the age of its data every second
+    named: AppliedBatch = field(init=False)  # the batch of the last id sent
     told_s: float = field(default_factory=time.monotonic)
     _queue: deque[Item] = field(default_factory=deque)
     _queue_bytes: int = 0
@@ -81,7 +79,7 @@ class Watcher:
         self.named = self.stand
 
     async def next(self) -> Item:
-        """What waits longest; waits for something if nothing does."""
+        """The oldest queued item; waits while the queue is empty."""
         while not self._queue:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -91,11 +89,10 @@ class Watcher:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for it."""
         return not self._queue
 
     def tell(self, batch: Batch) -> bool:
-        """Let a batch's changes wait for it; False if that was the last that it is told by its feed."""
+        """Queue a batch's changes; False if the watcher leaves the feed with this item."""
         if batch.batch.batch <= self.stand.batch:
             return True
         if batch.since != self.stand or self.question not in batch.questions:
@@ -109,7 +106,7 @@ class Watcher:
         return self.cut_by(content) if isinstance(content, StatesideError) else self.put(Item(content))
 
     def put(self, item: Item) -> bool:
-        """Let this wait for it; False if that was too much, and it is cut off."""
+        """Queue an item; False if the queue is full and the watcher is cut off."""
         waiting = self._queue_bytes + len(item.content)
         if self._queue and (waiting > QUEUE_BYTES_MAX or len(self._queue) == QUEUE_EVENTS_MAX) and not item.last:
             return self._cut_off()
@@ -121,7 +118,7 @@ class Watcher:
         return True
 
     def cut_by(self, error: StatesideError) -> bool:
-        """Tell it nothing more, because of an error; always False."""
+        """Queue an error as the last item; always False."""
         self.put(Item(cut(error), last=True))
         return False
 
@@ -137,13 +134,13 @@ class Watcher:
 
 
 def cut(error: StatesideError) -> bytes:
-    """The event for somebody who cannot be told more, because of an error."""
+    """The event that ends a stream because of an error."""
     return event("cut", {"reason": error.code, "detail": error.what, "problem": error.problem()})
 
 
 POLL_S = 0.01
-FEED_ROWS_MAX = 10_000  # changes that are held for all watchers together, in rows and in each rollup
-FEED_BATCHES_MAX = 16  # that are told one by one, if they come between two looks
+FEED_ROWS_MAX = 10_000  # changes held for all watchers together, in rows and in each rollup
+FEED_BATCHES_MAX = 16  # batches distributed one by one, if several arrive between two polls
 KEEP_ALIVE_S = 15.0
 _ALIVE_LOOK_S = 1.0
 Table = tuple[str, ...] | None  # a rollup by its columns; None: the rows
@@ -151,19 +148,19 @@ log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Tells the watchers of one view, in one process. To be used on the event loop only."""
+    """Distributes the changes of one view, in one process. Used on the event loop only."""
 
     def __init__(self, reader: ViewReader, views: ViewReaders) -> None:
         self.reader = reader
         self._views, self._name = views, reader.shape.catalogue.view
         self._watchers: set[Watcher] = set()
-        self._stand: AppliedBatch | None = None  # what the watchers have been told up to
+        self._stand: AppliedBatch | None = None  # the last distributed batch
         self._task: asyncio.Task[None] | None = None
         self._ended: Item | None = None
         self._trouble, self._alive_s = "", time.monotonic()
 
     def join(self, watcher: Watcher) -> bool:
-        """Tell this watcher all batches after the one that it stands at; False if it has to read up to here itself."""
+        """Add a watcher for all batches after its stand; False if the watcher must first catch up by reading."""
         if self._ended is not None:
             watcher.put(self._ended)
             return True
@@ -177,11 +174,10 @@ class Feed:
         return True
 
     def leave(self, watcher: Watcher) -> None:
-        """Tell this watcher nothing more."""
         self._watchers.discard(watcher)
 
     def end(self, reason: str, detail: str) -> None:
-        """Tell all watchers, and those who still come, that this feed has ended."""
+        """End the feed: send the reason to all watchers, and to watchers that join later."""
         self._ended = Item(told("end", reason, detail), last=True)
         for watcher in self._watchers:
             watcher.put(self._ended)
@@ -189,7 +185,6 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether nobody is told anything here any more."""
         return self._ended is not None
 
     async def _run(self) -> None:
@@ -208,7 +203,7 @@ class Feed:
             await self._move()
             self._keep_alive()
             self._trouble = ""
-        except StatesideError as error:  # whatever it is: watchers have what they have, and it is tried again
+        except StatesideError as error:  # the watchers keep their stand, and the next poll tries again
             if self._trouble != str(error):
                 self._trouble = str(error)
                 log.warning("changes of %s: %s", self._name, error)
@@ -235,7 +230,7 @@ class Feed:
             self._watchers -= {watcher for watcher in self._watchers if not watcher.tell(batch)}
 
     def _batches(self, stand: AppliedBatch, questions: frozenset[Subscription]) -> list[Batch] | None:
-        """The batches since this one; None if the history does not lead here, or there is too much. In a thread."""
+        """The batches since `stand`, read in a thread; None with a gap in the history, or with too many changes."""
         with self.reader.replica.snapshot() as snapshot:
             try:
                 snapshot.as_of(stand.batch, stand.fingerprint)
@@ -251,12 +246,12 @@ class Feed:
             return list(self._each(snapshot, stand, now, held, questions))
 
     def _changes(self, snapshot: Snapshot, table: Table, stand: AppliedBatch) -> _Changes | None:
-        """Everything that changed in a table since a batch; None if that is too much, or it is not kept any more."""
+        """All changes of a table since a batch; None if there are too many, or the history is gone."""
         looks = Looks(self.reader.shape, table)
         try:
             number = None if table is None else self.reader.shape.rollups.number(snapshot, table)
         except StatesideError:
-            return None  # who asks for it is told so
+            return None  # the subscriber gets the error from its own read
         found = list(islice(Extent(rollup=number).steps(snapshot, stand.batch), FEED_ROWS_MAX + 1))
         if len(found) > FEED_ROWS_MAX:
             return None
@@ -281,7 +276,7 @@ class Feed:
             stand = batch
 
     def _keep_alive(self) -> None:
-        """Send something to those who have not been sent anything for long; where their batch moved, its id too."""
+        """Send a keep-alive to watchers without an event for KEEP_ALIVE_S; with a new id where their batch moved."""
         now_s = time.monotonic()
         if now_s - self._alive_s < _ALIVE_LOOK_S:
             return
@@ -293,7 +288,7 @@ class Feed:
             watcher.put(Item(_alive(watcher, stamp)))
 
     def _pulse(self) -> None:
-        """Tell those who want to know how old it is what they have, and how the job is."""
+        """Send the present age and the job's state to the watchers that asked for a pulse."""
         pulsed = [watcher for watcher in self._watchers if watcher.pulsed and watcher.idle]
         now = self._stamp() if pulsed else None
         if now is None:
@@ -306,7 +301,7 @@ class Feed:
                 watcher.put(Item(contents[watcher.question.positions]))
 
     def _stamp(self) -> tuple[Stamp, AppliedBatch] | None:
-        """The stamp of the batch that has been told, if the replica is still there."""
+        """The stamp of the last distributed batch, if the replica is still at that batch."""
         with self.reader.replica.snapshot() as snapshot:
             stamp, batch = stamped(self.reader, snapshot)
         return (stamp, batch) if batch == self._stand else None
@@ -326,7 +321,7 @@ class Feeds:
         self._stopped = False
 
     def of(self, reader: ViewReader) -> Feed:
-        """The feed of the view that this reads."""
+        """The feed of the reader's view."""
         name = reader.shape.catalogue.view
         found = self._feeds.get(name)
         if found is None or found.ended or found.reader is not reader:
@@ -336,7 +331,7 @@ class Feeds:
         return found
 
     def stop(self) -> None:
-        """Tell all watchers, and those who still come, that the server stops."""
+        """End all feeds, and feeds requested later: the server stops."""
         self._stopped = True
         for feed in self._feeds.values():
             self._end(feed)
@@ -346,14 +341,14 @@ class Feeds:
 
 
 class _Changes:
-    """What changed in one table, batch by batch, in order of the keys."""
+    """The changes of one table, batch by batch, in key order."""
 
     def __init__(self, by_batch: Mapping[int, list[ShownChange]]) -> None:
         self._by_batch = by_batch
         self._keys = {batch: [each.key for each in changes] for batch, changes in by_batch.items()}
 
     def of(self, batch: int, prefix: bytes) -> Sequence[ShownChange]:
-        """What a batch changed in the keys that begin with a prefix."""
+        """A batch's changes of the keys that begin with a prefix."""
         keys, end = self._keys.get(batch, []), behind(prefix)
         stop = bisect_left(keys, end) if end else len(keys)
         return self._by_batch[batch][bisect_left(keys, prefix) : stop] if keys else ()
@@ -364,18 +359,18 @@ def _tables(questions: Collection[Subscription]) -> set[Table]:
 
 
 def _is_at(stand: AppliedBatch, told_: AppliedBatch) -> bool:
-    """Whether who stands there misses nothing that comes after what was told."""
+    """Whether a watcher at this stand misses no batch after the last distributed one."""
     return stand.batch > told_.batch or stand == told_
 
 
 def _events(
     stamp: Stamp, batch: AppliedBatch, changes: _Changes, question: Subscription
 ) -> bytes | StatesideError | None:
-    """What a question's watchers are told of a batch; None if nothing of it changed."""
+    """A subscription's events of a batch; None without changes."""
     try:
         shown = (each.to(question.scope) for each in changes.of(batch.batch, question.prefix))
         those = [each for each in shown if each is not None]
-    except StatesideError as error:  # a row that cannot be shown: those alone who ask for it are told
+    except StatesideError as error:  # a row that cannot be shown: only the subscribers to this row get the error
         return error
     if not those:
         return None

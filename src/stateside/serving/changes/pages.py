@@ -1,7 +1,7 @@
-"""Pages: what one question's watcher is told, read out of the replica a bounded piece at a time.
+"""Pages of a change stream: the rows or changes of one subscription, read from the replica in bounded pieces.
 
-All of it blocks, for a few milliseconds a page, and is called in threads. Between two pages no snapshot is held: the
-next page is read as of the same batch, out of the history.
+All functions block, for a few milliseconds a page, and run in threads. No snapshot is held between two pages: the next
+page is read from the history, as of the same batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp
 
 PAGE_ROWS_MAX = 1_000
-PAGE_BYTES = 256 * 1024  # a page ends with the row that goes beyond
-STEP_BATCHES_MAX = 64  # who is further behind is told all batches in one
-STEP_ROWS_MAX = 1_000  # and so is who would be told more changes than this
+PAGE_BYTES = 256 * 1024  # a page ends with the row that exceeds the limit
+STEP_BATCHES_MAX = 64  # further behind, a watcher gets all batches as one
+STEP_ROWS_MAX = 1_000  # with more changes than this, a watcher gets all batches as one
 
 
 @dataclass(frozen=True, slots=True)
 class RowsPage:
-    """Some of the rows of a batch; `beyond` is the key that the next page begins behind, None if this is the last."""
+    """A page of a batch's rows; `beyond` is the key after which the next page begins, None on the last page."""
 
     stamp: Stamp
     batch: AppliedBatch
@@ -39,13 +39,13 @@ class RowsPage:
     beyond: bytes | None
 
     def event(self, positions: PositionCodec) -> bytes:
-        """As it is told who is shown positions so."""
+        """The page as an event, with positions encoded for the subscriber."""
         return snapshot_event(positions.stamp(self.stamp), self.rows, None if self.beyond else EventId.of(self.batch))
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesPage:
-    """Some of what changed after a batch, up to another one; `beyond` as for rows."""
+    """A page of the changes after one batch and up to another; `beyond` as in `RowsPage`."""
 
     stamp: Stamp
     after: int
@@ -55,21 +55,21 @@ class ChangesPage:
     beyond: bytes | None = None
 
     def event(self, positions: PositionCodec) -> bytes:
-        """As it is told who is shown positions so."""
+        """The page as an event, with positions encoded for the subscriber."""
         last = None if self.beyond else EventId.of(self.batch)
         return changes_event(positions.stamp(self.stamp), self.after, self.changed, self.removed, last)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChanges:
-    """The changes of some batches, one by one, without those that have none; and the batch that they lead to."""
+    """The changes of several batches, one by one, without empty ones; `now` is the batch that the pages lead to."""
 
     pages: list[ChangesPage]
     now: AppliedBatch
 
 
 class ChangePages:
-    """Reads for one question."""
+    """Reads the pages of one subscription."""
 
     def __init__(self, reader: ViewReader, question: Subscription) -> None:
         self._reader, self._question = reader, question
@@ -82,7 +82,7 @@ class ChangePages:
             return id_.find(snapshot)
 
     def rows(self, before: RowsPage | None = None) -> RowsPage:
-        """The first page of the newest batch, or the one that follows on another; HistoryGone if that is gone."""
+        """The first page of the newest batch, or the page after `before`; HistoryGone if its batch is gone."""
         at = () if before is None else (before.batch.batch, before.batch.fingerprint)
         with self._reader.replica.snapshot(*at) as snapshot:
             stamp, batch = self._stamped(snapshot)
@@ -97,9 +97,9 @@ class ChangePages:
             return RowsPage(stamp, batch, page.rows, None)
 
     def changes(self, stand: AppliedBatch, before: ChangesPage | None = None) -> ChangesPage:
-        """What changed since a batch, in one, up to the newest batch, or the page that follows on another.
+        """The changes since a batch up to the newest one, combined; or the page after `before`.
 
-        HistoryGone if it is not known any more, NotFreshEnough if the replica has not come so far.
+        HistoryGone if the history no longer has the batch, NotFreshEnough if the replica is not there yet.
         """
         with self._reader.replica.snapshot() as now:
             now.as_of(stand.batch, stand.fingerprint)
@@ -117,7 +117,7 @@ class ChangePages:
             return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed)
 
     def steps(self, stand: AppliedBatch) -> BatchChanges | None:
-        """What changed since a batch, batch by batch; None if that would be too much. Errors as for `changes`."""
+        """The changes since a batch, batch by batch; None if there are too many. Errors as for `changes`."""
         with self._reader.replica.snapshot() as snapshot:
             snapshot.as_of(stand.batch, stand.fingerprint)
             _, now = stamped(self._reader, snapshot)
@@ -130,7 +130,7 @@ class ChangePages:
             return BatchChanges(list(self._stepwise(snapshot, found)), now)
 
     def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
-        """As `stamped`; Misdirected too if the replica does not hold what is asked for."""
+        """As `stamped`; also Misdirected if the replica does not hold the subscription's keys."""
         stamp, batch = stamped(self._reader, snapshot)
         self._question.check_held(self._reader.shape, stamp)
         return stamp, batch
@@ -148,8 +148,6 @@ class ChangePages:
 
 
 class _Page:
-    """A page that is being filled."""
-
     def __init__(self) -> None:
         self.rows: list[Json] = []
         self.removed: list[Json] = []
@@ -157,7 +155,7 @@ class _Page:
         self._looked = self._bytes = 0
 
     def takes(self, key: bytes) -> bool:
-        """Whether this key goes on this page still. Rows that are not told count too: a page is bounded in time."""
+        """Whether this key still goes on the page. Rows outside the scope count too, to bound the time of a page."""
         if self._looked == PAGE_ROWS_MAX or self._bytes > PAGE_BYTES:
             return False
         self._looked, self.last = self._looked + 1, key
@@ -169,7 +167,7 @@ class _Page:
 
 
 def paged(stamp: Stamp, after: int, batch: AppliedBatch, told: Sequence[tuple[bool, Json]]) -> Iterator[ChangesPage]:
-    """All changes of a batch that a watcher is told, as pages; `beyond` is a mark only, that there is another one."""
+    """The shown changes of a batch as pages; `beyond` is only a marker for a following page."""
     pages = [told[at : at + PAGE_ROWS_MAX] for at in range(0, len(told), PAGE_ROWS_MAX)] or [[]]
     for number, page in enumerate(pages, 1):
         changed, removed = ([json for is_there, json in page if is_there is there] for there in (True, False))
@@ -177,11 +175,11 @@ def paged(stamp: Stamp, after: int, batch: AppliedBatch, told: Sequence[tuple[bo
 
 
 def stamped(reader: ViewReader, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
-    """A snapshot's stamp and batch; NotFreshEnough if it has none yet, or is another query's."""
+    """A snapshot's stamp and batch; NotFreshEnough without a batch of the view's query."""
     stamp, batch = reader.stamp_of(snapshot), snapshot.batch()
     if stamp is None or batch is None:
         raise NotFreshEnough(f"The view {reader.shape.catalogue.view!r} has no batch yet", next_step="Ask again")
     return stamp, batch
 
 
-GONE = (HistoryGone, NotFreshEnough)  # what a batch that a watcher has is told as, if the replica does not have it
+GONE = (HistoryGone, NotFreshEnough)  # errors for a watcher's batch that the replica does not have

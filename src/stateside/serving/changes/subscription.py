@@ -1,8 +1,8 @@
-"""A question: which rows of a view, or of one of its rollups, a watcher is told of.
+"""The subscription: the rows of a view, or of one of its rollups, that a watcher follows.
 
-The holder's scope is part of it. Columns at the front of the key become part of the prefix; others are looked at in
-each row: one that the holder may not have any more is told as removed, one that it never had is not told at all. A key
-of somebody else is refused, and so is a rollup that adds up rows of several.
+The principal's scope is part of the subscription. Scope columns at the front of the key extend the prefix; the others
+are checked in each row: a row that leaves the scope is sent as removed, a row never in the scope is not sent. A key
+outside the scope is refused, and so is a rollup that adds up rows of several owners.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Values = Sequence[Value]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """All keys of the rows, or of a rollup by these columns, that begin with a prefix; of these the scope's rows.
+    """All keys of the rows, or of a rollup by these columns, that begin with a prefix, restricted to the scope.
 
-    Two watchers with the same question are told the same. `wanted` is what the scope wants, to be compared; `positions`
-    is how they are shown positions.
+    Watchers with equal subscriptions get the same events. `wanted` is the scope's content, for comparison; `positions`
+    encodes positions.
     """
 
     prefix: bytes
@@ -50,9 +50,9 @@ class Subscription:
         scope: Scope,
         positions: PositionCodec = PLAIN,
     ) -> Subscription:
-        """The question for a key's first parts, as far as it may be asked.
+        """The subscription to keys that begin with these parts, narrowed to the scope.
 
-        KeyInvalid or RequestInvalid if there are no such parts or columns, AccessDenied if that is somebody else's.
+        KeyInvalid or RequestInvalid for unknown parts or columns, AccessDenied for keys outside the scope.
         """
         wanted = tuple(sorted(scope.wanted.items()))
         if rollup is None:
@@ -61,18 +61,18 @@ class Subscription:
         return cls(shape.rollups.codec(rollup).encode(coarser), tuple(rollup), wanted, scope, positions)
 
     def extent(self, shape: Shape, snapshot: Snapshot) -> Extent:
-        """Where a snapshot has these keys; RequestInvalid if it does not keep the rollup."""
+        """The snapshot's range of these keys; RequestInvalid if the snapshot does not keep the rollup."""
         number = None if self.rollup is None else shape.rollups.number(snapshot, self.rollup)
         return Extent(self.prefix, number)
 
     def check_held(self, shape: Shape, stamp: Stamp) -> None:
-        """Misdirected if the rows are in another share than the replica's. Of a rollup it has its share's."""
+        """Raise Misdirected if the rows are in another shard than the replica's. A rollup has the replica's shard."""
         if self.rollup is None:
             check_held(stamp, shape.codec, self.prefix)
 
 
 class Looks:
-    """What rows of a view, or of one of its rollups, look like, and whose they are."""
+    """Converts stored rows of a view, or of one of its rollups, to shown rows, and checks their scope."""
 
     def __init__(self, shape: Shape, rollup: Sequence[str] | None) -> None:
         self._rollup = rollup
@@ -86,26 +86,25 @@ class Looks:
             self._key = list(rollup)
 
     def key(self, values: Values) -> Row:
-        """Of a row the key's columns, as they stand in an answer."""
+        """The key columns of a row, as shown."""
         row = self.shown(values)
         return {name: row[name] for name in self._key}
 
     def has(self, scope: Scope, values: Values) -> bool:
-        """Whether a row belongs to a scope."""
         if self._rollup is None:
             return scope.has(values)
         return all(values[self._key.index(name)] == value for name, value in scope.wanted.items())
 
 
 class ShownChange:
-    """One change as watchers are told it; whatever of it is needed is made once, for all of them."""
+    """One change as shown to watchers; its parts are computed on demand, once for all watchers."""
 
     def __init__(self, changed: Changed, looks: Looks) -> None:
         self.key = changed.key
         self._changed, self._looks = changed, looks
 
     def to(self, scope: Scope) -> tuple[bool, Json] | None:
-        """For who has this scope: True and the row, or False and a key that is gone; None if it is not theirs."""
+        """The change within a scope: True and the row, or False and a removed key; None outside the scope."""
         if self._after is not None and self._looks.has(scope, self._after):
             return True, self._after_json
         if self._before is not None and self._looks.has(scope, self._before):

@@ -1,11 +1,12 @@
-"""Watching: one watcher's way. A snapshot, or where it was; then what it missed; then what its feed tells it.
+"""One watcher's stream: a snapshot or a resumed position, then the missed changes, then the changes of the feed.
 
     begun ──► snapshot ──► joined: batch by batch ──► cut, end
       │          ▲            │      ▲
       │          │ reset      ▼      │
       └──────► reads what it missed ─┘
 
-It joins the feed at the very batch that it was told up to, and otherwise reads up to there itself: no gap, no repeat.
+The watcher joins the feed exactly at the batch of its last event, and otherwise reads up to that batch itself: no gap,
+no repeat.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stateside.serving.rows.view_reader import ROWS_MAX
 
 @dataclass(frozen=True, slots=True)
 class WatchStart:
-    """How a watcher begins: at a batch that it has, or with a first page of rows; and why it could not go on."""
+    """The start of a stream: a known batch, or the first page of rows; `gone` is the reason why resuming failed."""
 
     stand: AppliedBatch | None = None
     page: RowsPage | None = None
@@ -35,16 +36,17 @@ class WatchStart:
 
 
 class Watch:
-    """What one question's watcher is told by a feed."""
+    """The stream of one subscription."""
 
     def __init__(self, feed: Feed, question: Subscription, *, pulsed: bool = False) -> None:
         self._feed, self.question, self._pulsed = feed, question, pulsed
         self._pages = ChangePages(feed.reader, question)
 
     async def begin(self, last: EventId | None, floor: Floor) -> WatchStart:
-        """Find where to begin: behind the event that the watcher had last, else at the newest rows.
+        """Find the start: after the watcher's last event, else at the newest rows.
 
-        The rows are waited for as the floor says, then NotFreshEnough; so is the batch of the event.
+        Waits for the event's batch, and for the rows, as the floor says. Without the batch the stream starts with the
+        rows, and `gone` has the reason; NotFreshEnough without fresh rows.
         """
         gone: StatesideError | None = None
         if last is not None:
@@ -55,7 +57,7 @@ class Watch:
         return WatchStart(page=await self._first_rows(floor), gone=gone)
 
     async def parts(self, begun: WatchStart) -> AsyncGenerator[bytes]:
-        """All events, from there on, until it is cut off or the feed ends."""
+        """All events from the start on, until the watcher is cut off or the feed ends."""
         yield OPENING
         try:
             async for content in self._told(begun):
@@ -64,9 +66,9 @@ class Watch:
             yield cut(error)
 
     async def once(self, last: EventId | None, floor: Floor) -> RowsPage | ChangesPage:
-        """The rows; or what changed since an event, waited for as long as the floor says, nothing if nothing did.
+        """One page, for a poll: the rows; or the changes since an event, empty if none come within the floor's wait.
 
-        HistoryGone if that is not known any more, KeyInvalid if it is too much for one answer.
+        HistoryGone if the event's batch is gone, KeyInvalid if the page is too large for one answer.
         """
         deadline_s = time.monotonic() + floor.wait_ms / 1_000
         if last is None:
@@ -103,7 +105,7 @@ class Watch:
             self._feed.leave(watcher)
 
     async def _missed(self, stand: AppliedBatch) -> AsyncGenerator[tuple[bytes, AppliedBatch]]:
-        """What happened since a batch, up to now, each with the batch that it leads to once it is all told."""
+        """The events since a batch up to now, each with the batch that the event leads to."""
         try:
             steps = await asyncio.to_thread(self._pages.steps, stand)
             if steps is None:
@@ -113,7 +115,7 @@ class Watch:
             for step in steps.pages:
                 yield step.event(self.question.positions), step.batch
             if steps.now == stand:
-                await asyncio.sleep(POLL_S)  # the feed has not seen yet that this is the newest batch now
+                await asyncio.sleep(POLL_S)  # the feed has not yet polled this newest batch
             yield b"", steps.now
         except GONE as error:
             yield _reset(error), stand
@@ -128,7 +130,7 @@ class Watch:
             yield page
 
     async def _rest(self, page: RowsPage) -> AsyncGenerator[RowsPage]:
-        """This page, and those that follow on it."""
+        """This page and all following pages."""
         yield page
         while page.beyond is not None:
             page = await asyncio.to_thread(self._pages.rows, page)
@@ -142,7 +144,7 @@ class Watch:
                 changed, removed = changed + page.changed, removed + page.removed
                 if len(changed) + len(removed) > ROWS_MAX:
                     raise _too_much(f"More than {ROWS_MAX} rows changed since batch {stand.batch}")
-        except NotFreshEnough as error:  # the batch was there a moment ago: the replica was loaded anew
+        except NotFreshEnough as error:  # the batch existed a moment ago: the replica bootstrapped meanwhile
             raise HistoryGone(error.what, next_step=error.next_step) from error
         return replace(page, changed=changed, removed=removed)
 
@@ -166,7 +168,7 @@ class Watch:
                 return page
 
     async def _found(self, last: EventId, floor: Floor) -> AppliedBatch:
-        """The batch of an event; HistoryGone if the replica has it no more, or does not come to have it in time."""
+        """The batch of an event; HistoryGone if the replica lost the batch, or does not reach the batch in time."""
         deadline_s = time.monotonic() + floor.wait_ms / 1_000
         while True:
             try:
@@ -180,7 +182,7 @@ class Watch:
             await asyncio.sleep(POLL_S)
 
     async def _moved(self, stand: AppliedBatch, deadline_s: float) -> bool:
-        """Wait until something of the question changed, or may have; False if the time is over, or the feed ends."""
+        """Wait until the subscription may have changes; False at the deadline, or if the feed ends."""
         watcher = Watcher(self.question, stand)
         try:
             if not self._feed.join(watcher):

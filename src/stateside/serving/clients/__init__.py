@@ -1,7 +1,7 @@
-"""Clients: ask servers from Python, in the ordinary way or with `async`. See docs/clients.md.
+"""Python clients, synchronous and `async`. See docs/clients.md.
 
-`client` and `async_client` are thin: what to send, how to read what comes back, when and where to ask again, and how
-the answers of shares are put together is decided in `core`, which does no I/O. It goes step by step (`steps`).
+`client` and `async_client` only do the I/O: `core` decides, without I/O, what to send, how to read the reply, when and
+where to retry, and how to combine the answers of shards. The core returns its decisions step by step (`steps`).
 """
 
 from stateside.serving.clients.answers import Answer, Change, Location, Lookup, SqlAnswer, Table

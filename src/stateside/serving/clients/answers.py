@@ -1,7 +1,4 @@
-"""Answers as a client gives them: rows with their stamp, and as frames.
-
-Rows as Arrow tables, with the types that their view's columns have.
-"""
+"""Answers of the clients: rows with their stamp, convertible to Arrow, pandas and polars with the view's types."""
 
 from __future__ import annotations
 
@@ -30,22 +27,19 @@ Row = dict[str, Any]
 
 
 class Stamped(Protocol):
-    """Whatever has a stamp."""
-
     @property
-    def stamp(self) -> Stamp:
-        """What it is an answer of."""
+    def stamp(self) -> Stamp: ...
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, objects by column name, with what is known of the columns' types (as Spark writes them)."""
+    """Rows, as objects by column name, with the known column types (in Spark's notation)."""
 
     rows: list[Row]
     types: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table. Columns have the types of the view where these are known, else those of JSON."""
+        """The rows as an Arrow table, with the view's column types where known, else with JSON's."""
         pass  # SWEPT
 
         return arrow_table(self.rows, self.types)
@@ -55,7 +49,7 @@ class Table:
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars frame, with the same types; SetupError where polars is not installed."""
+        """The rows as a polars frame, with the same types; SetupError without polars."""
         try:
             import polars
         except ImportError:
@@ -71,9 +65,9 @@ class Table:
 class Answer(Table):
     """A stamped answer.
 
-    One that was put together from several shares has the stamp of each in `stamps`; where all are of one batch, as
-    `one_batch` says, `stamp` is that of all shares together, else it is the oldest of them. `document` is the answer as
-    HTTP has it, and `answer["range"]` a part of it.
+    An answer combined from several shards has the stamp of each in `stamps`; if all are of one batch (`one_batch`),
+    `stamp` is their common stamp, else the oldest of them. `document` is the answer as in HTTP; `answer["range"]` reads
+    a part of the document.
     """
 
     stamp: Stamp = field(kw_only=True)
@@ -83,12 +77,12 @@ class Answer(Table):
 
     @property
     def one_batch(self) -> bool:
-        """Whether all of it is of one batch, which only an answer of several shares may not be."""
+        """Whether all rows are of one batch; only an answer of several shards may not be."""
         return len({(stamp.batch, stamp.position) for stamp in self.stamps}) <= 1
 
     @property
     def position(self) -> Position:
-        """What it covers: as `min_position` of another question, that one's answer is no older."""
+        """The covered position: as `min_position` of another request, the other answer is no older."""
         return self.stamp.position
 
     def __getitem__(self, name: str) -> Any:
@@ -96,14 +90,14 @@ class Answer(Table):
 
     @classmethod
     def of(cls, document: Mapping[str, Any], types: Mapping[str, str] | None = None) -> Answer:
-        """The answer in a document; LookupError, TypeError or ValueError if it is none."""
+        """The answer in a document; LookupError, TypeError or ValueError for any other document."""
         stamp = Stamp.of(document["stamp"])
         rows, cursor = document["rows"], document.get("cursor")
         return cls(rows, types or {}, stamp=stamp, cursor=cursor, stamps=(stamp,), document=document)
 
     @classmethod
     def together(cls, rows: list[Row], stamps: Sequence[Stamp], types: Mapping[str, str]) -> Answer:
-        """The answer that those of several shares make."""
+        """The combined answer of several shards."""
         stamp = joined(stamps)
         document = {"stamp": stamp.as_dict(), "rows": rows, "cursor": None}
         if len(stamps) > 1:
@@ -111,32 +105,31 @@ class Answer(Table):
         return cls(rows, types, stamp=stamp, stamps=tuple(stamps), document=document)
 
     def first(self, count: int) -> Answer:
-        """The same with its first rows only."""
+        """The answer with its first rows only."""
         rows = self.rows[:count]
         return replace(self, rows=rows, document={**self.document, "rows": rows})
 
 
 @dataclass(frozen=True)
 class Lookup(Answer):
-    """The answer to many keys at once: `found` has for each key its row, or None if there is none."""
+    """The answer for many keys; `found` has for each key its row, or None."""
 
     found: list[Row | None] = field(kw_only=True, default_factory=list)
 
     @classmethod
     def of(cls, document: Mapping[str, Any], types: Mapping[str, str] | None = None) -> Lookup:
-        """The answer in a document."""
         return cls.together_found(document["rows"], [Stamp.of(document["stamp"])], types or {})
 
     @classmethod
     def together_found(cls, found: list[Row | None], stamps: Sequence[Stamp], types: Mapping[str, str]) -> Lookup:
-        """The answer that those of several places make."""
+        """The combined answer of several servers."""
         whole = Answer.together([row for row in found if row is not None], stamps, types)
         document = {**whole.document, "rows": found}
         return cls(whole.rows, types, stamp=whole.stamp, stamps=whole.stamps, document=document, found=found)
 
 
 def joined(stamps: Sequence[Stamp]) -> Stamp:
-    """The stamp of several shares' answers together: theirs, if they are of one batch, else the oldest one."""
+    """The combined stamp of several shards: common if all are of one batch, else the oldest."""
     oldest = min(stamps, key=lambda stamp: (stamp.batch, -stamp.age_ms))
     if len(stamps) == 1 or len({(stamp.batch, stamp.position) for stamp in stamps}) > 1:
         return oldest
@@ -145,9 +138,9 @@ def joined(stamps: Sequence[Stamp]) -> Stamp:
 
 @dataclass(frozen=True)
 class SqlAnswer(Table):
-    """What a statement gave, and a stamp for each view that it named. `document` is the answer as HTTP has it.
+    """A statement's result, with a stamp for each of its views. `document` is the answer as in HTTP.
 
-    Of two columns of the same name the second one gets a number: `sum`, `sum_2`.
+    A repeated column name gets a number: `sum`, `sum_2`.
     """
 
     stamps: tuple[Stamp, ...] = field(kw_only=True, default=())
@@ -155,7 +148,7 @@ class SqlAnswer(Table):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> SqlAnswer:
-        """The answer in a document; LookupError, TypeError or ValueError if it is none."""
+        """The answer in a document; LookupError, TypeError or ValueError for any other document."""
         stamps = tuple(Stamp.of(stamp) for stamp in document["stamps"])
         names = _distinct([column["name"] for column in document["columns"]])
         rows = [dict(zip(names, row, strict=True)) for row in document["rows"]]
@@ -178,7 +171,7 @@ _TYPES_OF_SQL = {
     "SMALLINT": "short",
     "INTEGER": "integer",
     "BIGINT": "long",
-    "HUGEINT": "decimal(38,0)",  # what DuckDB adds whole numbers up in
+    "HUGEINT": "decimal(38,0)",  # DuckDB's type for sums of whole numbers
     "FLOAT": "float",
     "DOUBLE": "double",
     "VARCHAR": "string",
@@ -190,19 +183,19 @@ _TYPES_OF_SQL = {
 
 
 def spark_type(sql: str) -> str | None:
-    """The type of a statement's column in the words of views; None if there is no such word."""
+    """The type of a statement's column in the notation of views; None without an equivalent."""
     decimal = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", sql)
     return f"decimal({decimal[1]},{decimal[2]})" if decimal else _TYPES_OF_SQL.get(sql)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch tells: a part of the snapshot that it begins with, or what a batch changed.
+    """An item of a watch: a page of the initial snapshot, or the changes of a batch.
 
-    kind        what
-    snapshot    `rows` are rows as they are; the last part of a snapshot has `last`
-    changes     `rows` are those that the batch changed or added, `removed` the keys of those that it took away
-    reset       what was told so far does not hold on, for this `reason`: a snapshot follows
+    kind        content
+    snapshot    `rows` are present rows; the last page of a snapshot has `last`
+    changes     `rows` are changed or added rows, `removed` the keys of removed rows
+    reset       all earlier items are void, for this `reason`: a snapshot follows
     """
 
     kind: Literal["snapshot", "changes", "reset"]
@@ -216,7 +209,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a key is: in which share, and which servers have that, the newest batch first."""
+    """The location of a key: its shard, and the servers with the shard, the newest batch first."""
 
     share: str | None
     servers: list[dict[str, Any]]
@@ -248,7 +241,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
 
 
 def arrow_table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pa.Table:
-    """The rows; columns that have no type here get what Arrow makes of JSON's values."""
+    """The rows as an Arrow table; columns without a type get Arrow's inference from JSON values."""
     names = dict.fromkeys([*(name for name in types if not rows or name in rows[0]), *(n for row in rows for n in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
     return pa.table({name: _column(values, types.get(name)) for name, values in columns.items()})
@@ -265,7 +258,7 @@ def _column(values: Sequence[Any], type_: str | None) -> pa.Array:
 def _arrow_type(type_: SparkType) -> pa.DataType:
     match type_:
         case Primitive(name):
-            return _TYPES.get(name, pa.string())  # intervals stay the texts that they are
+            return _TYPES.get(name, pa.string())  # intervals stay texts
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
         case Array(element):
@@ -278,7 +271,7 @@ def _arrow_type(type_: SparkType) -> pa.DataType:
 
 
 def _value_of(type_: SparkType) -> Callable[[Any], Any]:
-    """What makes the Python value of what JSON shows."""
+    """The conversion from JSON to a Python value."""
     match type_:
         case Primitive(name):
             return _VALUES.get(name, lambda value: value)

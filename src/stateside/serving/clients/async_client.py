@@ -1,4 +1,4 @@
-"""The same client for `async` code: see `client`."""
+"""The client for `async` code; see `client`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asks servers, and takes each question to one that has the keys. For one event loop.
+    """Sends each request to a server that has the keys. For one event loop.
 
-    `urls` are the servers to begin with; the others that they tell of are found by themselves. Every call ends within
-    `deadline_s`, and what may be repeated is, until then; if nobody can be reached at all, within `unreached_s`.
-    `certificate` is a file with those to trust beside the usual ones. With `direct` only the given servers are asked,
-    once each.
+    `urls` are the first servers; the client discovers the others. Every call ends within `deadline_s`, repeatable
+    requests are retried until then; if no server is reachable at all, within `unreached_s`. `certificate` is a file of
+    certificates to trust, besides the usual ones. With `direct` only the given servers are asked, once each.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class AsyncClient:
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> Answer:
-        """The rows of one key, or of all that begin with these parts: live ones, sealed ones, or by default both."""
+        """The rows of one key, or of a key prefix: live rows, sealed rows, or by default both."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.rows(view, key, floor, source))
 
@@ -86,7 +85,7 @@ class AsyncClient:
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> Lookup:
-        """The rows of many whole keys, of one batch: `found` has them in the order of the keys."""
+        """The rows of many whole keys, of one batch; `found` is in the order of the keys."""
         return await self._run(self._asking.lookup(view, keys, ClientFloor(min_position, max_age_ms, wait_ms, as_of)))
 
     def scan(
@@ -103,7 +102,7 @@ class AsyncClient:
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> AsyncIterator[Answer]:
-        """The rows page by page, all of one batch: those that begin with these parts and meet all conditions."""
+        """The rows page by page, all of one batch, restricted to a key prefix and to all predicates in `where`."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
         return self._iterate(ClientScan(self._asking.places, question).pages())
@@ -111,9 +110,9 @@ class AsyncClient:
     def watch(
         self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
     ) -> AsyncIterator[Change]:
-        """What is there, and then what every batch changes; goes on over connections that break.
+        """The present rows, then the changes of every batch; reconnects after a broken connection.
 
-        `after` is the id of the last change that was heard in an earlier watch. Close the iterator to stop.
+        `after` is the id of the last change of an earlier watch. Close the iterator to stop.
         """
         return self._iterate(ClientWatch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
 
@@ -129,7 +128,7 @@ class AsyncClient:
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> Answer:
-        """The buckets of one key in a range of times, or over the last so long ("24h"), combined into one row."""
+        """The buckets of one key in a time range, or over the last hours or days ("24h"), combined into one row."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.sum(view, key, span(from_time, to_time, last), floor))
 
@@ -143,7 +142,7 @@ class AsyncClient:
         wait_ms: int | None = None,
         as_of: int | None = None,
     ) -> Answer:
-        """The view's rows added up by these columns: for one coarser key, or for all that begin with these parts."""
+        """A rollup: the view's rows summed by these columns, for one coarser key or a prefix of the coarser key."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         return await self._run(self._asking.rollup(view, columns, key, floor))
 
@@ -155,49 +154,48 @@ class AsyncClient:
         rows_max: int | None = None,
         timeout_ms: int | None = None,
     ) -> SqlAnswer:
-        """What a statement gives, over one snapshot of each view that it names.
+        """The result of a statement, over one snapshot of each view in the statement.
 
-        It is asked of a server that has all keys, or the share of them that the token's rows are in. RequestInvalid if
-        there is none.
+        Goes to a server with all keys, or with the shard that has the token's rows. RequestInvalid without such a
+        server.
         """
         return await self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
 
     async def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
-        """Append events, each once however often it is sent; gives back the receipt, for `min_position`.
+        """Append events, each stored once even if sent repeatedly; returns the receipt, for `min_position`.
 
-        More than 1,000 go in several requests, one after the other. If one of them fails, the error says how many
-        events are stored: those before it, and none after it.
+        More than 1,000 events go in several consecutive requests. If a request fails, the error reports how many events
+        are stored: all of the earlier requests, none of the later ones.
         """
         return await self._run(self._asking.append(events))
 
     async def views(self) -> list[dict[str, Any]]:
-        """The views that are served, each with the state of its job."""
+        """The served views, each with the state of its job."""
         return await self._run(self._asking.views())
 
     async def servers(self) -> list[dict[str, Any]]:
-        """The servers that there are, and what they hold."""
+        """The servers, and the shards of each."""
         return await self._run(self._asking.servers())
 
     async def locate(self, view: str, *key: Part) -> Location:
-        """Which share a key is in, and which servers hold that."""
+        """The shard of a key, and the servers with the shard."""
         return await self._run(self._asking.locate(view, key))
 
     async def get(
         self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
     ) -> dict[str, Any]:
-        """The JSON document at a path, such as that of a bill."""
+        """The JSON document at a path, such as a bill."""
         floor = ClientFloor(min_position, None, wait_ms)
         return await self._run(self._asking.document(path, other_parameters(parameters), floor))
 
     async def content(
         self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
     ) -> bytes:
-        """What is not JSON at a path, such as a PDF."""
+        """The content at a path, such as a PDF."""
         floor = ClientFloor(min_position, None, wait_ms)
         return await self._run(self._asking.content(path, other_parameters(parameters), floor))
 
     async def close(self) -> None:
-        """Let the connections go."""
         await self._http.aclose()
 
     async def __aenter__(self) -> AsyncClient:
@@ -209,7 +207,7 @@ class AsyncClient:
         await self.close()
 
     async def _run(self, steps: Steps[T]) -> T:
-        """Go a course of steps to its end."""
+        """Run steps to the end."""
         go_on: Callable[[], Step] = partial(steps.send, None)
         while True:
             try:
@@ -223,7 +221,7 @@ class AsyncClient:
                 go_on = partial(steps.throw, error)
 
     async def _iterate(self, steps: Steps[None]) -> AsyncIterator[Any]:
-        """Go a course of steps, and hand over what it delivers. A stream that it opens is closed with it."""
+        """Run steps and yield the delivered values. Closes the steps' stream at the end."""
         go_on: Callable[[], Step] = partial(steps.send, None)
         stream = _Stream(self._http)
         try:
@@ -256,7 +254,7 @@ class AsyncClient:
         raise AssertionError(f"{step} is not for here")
 
     async def _together(self, courses: Sequence[Steps[Any]]) -> list[Any]:
-        """All of them; the first error is raised once all have ended, so that none goes on unseen."""
+        """The results of all; the first error is raised once all have ended, so that none keeps running unnoticed."""
         results = await asyncio.gather(*map(self._run, courses), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -264,7 +262,7 @@ class AsyncClient:
         return list(results)
 
     async def _send(self, step: Send) -> Reply | NoReply:
-        """One attempt. Its time is over even if the server goes on sending, little by little."""
+        """One attempt. Ends after `timeout_s`, even while the server keeps sending small pieces."""
         try:
             async with asyncio.timeout(step.timeout_s):
                 response = await self._http.request(**transport.request(step.url, step.ask, step.timeout_s))
@@ -276,20 +274,19 @@ class AsyncClient:
 
 
 class _Stream:
-    """The one stream that a course of steps has open."""
+    """The open stream of a series of steps; at most one."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._http, self._opened, self._lines = client, AsyncExitStack(), _no_lines()
 
     async def do(self, step: OpenStream | NextLine) -> Reply | NoReply | str | None:
-        """Open it, in the place of the one before, or have its next line; None at its end."""
+        """Open a stream in place of the previous one, or read the next line; None at the end."""
         try:
             return await (self._open(step) if isinstance(step, OpenStream) else anext(self._lines, None))
         except httpx.HTTPError as error:
             return transport.silence(error)
 
     async def close(self) -> None:
-        """Let it go."""
         await self._opened.aclose()
 
     async def _open(self, step: OpenStream) -> Reply:

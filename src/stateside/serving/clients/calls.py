@@ -1,4 +1,4 @@
-"""What can be asked, as courses of steps: each question goes to who has the keys, and shares' answers become one."""
+"""The calls of a client, as steps: requests go to the servers with the keys, and answers of shards are combined."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from stateside.serving.clients.shards import ShardRequest, Shards, SharesChanged
 from stateside.serving.clients.steps import Ask, Reply, Steps
 from stateside.serving.stamp import Source
 
-KEYS_MAX = 1_000  # of one request; more of them are sent in several
-SQL_MS = 30_000  # for so long a statement may take if nothing else is said
+KEYS_MAX = 1_000  # in one request; more keys are sent in several
+SQL_MS = 30_000  # a statement's default timeout
 
 
 class Asking:
-    """All questions, over one core."""
+    """All calls, over one core."""
 
     def __init__(self, core: Core) -> None:
         self.core, self.places = core, Shards(core)
 
-    # Questions by key
+    # Calls by key
 
     def rows(self, view: str, key: Sequence[Part], floor: ClientFloor, source: Source | None = None) -> Steps[Answer]:
-        """The rows of a key, or of all that begin with these parts."""
+        """The rows of a key, or of a key prefix."""
         parts = texts(key)
         more = () if source is None else (("source", source),)
         ask = partial(of_view, view, "rows", parts, more=more)
@@ -41,7 +41,7 @@ class Asking:
         return (yield from self.places.anew(course, SharesChanged, deadline_s))
 
     def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: ClientFloor) -> Steps[Lookup]:
-        """The rows of many whole keys, each at its key's place in the answer."""
+        """The rows of many whole keys, in the order of the keys."""
         whole = [[key] if isinstance(key, str) else texts(key) for key in keys]
         if not whole:
             raise RequestInvalid("There is no key to look up", next_step="Give one at least")
@@ -58,27 +58,27 @@ class Asking:
         return (yield from self.core.read(ask, self._answer(view), self.places.one_place(view, parts)))
 
     def locate(self, view: str, key: Sequence[Part]) -> Steps[Location]:
-        """Where a key is, as any server tells it."""
+        """The location of a key, as reported by any server."""
         ask = of_view(view, "location", texts(key), ClientFloor())
         return (yield from self.core.read(ask, lambda told: Location(told["share"], told["servers"])))
 
-    # Questions to all shares
+    # Calls to all shards
 
     def rollup(self, view: str, columns: Sequence[str], key: Sequence[Part], floor: ClientFloor) -> Steps[Answer]:
-        """Rows added up by a coarser key; those of several shares are added up here."""
+        """A rollup; the rows of several shards are added up here."""
         ask = partial(of_view, view, requests.rollup_path(columns), texts(key))
         deadline_s = self.core.deadline(ask(floor))
         course = partial(self._rollup, view, columns, ask, floor, deadline_s)
         return (yield from self.places.anew(course, SharesChanged, deadline_s))
 
-    # Questions to anybody
+    # Calls to any server
 
     def views(self) -> Steps[list[dict[str, Any]]]:
-        """The views that are served."""
+        """The served views."""
         return (yield from self.core.read(Ask("GET", "/v1/views"), lambda told: list(told["views"])))
 
     def servers(self) -> Steps[list[dict[str, Any]]]:
-        """The servers that announce themselves."""
+        """The announced servers."""
         return (yield from self.core.read(Ask("GET", "/v1/servers"), lambda told: list(told["servers"])))
 
     def document(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[dict[str, Any]]:
@@ -87,7 +87,7 @@ class Asking:
         return (yield from self.core.read(ask, dict))
 
     def content(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[bytes]:
-        """What is at a path, whatever it is."""
+        """The content at a path."""
         reply: Reply
         ask = Ask("GET", path, (*floor.parameters(), *parameters), wait_s=floor.wait_s)
         _, reply = yield from self.core.reply(ask)
@@ -96,7 +96,7 @@ class Asking:
     def sql(
         self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
     ) -> Steps[SqlAnswer]:
-        """What a statement gives, asked of a server that has all keys that the token reaches."""
+        """A statement's result, from a server with all keys in the token's scope."""
         limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
         document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
         document |= {name: value for name, value in limits.items() if value is not None}
@@ -111,9 +111,10 @@ class Asking:
             return (yield from self.core.read(ask, SqlAnswer.of, self.places.named_by(error), deadline_s))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
-        """Append events, in as many requests as they need, one after the other; the receipt of them all.
+        """Append events, in as many consecutive requests as needed; returns the receipt of all.
 
-        If one fails, all events of those before it are stored, none of those after it, and the error says how many.
+        If a request fails, the error reports how many events are stored: all of the earlier requests, none of the later
+        ones.
         """
         stored, receipt = 0, Position.start()
         for count, ask in requests.appended(events):
@@ -124,10 +125,10 @@ class Asking:
             stored += count
         return receipt
 
-    # How they are answered
+    # How the calls are answered
 
     def _put_together(self, view: str, answers: Sequence[Answer]) -> Answer:
-        """Rows of several shares in the order of their keys; KeyInvalid if a share has more of them."""
+        """The rows of several shards in key order; KeyInvalid if a shard has more rows than one answer."""
         if any(answer.cursor is not None for answer in answers):
             raise KeyInvalid("There are more of these rows than one answer holds", next_step="Scan them, page by page")
         rows = sorted((row for answer in answers for row in answer.rows), key=by_key(self.places.key(view)))
@@ -142,7 +143,7 @@ class Asking:
             return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))
         try:
             answers = yield from self.places.at_one_batch(self.places.asked_of(places, ask), make, floor, deadline_s)
-        except Misdirected as error:  # what the token reaches is all in one place
+        except Misdirected as error:  # the token's scope is all in one shard
             return (yield from self.core.read(ask(floor), make, self.places.named_by(error), deadline_s))
         return self._put_together(view, answers)
 
@@ -170,7 +171,7 @@ class Asking:
         return replace(whole, document={**whole.document, "not_in_rollups": lacking}) if lacking else whole
 
     def _by_place(self, view: str, keys: Sequence[Sequence[str]]) -> list[list[int]]:
-        """The keys' places in the question, those that the same servers have together, and not too many."""
+        """The indexes of the keys, grouped by their servers, in groups of at most KEYS_MAX."""
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for index, parts in enumerate(keys):
             groups[tuple(self.core.locations.of_key(view, parts, self.core.clock()))].append(index)
@@ -200,7 +201,7 @@ def _receipt(told: Mapping[str, Any]) -> Position:
 
 
 def _partly(error: StatesideError, stored: int, count: int) -> StatesideError:
-    """The error with which an append ended, which says how many of its events were stored before."""
+    """The error of an append, with the number of events stored before."""
     if stored:
         error.what = f"{error.what.rstrip('.')}. The first {stored:,} of {count:,} events are stored"
         error.args = (error.sentence(),)

@@ -1,8 +1,8 @@
-"""Watching: a view's changes as they come, over any number of connections.
+"""The client side of a change stream, over any number of connections.
 
-A connection that breaks, or that the server ends, is made anew, to a copy if need be, with the id of the last event
-that completed a batch. So no change is missed, and none is told twice except those of a batch that was broken off in
-the middle, which come again whole. A snapshot that was broken off begins anew, after a `reset`.
+After a broken or ended connection the client reconnects, to a copy if need be, with the id of the last event that
+completed a batch. So no change is missed, and none is repeated except those of a half-received batch, which come again
+whole. A half-received snapshot starts over, after a `reset`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stateside.serving.clients.steps import Ask, Deliver, NextLine, NoReply, Ste
 from stateside.serving.clients.transport import Lines, ServerSentEvent, object_of, problem_error, unanswered
 from stateside.serving.stamp import Stamp
 
-SILENCE_S: Final = 45.0  # servers keep the connection alive more often than that
+SILENCE_S: Final = 45.0  # servers send keep-alives more often
 
 
 @dataclass(frozen=True, slots=True)
 class WatchQuestion:
-    """What is watched: keys that begin so, all of a view, or a rollup; from where on."""
+    """A subscription: a key prefix, a whole view, or a rollup; `after` is the id to resume at."""
 
     view: str
     key: Sequence[str]
@@ -32,7 +32,7 @@ class WatchQuestion:
     after: str | None
 
     def ask(self, last_id: str | None) -> Ask:
-        """The question for a stream."""
+        """The request for a stream."""
         more = () if self.rollup is None else (("rollup", ",".join(self.rollup)),)
         ask = of_view(self.view, "changes", self.key, ClientFloor(), more)
         headers = (("accept", "text/event-stream"), *(() if last_id is None else (("last-event-id", last_id),)))
@@ -40,15 +40,14 @@ class WatchQuestion:
 
 
 class ClientWatch:
-    """One watch. Delivers changes until whoever watches stops, or no server can be had for as long as the deadline."""
+    """One watch. Delivers changes until the caller stops, or no server is available until the deadline."""
 
     def __init__(self, places: Shards, question: WatchQuestion) -> None:
         self._places, self._question = places, question
         self._last_id = question.after
-        self._midway = False  # a part of a snapshot was told, and not its end
+        self._midway = False  # part of a snapshot was delivered, but not its end
 
     def changes(self) -> Steps[None]:
-        """Deliver what comes."""
         core = self._places.core
         while True:
             ask = self._question.ask(self._last_id)
@@ -60,7 +59,7 @@ class ClientWatch:
                     Change("reset", None, None, [], [], reason="the connection broke before all rows were told")
                 )
             yield from self._stream(url)
-            core.locations.forget()  # who ended it may be going away
+            core.locations.forget()  # the server that ended the stream may be going away
 
     def _stream(self, url: str) -> Steps[None]:
         lines = Lines()
@@ -92,12 +91,12 @@ class ClientWatch:
             raise unanswered(f"the event is not as it should be: {error!r}", url) from error
 
     def _final(self, event: ServerSentEvent, url: str) -> bool:
-        """Raise why the watch was cut off, if it would be again; who was only too slow goes on."""
+        """Raise the error of a cut that would happen again; False for a client that was only too slow."""
         problem = object_of(event.data, "an event", url).get("problem")
         if isinstance(problem, dict):
             raise problem_error(problem)
         return False
 
     def _whom(self) -> Whom:
-        """Who has all that is watched: rollups and keys of any place are watched where all keys are."""
+        """The servers for the subscription: rollups and unspecific prefixes need a server with all keys."""
         return self._places.one_place(self._question.view, self._question.key if self._question.rollup is None else ())

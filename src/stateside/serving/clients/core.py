@@ -1,21 +1,18 @@
-"""The core of a client: what it asks, whom, when again, and what it makes of the replies. It does no I/O itself.
+"""The core of a client: which server to ask, when to retry, and how to read the replies. No I/O.
 
-Every method gives a course of steps (see `steps`), to be gone by a client. One deadline holds for each of them: after
-it nothing is sent any more, and the last error is raised.
+Every method returns steps (see `steps`), which a client runs. Each request has one deadline: after the deadline nothing
+is sent, and the last error is raised. `Locations` has the known servers, their shards, and the servers to avoid for
+now. `verdict` decides about retries, from values alone:
 
-What a client knows of the servers: where they are, what they hold, and whom to leave alone for now. No I/O.
+    result                               action
+    an answer                            return the answer
+    no reply                             ask elsewhere, then here again; if repeatable, or never sent
+    421 misdirected                      look the servers up again
+    429, 503, 502, 504                   ask elsewhere, then here again, not before Retry-After
+    503 not-fresh-enough, 500            ask elsewhere, once each: this server's reply is final
+    anything else                        raise
 
-Whether, where and when a question is asked again. Decided from values alone.
-
-    what came back                       what is done
-    an answer                            it is the answer
-    no reply                             asked elsewhere, then here again; if it may be repeated, or was never sent
-    421 misdirected                      the servers are looked up again
-    429, 503, 502, 504                   asked elsewhere, then here again, not before Retry-After
-    503 not-fresh-enough, 500            asked elsewhere, once each: this server has said what it can
-    anything else                        raised
-
-What may be repeated: every question, since they change nothing, and an append, since events are told by their ids.
+Repeatable are all reads, since they change nothing, and appends, since the journal stores an event id once.
 """
 
 from __future__ import annotations
@@ -42,15 +39,15 @@ from stateside.serving.clients.transport import code_of, document_of, error_of, 
 from stateside.serving.registry.announcement import Announcement, HeldShare, leading_or_none
 from stateside.serving.registry.location import Holding, cover, holdings, missing
 
-LOOK_S: Final = 10.0  # for so long what is known of the servers is good enough, as long as they answer
-AWAY_S: Final = 2.0  # for so long a server that did not reply is asked last
+LOOK_S: Final = 10.0  # how long the server list is valid, as long as the servers answer
+AWAY_S: Final = 2.0  # how long a server without a reply is asked last
 
 
 class Locations:
-    """The servers that a client was given, and those that they told of.
+    """The given servers, and the servers discovered from them.
 
-    Of several copies a client always takes the same one first, by its `seed`: then its answers do not go back and forth
-    between batches, and clients share the copies out among themselves.
+    Of several copies a client always prefers the same one, by its `seed`: so the batches of its answers do not go back
+    and forth, and the clients spread over the copies.
     """
 
     def __init__(self, urls: Sequence[str], seed: bytes) -> None:
@@ -65,24 +62,25 @@ class Locations:
 
     @property
     def known(self) -> bool:
-        """Whether any server has told of itself and others."""
+        """Whether any server list is known."""
         return bool(self._servers)
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time to look the servers up."""
+        """Whether to look the servers up."""
         return now_s - self._looked_s >= LOOK_S
 
     def learn(self, asked: str, document: Mapping[str, Any], now_s: float) -> None:
-        """Take in what a server told of all servers. Itself it is reached where it was asked, whatever it is called.
+        """Take in a server's list of all servers. The asked server keeps the URL at which it was asked.
 
-        If the servers that were given are reached by https, others are not asked by http: a token would go with it.
+        If all given servers use https, servers with http are ignored: the token would go over the network in clear
+        text.
         """
         servers = []
         for told in document.get("servers", ()):
             try:
                 server = Announcement.of(told)
             except (ValueError, TypeError, LookupError, AttributeError, StatesideError):
-                continue  # of another version: those that were given are asked
+                continue  # of another version: the given servers are asked
             if document.get("name") == server.name:
                 server = replace(server, url=asked)
             if self.may_ask(server.url):
@@ -90,32 +88,32 @@ class Locations:
         self._servers, self._looked_s = servers, now_s
 
     def may_ask(self, url: str) -> bool:
-        """Whether a server that others told of is asked."""
+        """Whether a discovered server may be asked."""
         return url.startswith("https:") or any(given.startswith("http:") for given in self.given)
 
     def named_by(self, error: Misdirected) -> list[str]:
-        """The servers that have what another one was asked for in vain, as that one says."""
+        """The servers named by a misdirected reply."""
         servers = (error.location or {}).get("servers", ())
         return [each["url"] for each in servers if self.may_ask(each["url"])]
 
     def nothing_told(self, now_s: float) -> None:
-        """These servers tell nothing of others: those that were given are asked."""
+        """These servers have no list: only the given servers are asked."""
         self._servers, self._looked_s = [], now_s
 
     def forget(self) -> None:
-        """Look the servers up before the next question."""
+        """Look the servers up before the next request."""
         self._looked_s = float("-inf")
 
     def held(self, view: str) -> HeldShare | None:
-        """What somebody holds of a view; None if nobody is known to."""
+        """Any server's shard of a view; None if no server is known to have the view."""
         return next((server.views[view] for server in self._servers if view in server.views), None)
 
     def anybody(self, now_s: float) -> list[str]:
-        """All servers, in the order they are asked in what any of them can answer."""
+        """All servers, in order of preference, for requests that any server can answer."""
         return self._in_order([*self.given, *(server.url for server in self._servers)], now_s, keep=True)
 
     def of_key(self, view: str, parts: Sequence[str], now_s: float) -> list[str]:
-        """Those that have a key; if nobody can tell, all of them. None if they are known and have fallen silent."""
+        """The servers of a key; all servers if unknown. Empty if the known servers have fallen silent."""
         held = self.held(view)
         if held is None:
             return self.anybody(now_s)
@@ -125,7 +123,7 @@ class Locations:
         return self._urls(holdings(self._servers, view, leading), now_s)
 
     def scattered(self, view: str, parts: Sequence[str]) -> bool:
-        """Whether keys that begin so may be in any share. What is no key is not: whoever is asked refuses it."""
+        """Whether keys with this prefix may be in any shard. False for an invalid key, which any server refuses."""
         held = self.held(view)
         try:
             return held is not None and held.leading(parts) is None
@@ -133,25 +131,25 @@ class Locations:
             return False
 
     def whole(self, view: str, now_s: float) -> list[str]:
-        """Those that have all keys of a view."""
+        """The servers with all keys of a view."""
         return self._urls(holdings(self._servers, view), now_s)
 
     def shares(self, view: str, now_s: float) -> list[tuple[str | None, list[str]]] | None:
-        """Servers that together have all keys of a view: each share with its copies. None if a share is missing."""
+        """A cover of all keys of a view: each shard with its copies. None if a shard is missing."""
         if self.held(view) is None:
             return [(None, self.anybody(now_s))]
         found = cover(self._servers, view)
         return None if found is None else [(copies[0].share, self._urls(copies, now_s)) for copies in found]
 
     def with_all_keys(self, now_s: float) -> list[str]:
-        """Those that have all keys of every view; if nothing is known, those that were given."""
+        """The servers with all keys of every view; the given ones if no server is known."""
         if not self._servers:
             return self.anybody(now_s)
         whole = [server.url for server in self._servers if all(held.share is None for held in server.views.values())]
         return self._in_order(whole, now_s)
 
     def unfound(self, view: str) -> OperatingError:
-        """For keys that nobody has."""
+        """The error for keys without a server."""
         return OperatingError(
             f"Not all keys can be asked for: {missing(self._servers, view)}",
             where=", ".join(self.given),
@@ -159,19 +157,17 @@ class Locations:
         )
 
     def note_silence(self, url: str, now_s: float) -> None:
-        """A server did not reply: for a while others are asked first."""
+        """Prefer other servers for AWAY_S after a missing reply."""
         self._away[url] = now_s + AWAY_S
 
     def note_reply(self, url: str) -> None:
-        """A server replied."""
         self._away.pop(url, None)
 
     def leave_alone(self, url: str, until_s: float) -> None:
-        """A server wants to be left alone until then."""
+        """Do not ask a server before this time."""
         self._not_before[url] = max(until_s, self._not_before.get(url, until_s))
 
     def not_before_s(self, url: str) -> float:
-        """When a server may be asked."""
         return self._not_before.get(url, float("-inf"))
 
     def _urls(self, found: Iterable[Holding], now_s: float) -> list[str]:
@@ -192,17 +188,17 @@ _BUSY: Final = (429, 502, 503, 504)
 
 
 class RetryDecision(Enum):
-    """What to do with what came back."""
+    """The action for a result."""
 
     DONE = auto()
     RAISE = auto()
-    ELSEWHERE = auto()  # not here again, for this question
+    ELSEWHERE = auto()  # not here again, for this request
     AGAIN = auto()  # elsewhere first, then here
-    LOOK = auto()  # it has moved
+    LOOK = auto()  # the keys have moved
 
 
 def verdict(ask: Ask, got: Reply | NoReply) -> RetryDecision:
-    """The table above."""
+    """The action, by the table above."""
     if isinstance(got, NoReply):
         return RetryDecision.AGAIN if ask.repeatable or not got.sent else RetryDecision.RAISE
     if got.status < 400:
@@ -218,32 +214,32 @@ def verdict(ask: Ask, got: Reply | NoReply) -> RetryDecision:
 
 
 def retry_after_s(got: Reply | NoReply) -> float:
-    """For how long a server asks to be left alone; 0 if it does not say. A date, which HTTP allows too, counts as 0."""
+    """The seconds of Retry-After; 0 without one. A date, also valid in HTTP, counts as 0."""
     text = "" if isinstance(got, NoReply) else got.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0
 
 
 def pause_s(rounds: int, chance: random.Random) -> float:
-    """How long to wait after so many rounds in which every server was asked in vain.
+    """The pause after a number of rounds in which no server answered.
 
-    It doubles from round to round, and by chance is up to half as long, so that many clients do not come back at once.
+    Doubles with each round, times a random factor of 0.5 to 1, so that many clients do not return at once.
     """
     longest = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(rounds - 1, 16))
     return longest * chance.uniform(0.5, 1.0)
 
 
 DEADLINE_S: Final = 15.0
-LOOK_S_MAX: Final = 2.0  # a server that takes longer to say who else there is, is passed over
-ATTEMPT_S: Final = 10.0  # on top of what the server was told that it may wait
+LOOK_S_MAX: Final = 2.0  # a server that takes longer to send the list is skipped
+ATTEMPT_S: Final = 10.0  # on top of the server's own allowed wait
 T = TypeVar("T")
 _LOOK: Final = Ask("GET", "/v1/servers")
 
 
 @dataclass(frozen=True, slots=True)
 class Whom:
-    """Whom to ask: at a time, in order, as far as is known then; and what to say if there is nobody.
+    """The servers to ask, as a function of the time, in order; and the error if there are none.
 
-    `follow`: where a server says that somebody else has it, that one is asked; otherwise Misdirected is raised.
+    `follow`: after a misdirected reply, ask the named server; otherwise raise Misdirected.
     """
 
     urls: Callable[[float], Sequence[str]]
@@ -253,7 +249,7 @@ class Whom:
 
 @dataclass
 class Attempts:
-    """How far the attempts to have one question answered have come. `sent_to`: where a server said that it is."""
+    """The progress of one request's attempts. `sent_to`: servers named by a misdirected reply."""
 
     began_s: float
     deadline_s: float
@@ -267,10 +263,10 @@ class Attempts:
 
 
 class Core:
-    """What a client knows, and how it goes about a question.
+    """The state of a client, and its procedure for a request.
 
-    `direct`: the servers that were given are asked, in their order, once each; nothing is looked up. `unreached_s`: for
-    so long at most nobody at all may be reached; by default until the deadline.
+    `direct`: ask the given servers in their order, once each, without discovery. `unreached_s`: how long no server at
+    all may be reachable; by default until the deadline.
     """
 
     def __init__(
@@ -290,10 +286,10 @@ class Core:
         self._chance = chance or random.Random()
         seed = self._chance.randbytes(16) if chance else secrets.token_bytes(16)
         self.locations = Locations(urls, seed)
-        self._unheard: StatesideError | None = None  # why nobody said who serves, when it was last asked
+        self._unheard: StatesideError | None = None  # why the last lookup of the servers failed
 
     def deadline(self, ask: Ask) -> float:
-        """Until when a question that is begun now must be answered: waiting that is asked for comes on top."""
+        """The deadline of a request that begins now; a requested wait beyond WAIT_S is added."""
         return self.clock() + self.deadline_s + max(0.0, ask.wait_s - WAIT_S)
 
     def read(
@@ -303,9 +299,9 @@ class Core:
         whom: Whom | None = None,
         deadline_s: float | None = None,
     ) -> Steps[T]:
-        """What `make` makes of the JSON document that answers a question; what the server says instead is raised.
+        """`make` applied to the JSON document of the reply; raises the server's problem.
 
-        OperatingError if the document is not what is expected of a Stateside server.
+        OperatingError if the document is not a Stateside answer.
         """
         url, reply = yield from self.reply(ask, whom, deadline_s)
         document = document_of(reply, url)
@@ -315,19 +311,19 @@ class Core:
             raise unanswered(f"the reply is not the answer: {error!r}", url) from error
 
     def reply(self, ask: Ask, whom: Whom | None = None, deadline_s: float | None = None) -> Steps[tuple[str, Reply]]:
-        """Who replied, and what; by default anybody is asked."""
+        """The replying server and its reply; by default any server is asked."""
         deadline_s = self.deadline(ask) if deadline_s is None else deadline_s
         course = Attempts(self.clock(), deadline_s, whom or Whom(self.locations.anybody))
         return (yield from self._attempts(ask, course, lambda url, left_s: Send(url, ask, left_s)))
 
     def open(self, ask: Ask, whom: Whom, silence_s: float) -> Steps[str]:
-        """Open a stream, whose lines come next; gives back who streams."""
+        """Open a stream, to be read with NextLine; returns the server."""
         course = Attempts(self.clock(), self.deadline(ask), whom)
         url, _ = yield from self._attempts(ask, course, lambda url, left_s: OpenStream(url, ask, silence_s))
         return url
 
     def _attempts(self, ask: Ask, course: Attempts, attempt: Callable[[str, float], Step]) -> Steps[tuple[str, Reply]]:
-        """Ask one server after the other until one answers, an answer is final, or the deadline has come."""
+        """Ask one server after the other until an answer, a final error, or the deadline."""
         if self.direct:
             return (yield from self._directly(ask, course, attempt))
         yield from self.look(course.deadline_s)
@@ -341,7 +337,7 @@ class Core:
                 return url, got
 
     def pause(self, rounds: int, deadline_s: float, error: StatesideError) -> Steps[None]:
-        """Wait a little before a question is begun anew, and look who there is; raise the error if it is too late."""
+        """Wait a little before restarting a request, and look the servers up; raise the error if too late."""
         wait_s = pause_s(rounds, self._chance)
         if self.clock() + wait_s >= deadline_s:
             raise error
@@ -349,14 +345,14 @@ class Core:
         yield from self.look(deadline_s, again=True)
 
     def look(self, deadline_s: float, *, again: bool = False) -> Steps[None]:
-        """Look up who serves, if it is time. If nobody tells, what was known before holds on."""
+        """Look the servers up, if due. If no server replies, the known list stays."""
         if self.direct or not (again or self.locations.due(self.clock())):
             return
         for url in self.locations.anybody(self.clock()):
             left_s = deadline_s - self.clock()
             if left_s <= 0:
                 return
-            got = yield Send(url, _LOOK, min(left_s / 2, LOOK_S_MAX))  # the question itself has to be sent as well
+            got = yield Send(url, _LOOK, min(left_s / 2, LOOK_S_MAX))  # leave time for the request itself
             if isinstance(got, NoReply):
                 self._unheard = error_of(got, url)
                 self.locations.note_silence(url, self.clock())
@@ -365,7 +361,7 @@ class Core:
             if got.status == 200:
                 self.locations.learn(url, document_of(got, url), self.clock())
                 return
-            if got.status < 500:  # this token may not ask it, or there is no such route: then nobody is asked
+            if got.status < 500:  # not allowed with this token, or no such route: so no other server is asked either
                 self.locations.nothing_told(self.clock())
                 return
 
@@ -378,7 +374,7 @@ class Core:
         raise course.error
 
     def _next(self, course: Attempts) -> Steps[str]:
-        """Whom to ask next; pauses where all were asked in vain, and looks again who there is."""
+        """The next server to ask; when all have failed, pauses and looks the servers up."""
         while True:
             now_s = self.clock()
             known = [url for url in (*course.sent_to, *course.whom.urls(now_s)) if url not in course.given_up]
@@ -399,7 +395,7 @@ class Core:
             course.tried.clear()
 
     def _judge(self, ask: Ask, url: str, got: Reply | NoReply, course: Attempts) -> RetryDecision:
-        """Draw the lesson of what came back; raise what is final."""
+        """Update the state from a result; raise final errors."""
         said, now_s = verdict(ask, got), self.clock()
         course.reached = course.reached or not isinstance(got, NoReply) or got.sent
         if said is RetryDecision.DONE:

@@ -1,4 +1,4 @@
-"""Questions as they are sent: paths, parameters and bodies."""
+"""Requests of the clients: paths, parameters and bodies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stateside.journal.event import NAME_CHARS_MAX, Event
 from stateside.journal.json_lines import fields_of
 from stateside.serving.clients.steps import WAIT_S, Ask
 
-EVENTS_MAX = 1_000  # of one request, and
-EVENTS_BYTES_MAX = (4 << 20) - 64  # of JSON in its body, beside what is around them: servers take no more
+EVENTS_MAX = 1_000  # in one request
+EVENTS_BYTES_MAX = (4 << 20) - 64  # of JSON in one request's body, besides the envelope: the server's limit
 
 Part = str | int | float | bool | Decimal | date | datetime
 Parameters = tuple[tuple[str, str], ...]
@@ -26,7 +26,7 @@ Parameters = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ClientFloor:
-    """What is asked for at least, or as of which batch; see docs/serving.md."""
+    """The required freshness of an answer, or the batch for `as_of`; see docs/serving.md."""
 
     min_position: Position | str | None = None
     max_age_ms: int | None = None
@@ -34,28 +34,27 @@ class ClientFloor:
     as_of: int | None = None
 
     def parameters(self) -> Parameters:
-        """As they stand in an address."""
+        """The floor as URL parameters."""
         given: dict[str, object] = {"min_position": self.min_position, "max_age_ms": self.max_age_ms}
         given |= {"wait_ms": self.wait_ms, "as_of": self.as_of}
         return tuple((name, str(value)) for name, value in given.items() if value is not None)
 
     def at(self, batch: int) -> ClientFloor:
-        """The same as of a batch that is known to be good enough."""
+        """The floor for reading as of a batch that already satisfies this floor."""
         return replace(self, min_position=None, max_age_ms=None, as_of=batch)
 
     @property
     def wait_s(self) -> float:
-        """For how long the server may wait."""
+        """How long the server may wait."""
         return WAIT_S if self.wait_ms is None else self.wait_ms / 1_000
 
 
 def texts(key: Sequence[Part]) -> list[str]:
-    """A key's parts as they are sent."""
     return [text(part) for part in key]
 
 
 def text(part: Part) -> str:
-    """A part of a key as it is sent: times in UTC, true and false in small letters."""
+    """A key's part as sent: times in UTC, booleans in lower case."""
     match part:
         case bool():
             return "true" if part else "false"
@@ -69,36 +68,35 @@ def text(part: Part) -> str:
 
 
 def of_view(view: str, what: str, key: Sequence[str], floor: ClientFloor, more: Parameters = ()) -> Ask:
-    """A question to a view. The key's parts stand behind the question mark, where every text can stand."""
+    """A request to a view. The key's parts are query parameters, which can hold any text."""
     parameters = (*(("key", part) for part in key), *floor.parameters(), *more)
     return Ask("GET", f"/v1/views/{quote(view, safe='')}/{what}", parameters, wait_s=floor.wait_s)
 
 
 def rollup_path(columns: Sequence[str]) -> str:
-    """The address of a rollup, below its view's."""
+    """The path of a rollup, below its view's."""
     return f"rollup/{quote(','.join(columns), safe=',')}" if columns else "rollup"
 
 
 def span(from_time: Part | None, to_time: Part | None, last: str | None) -> Parameters:
-    """The range of a sum."""
+    """The time range of a sum."""
     given = (("from", from_time), ("to", to_time), ("last", last))
     return tuple((name, text(value)) for name, value in given if value is not None)
 
 
 def other_parameters(given: Mapping[str, Part]) -> Parameters:
-    """Whatever else a route takes."""
     return tuple((name, text(value)) for name, value in given.items())
 
 
 def posted(path: str, document: Mapping[str, Any], parameters: Parameters = (), *, wait_s: float = WAIT_S) -> Ask:
-    """A question with a body."""
+    """A POST request with a JSON body."""
     return Ask("POST", path, parameters, json.dumps(document).encode(), wait_s=wait_s)
 
 
 def appended(events: Sequence[Event | Mapping[str, Any]]) -> Iterator[tuple[int, Ask]]:
-    """Requests that append these events, in order, each with how many it has.
+    """Requests that append these events in order, each with its number of events.
 
-    Each event has an id, so that it is stored once however often it is sent. RequestInvalid if there is no event.
+    Each event gets an id, so that repeated sending stores the event once. RequestInvalid without events.
     """
     if not events:
         raise RequestInvalid("There is no event to append", next_step="Give one at least")
@@ -106,11 +104,11 @@ def appended(events: Sequence[Event | Mapping[str, Any]]) -> Iterator[tuple[int,
 
 
 def _groups(events: Iterable[Event | Mapping[str, Any]]) -> Iterator[list[str]]:
-    """The events as JSON, as many together as a request may have. One that is too large for any is sent by itself."""
+    """The events as JSON, in groups that fit a request. An event too large for any request is sent alone."""
     group: list[str] = []
     size = 0
     for event in events:
-        told = json.dumps(_event(event))  # in ASCII: so many characters, so many bytes
+        told = json.dumps(_event(event))  # in ASCII: as many bytes as characters
         if group and (len(group) == EVENTS_MAX or size + len(told) > EVENTS_BYTES_MAX):
             yield group
             group, size = [], 0
@@ -124,7 +122,7 @@ def _append(group: Sequence[str]) -> Ask:
 
 
 def _new_id(entity: object) -> str:
-    """An id that nobody else has: in its entity's namespace, as a scoped token needs it, if that is not too long."""
+    """A unique id: in the entity's namespace, which a scoped token requires, unless too long."""
     namespaced = f"@{entity}/{uuid4()}"
     return namespaced if len(namespaced) <= NAME_CHARS_MAX else str(uuid4())
 
@@ -132,4 +130,4 @@ def _new_id(entity: object) -> str:
 def _event(event: Event | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(event, Event):
         return {"id": _new_id(event.get("entity")), **event}
-    return fields_of(replace(event, sequence=None, appended_us=None))  # the journal there gives its own
+    return fields_of(replace(event, sequence=None, appended_us=None))  # the server's journal assigns its own

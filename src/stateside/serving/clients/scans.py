@@ -1,4 +1,4 @@
-"""Scans: a view's rows page by page, of one batch; over shares, in the order that a single server would give."""
+"""Scans: a view's rows page by page, of one batch; over shards, merged into the order of a single server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ScanQuestion:
-    """Which rows, in which order, how many a page, and how many at most."""
+    """The rows of a scan, their order, the page size, and the maximum number."""
 
     view: str
     key: Sequence[str]
@@ -34,7 +34,7 @@ class ScanQuestion:
     floor: ClientFloor
 
     def ask(self, floor: ClientFloor, cursor: str | None = None, columns: Sequence[str] | None = None) -> Ask:
-        """The question for a page."""
+        """The request for a page."""
         more: list[tuple[str, str]] = [("where", condition) for condition in self.where]
         shown = columns or self.columns
         given = (("order", self.order), ("columns", ",".join(shown) if shown else None), ("cursor", cursor))
@@ -45,7 +45,7 @@ class ScanQuestion:
 
 @dataclass
 class _Share:
-    """What has come of one share, and where its next page begins."""
+    """The rows of one shard not yet delivered, and the cursor of its next page."""
 
     whom: Whom
     rows: deque[tuple[Any, Row]] = field(default_factory=deque)
@@ -67,26 +67,25 @@ class ClientScan:
         self._left = question.rows_max
 
     def pages(self) -> Steps[None]:
-        """Deliver all pages."""
         deadline_s = self._places.core.deadline(self._question.ask(self._question.floor))
         begin = partial(self._begin, deadline_s)
         places, first = yield from self._places.anew(begin, SharesChanged, deadline_s)
         yield from self._of_one(places[0].whom) if len(places) == 1 else self._of_shares(places, first)
 
     def _begin(self, deadline_s: float) -> Steps[tuple[Sequence[Shard], Sequence[Answer]]]:
-        """Who has the rows; if several have, also their first pages, of one batch where that can be."""
+        """The shards with the rows; if several, also their first pages, of one batch where possible."""
         places = self._places.of(self._question.view, self._question.key)
         if len(places) == 1:
             return places, []
         asked = self._places.asked_of(places, self._first_page)
         try:
             first = yield from self._places.at_one_batch(asked, self._made, self._question.floor, deadline_s)
-        except Misdirected as error:  # a filter, or what the token reaches, leaves keys of one place only
+        except Misdirected as error:  # a predicate, or the token's scope, restricts the keys to one shard
             return [Shard(self._places.named_by(error))], []
         return places, first
 
     def _of_one(self, whom: Whom) -> Steps[None]:
-        """Pages as one server has them."""
+        """Deliver the pages of one server."""
         cursor: str | None = None
         while True:
             ask = self._question.ask(self._question.floor, cursor)
@@ -98,7 +97,7 @@ class ClientScan:
                 return
 
     def _of_shares(self, places: Sequence[Shard], first: Sequence[Answer]) -> Steps[None]:
-        """Pages of all shares, merged: a row is handed on when no share can have one before it."""
+        """Deliver the merged pages of all shards: a row is delivered once no shard can have an earlier one."""
         shares = [_Share(place.whom) for place in places]
         stamps, delivered = [page.stamp for page in first], False
         for share, page in zip(shares, first, strict=True):
@@ -135,7 +134,7 @@ class ClientScan:
         share.cursor, share.begun = page.cursor, True
 
     def _merged(self, shares: Sequence[_Share]) -> list[Row]:
-        """Rows up to a page's size, or until a share has none left, and might have one before the others'."""
+        """Merged rows, up to the page size, or until a shard with further pages runs out of rows."""
         rows: list[Row] = []
         heads = [(share.rows[0][0], number) for number, share in enumerate(shares) if share.rows]
         heapq.heapify(heads)
@@ -150,7 +149,7 @@ class ClientScan:
         return rows
 
     def _deliver(self, page: Answer) -> Steps[bool]:
-        """Hand a page over; whether there may be more."""
+        """Deliver a page; returns whether the scan may continue."""
         if self._left is not None:
             page = page.first(self._left)
             self._left -= len(page.rows)
@@ -164,7 +163,7 @@ class ClientScan:
         return by_column(order, list(self._places.types(self._question.view).items()), key)
 
     def _fetched(self) -> Sequence[str] | None:
-        """The columns that shares are asked for: those that rows are put in order by too."""
+        """The columns to request from shards, including the columns needed for sorting."""
         if self._question.columns is None:
             return None
         order = [] if self._question.order is None else [self._question.order.removeprefix("-").split(".")[0]]

@@ -1,10 +1,8 @@
-"""Who has which keys of a view, and asking all of them: the answers of several shares are of one batch.
+"""Requests to several shards: the servers of a view's keys, and answers combined at one batch.
 
-The answers of several shares as one: rows in the order that a single server would give them in, rollups added up.
-
-A rollup's rows of several shares are added up in *tallies*, the whole numbers that sums, counts and averages are made
-of (see `checkpoint.tallies`), and finished here as a server finishes them: the result is a single server's, to the last
-unit. So nothing that a rollup can have has to be refused.
+Combined rows are in the order of a single server. The rows of a rollup are added up in *tallies*, the whole numbers
+from which sums, counts and averages are computed (see `views.tallies`), and finished here as on a server: the result
+equals a single server's, to the last unit. So every rollup can be combined.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ T = TypeVar("T", bound=Stamped)
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Who has a part of a view's keys, and which share that is, if it is one of several."""
+    """The servers with a part of a view's keys, and the shard, if one of several."""
 
     whom: Whom
     share: str | None = None
@@ -47,10 +45,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """A question to one of several places: whom, and how it is asked with a floor, or as of a batch.
-
-    `share` is the one that the answer must be of.
-    """
+    """A request to one shard, as a function of the floor; `share` is the expected shard of the answer."""
 
     whom: Whom
     ask: Callable[[ClientFloor], Ask]
@@ -58,22 +53,21 @@ class ShardRequest:
 
 
 class SharesChanged(OperatingError):
-    """While a question went to all shares there came to be more or fewer of them: it has to be begun anew."""
+    """The number of shards changed during a request to all shards: the request must be restarted."""
 
     @classmethod
     def of(cls, view: str) -> SharesChanged:
-        """For the shares of this view."""
         return cls(f"The keys of the view {view!r} were shared out anew meanwhile", next_step="Ask again")
 
 
 class Shards:
-    """Where the keys of views are, as far as one core knows."""
+    """The shards of views, as known to one core."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
 
     def anew(self, course: Callable[[], Steps[R]], when: type[StatesideError], deadline_s: float) -> Steps[R]:
-        """Look up who has what, and go a course of steps; begin anew when things turn out to be elsewhere."""
+        """Look the servers up and run a course of steps; restart the course on an error of type `when`."""
         rounds = 0
         yield from self.core.look(deadline_s)
         while True:
@@ -84,7 +78,7 @@ class Shards:
                 yield from self.core.pause(rounds, deadline_s, error)
 
     def shares(self, view: str) -> list[Shard]:
-        """The shares of a view, each with whom to ask; one for all if somebody has all keys, or if nothing is known."""
+        """The shards of a view; a single one if a server has all keys, or if no server is known."""
         locations = self.core.locations
 
         def copies(index: int, now_s: float) -> Sequence[str]:
@@ -102,26 +96,26 @@ class Shards:
         ]
 
     def asked_of(self, places: Sequence[Shard], ask: Callable[[ClientFloor], Ask]) -> list[ShardRequest]:
-        """The same question to several places."""
+        """The same request to several shards."""
         return [ShardRequest(place.whom, ask, place.share) for place in places]
 
     def named_by(self, error: Misdirected) -> Whom:
-        """Those whom a server has named instead of itself."""
+        """The servers named by a misdirected reply."""
         urls = self.core.locations.named_by(error)
         return Whom(lambda now_s: urls)
 
     def types(self, view: str) -> Mapping[str, str]:
-        """The types of a view's columns, as far as they are known."""
+        """The known types of a view's columns."""
         held = self.core.locations.held(view)
         return {} if held is None else dict(held.columns)
 
     def whom(self, view: str, parts: Sequence[str]) -> Whom:
-        """Who has the keys that begin so."""
+        """The servers with the keys of this prefix."""
         locations = self.core.locations
         return Whom(partial(locations.of_key, view, parts), partial(locations.unfound, view))
 
     def one_place(self, view: str, parts: Sequence[str]) -> Whom:
-        """Who has all of the keys that begin so; RequestInvalid if they are in several places."""
+        """The servers with all keys of this prefix; RequestInvalid if several shards have them."""
         places = self.of(view, parts)
         if len(places) > 1:
             raise RequestInvalid(
@@ -131,17 +125,17 @@ class Shards:
         return places[0].whom
 
     def with_all_keys(self) -> Whom:
-        """Who has all keys of all views that the token reaches; anybody, if nobody is known to."""
+        """The servers with all keys of all views in the token's scope; any server if none is known."""
         locations = self.core.locations
         return Whom(lambda now_s: locations.with_all_keys(now_s) or locations.anybody(now_s), follow=False)
 
     def of(self, view: str, parts: Sequence[str]) -> list[Shard]:
-        """Whom to ask for keys that begin so: all shares, if they may be anywhere."""
+        """The shards to ask for a key prefix: all, if the prefix does not determine one."""
         scattered = self.core.locations.scattered(view, parts)
         return self.shares(view) if scattered else [Shard(self.whom(view, parts))]
 
     def key(self, view: str) -> Sequence[tuple[str, str]]:
-        """The columns of a view's key, with their types, as far as they are known."""
+        """The known columns of a view's key, with their types."""
         held = self.core.locations.held(view)
         return () if held is None else held.key
 
@@ -152,9 +146,9 @@ class Shards:
         floor: ClientFloor,
         deadline_s: float,
     ) -> Steps[list[T]]:
-        """The answers of several places, of one batch where that can be: those ahead are asked as of the lowest.
+        """The answers of several shards, of one batch where possible: shards ahead are read as of the lowest batch.
 
-        Where their history does not go back so far, or does not meet, they are as they are, and their stamps tell.
+        If their histories do not reach back or do not match, the answers stay as they are, with their different stamps.
         """
         answers: list[T] = yield Together([self._read(each, make, floor, deadline_s) for each in asked])
         lowest = min(answer.stamp.batch for answer in answers)
@@ -183,13 +177,13 @@ Rank = Callable[[Row], Any]
 
 
 def by_key(key: Columns) -> Rank:
-    """What rows are compared by to stand in the order of their keys."""
+    """The sort key for the order of keys."""
     codec, types = KeyCodec([type_ for _, type_ in key]), [(name, parse_type(type_)) for name, type_ in key]
     return lambda row: codec.encode([value_of(name, type_, row[name]) for name, type_ in types])
 
 
 def by_column(order: str, columns: Columns, key: Columns) -> Rank:
-    """What rows are compared by to stand in this order: `total` or, from the greatest on, `-total`; then by key."""
+    """The sort key for an order like `total` or, descending, `-total`; ties by key."""
     name, descending = order.removeprefix("-"), order.startswith("-")
     path, type_ = _found(name, dict(columns))
     within = by_key(key)
@@ -205,20 +199,20 @@ def by_column(order: str, columns: Columns, key: Columns) -> Rank:
 
 
 def value_of(name: str, type_: SparkType, shown: Any) -> Value:
-    """The value that an answer shows so."""
+    """The value of a shown one."""
     if shown is None:
         return None
     if isinstance(type_, Struct):
         return tuple(value_of(name, part, shown[field]) for field, part in zip(type_.names, type_.types, strict=True))
-    if isinstance(shown, dict):  # a session's window, which is asked for by its start
+    if isinstance(shown, dict):  # a session window, identified by its start
         shown = shown["start"]
     return parse(name, type_, ("true" if shown else "false") if isinstance(shown, bool) else str(shown))
 
 
 def added_up(documents: Iterable[Mapping[str, Any]], columns: Sequence[str], key: Columns) -> list[Row]:
-    """The rows of a rollup by these columns, out of its shares' rows with their tallies.
+    """The rows of a rollup by these columns, summed from the shards' rows with tallies.
 
-    ValueOverflow if a sum is too large for its type, as a server would say.
+    ValueOverflow if a sum exceeds its type, as on a server.
     """
     sums: dict[str, list[int]] = {}
     made_of: Mapping[str, Any] = {}
@@ -234,7 +228,7 @@ def added_up(documents: Iterable[Mapping[str, Any]], columns: Sequence[str], key
 
 
 def _finisher(made_of: Mapping[str, Any]) -> Callable[[Sequence[int]], Row]:
-    """What makes values of tallies, as the documents say that they are made."""
+    """The conversion of tallies to shown values, by the documents' column definitions."""
     from stateside.replica.rollup_tables import RollupRows, pack
     from stateside.views.catalogue import Computed, StateColumn, ViewColumn
 
@@ -251,7 +245,7 @@ def _finisher(made_of: Mapping[str, Any]) -> Callable[[Sequence[int]], Row]:
 
 
 def _found(name: str, types: Mapping[str, str]) -> tuple[list[str], SparkType]:
-    """The column of this name, or the field inside of one: where it stands in a row, and its type."""
+    """The path in a row, and the type, of a column or of a field inside a column."""
     for column, type_ in types.items():
         if name == column or name.startswith(f"{column}."):
             path, found = [column], parse_type(type_)
@@ -265,7 +259,7 @@ def _found(name: str, types: Mapping[str, str]) -> tuple[list[str], SparkType]:
 
 
 def _rank(value: Value) -> tuple[Any, ...]:
-    """As servers rank values: null before everything else, NaN behind it."""
+    """The servers' order of values: null first, NaN last."""
     if value is None:
         return (0,)
     return (2,) if value != value else (1, value)
@@ -273,7 +267,7 @@ def _rank(value: Value) -> tuple[Any, ...]:
 
 @total_ordering
 class _Descending:
-    """A value that stands before those that are less."""
+    """Reverses the order of a value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

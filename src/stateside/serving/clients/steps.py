@@ -1,12 +1,12 @@
-"""Steps: what a client does next, as values. The core makes them, a client does them and tells the core what came.
+"""Steps: the actions of a client, as values. The core yields a step, a client executes it and sends the result back.
 
-step        what the core is told
-Send        Reply, or Silence
-Open        Reply, whose content is empty if all is well, or Silence: the body is then asked for line by line
-NextLine    a line of it, or None at its end, or Silence
-Pause       nothing
-Together    what each of several courses of steps came to, in their order; the first error is raised
-Deliver     nothing: it is handed to whoever iterates
+step          result
+Send          Reply, or NoReply
+OpenStream    Reply, with empty content on success, or NoReply: the body is then read line by line
+NextLine      a line of the body, or None at its end, or NoReply
+Pause         None
+Together      the results of several series of steps, in their order; the first error is raised
+Deliver       None: the value goes to the caller that iterates
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-WAIT_S: Final = 5.0  # for so long a server waits for a floor if nothing else is asked for
+WAIT_S: Final = 5.0  # how long a server waits for a floor by default
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to a server: what is sent, whether it may be sent again, and for how long the server may wait."""
+    """A request: its content, whether a retry is safe, and how long the server may wait."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask a server, once, and have its whole reply within this time."""
+    """Send a request once, and read the whole reply within `timeout_s`."""
 
     url: str
     ask: Ask
@@ -44,7 +44,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Ask a server for a stream; `timeout_s` is for how long it may be silent."""
+    """Request a stream; `timeout_s` is the longest silence."""
 
     url: str
     ask: Ask
@@ -53,33 +53,31 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class NextLine:
-    """The next line of the stream."""
+    """Read the next line of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for so long."""
-
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Go these courses of steps at the same time."""
+    """Run several series of steps at the same time."""
 
     courses: Sequence[Steps[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand this over."""
+    """Yield a value to the caller."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server replied. Names of headers are in lower case."""
+    """A server's reply. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -88,7 +86,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """No reply, and why. `sent`: the server may have got the question, and may have done what it says."""
+    """No reply, and why. `sent`: the server may have received and executed the request."""
 
     reason: str
     sent: bool

@@ -1,8 +1,7 @@
-"""What both clients have in common at the edge: how httpx is set up, and what its errors mean.
+"""Transport of both clients: httpx settings, errors from replies, and parsing of server-sent events.
 
-Problem documents as the errors that they are.
-
-Server-sent events: the lines of a stream as events. Comments and fields of other kinds are passed over.
+Problem documents become the Stateside errors of their code. Of a stream's lines, comments and unknown fields are
+skipped.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def settings(token: str | None, certificate: str | Path | None) -> dict[str, Any]:
-    """What an httpx client is made with. `certificate`: of whom to trust, beside those that Python trusts."""
+    """Arguments for an httpx client. `certificate`: certificates to trust besides Python's."""
     headers = {} if token is None else {"Authorization": f"Bearer {_checked(token)}"}
     limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
     return {"headers": headers, "verify": _trust(certificate), "limits": limits, "follow_redirects": False}
 
 
 def addresses(urls: str | Sequence[str]) -> list[str]:
-    """The addresses, each checked; RequestInvalid if one is none."""
+    """The addresses, each checked; RequestInvalid for an invalid one."""
     given = [urls] if isinstance(urls, str) else list(urls)
     for url in given:
         try:
-            urlsplit(url)  # it knows some that httpx does not
+            urlsplit(url)  # rejects some addresses that httpx accepts
             parsed = httpx.URL(url)
         except (ValueError, httpx.InvalidURL) as error:
             raise _no_address(url, str(error)) from error
@@ -48,7 +47,7 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
 
 
 def request(url: str, ask: Ask, timeout_s: float) -> dict[str, Any]:
-    """What httpx is given to send."""
+    """Arguments for an httpx request."""
     headers = dict(ask.headers) | ({} if ask.body is None else {"content-type": "application/json"})
     return {
         "method": ask.method,
@@ -61,12 +60,11 @@ def request(url: str, ask: Ask, timeout_s: float) -> dict[str, Any]:
 
 
 def reply(response: httpx.Response, content: bytes) -> Reply:
-    """What a server replied."""
     return Reply(response.status_code, {name.lower(): value for name, value in response.headers.items()}, content)
 
 
 def silence(error: httpx.HTTPError | TimeoutError) -> NoReply:
-    """What it means that there was no reply."""
+    """The NoReply for an httpx error."""
     return NoReply(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))
 
 
@@ -82,7 +80,7 @@ def _trust(certificate: str | Path | None) -> bool | ssl.SSLContext:
 
 
 def _checked(token: str) -> str:
-    """The token, if a header can have it. Checked here, because the HTTP library's errors would show it."""
+    """The token, if valid in a header. Checked here, because httpx's error would show the token."""
     if not (token.isascii() and token.isprintable() and token == token.strip() and token):
         raise RequestInvalid("The token is empty, or has spaces or line ends around it", next_step="Give it as it is")
     return token
@@ -100,12 +98,12 @@ _KINDS = {
 
 
 def document_of(reply: Reply, url: str) -> dict[str, Any]:
-    """The JSON object in a reply; OperatingError if it has none: then it is no Stateside server's."""
+    """The JSON object in a reply; OperatingError for anything else, which no Stateside server sends."""
     return object_of(reply.content, "the reply", url)
 
 
 def object_of(content: bytes | str, what: str, url: str) -> dict[str, Any]:
-    """The JSON object that this content of a server's is; OperatingError if it is none."""
+    """The JSON object in a server's content; OperatingError for anything else."""
     try:
         document = json.loads(content)
     except ValueError as error:
@@ -116,7 +114,7 @@ def object_of(content: bytes | str, what: str, url: str) -> dict[str, Any]:
 
 
 def code_of(reply: Reply) -> str:
-    """The code of the problem in a reply; empty if it is something else."""
+    """The code of the problem document in a reply; empty without one."""
     try:
         document = json.loads(reply.content)
         return str(document["type"]).rpartition(":")[2]
@@ -125,7 +123,7 @@ def code_of(reply: Reply) -> str:
 
 
 def error_of(got: Reply | NoReply, url: str) -> StatesideError:
-    """The error that a reply, or no reply, means."""
+    """The error for a reply, or for a missing reply."""
     if isinstance(got, NoReply):
         return unanswered(got.reason, url)
     try:
@@ -136,7 +134,7 @@ def error_of(got: Reply | NoReply, url: str) -> StatesideError:
 
 
 def unanswered(reason: str, url: str) -> OperatingError:
-    """For whoever did not answer as a Stateside server does."""
+    """The error for a server that did not answer like a Stateside server."""
     return OperatingError(
         f"No Stateside server answered: {reason}",
         where=url,
@@ -145,7 +143,7 @@ def unanswered(reason: str, url: str) -> OperatingError:
 
 
 def problem_error(document: Mapping[str, Any]) -> StatesideError:
-    """The error that a problem document tells of."""
+    """The error of a problem document."""
     code = str(document.get("type", "")).rpartition(":")[2]
     kind = _KINDS.get(code, StatesideError)
     detail = str(document.get("detail", "The server answered with an error"))
@@ -157,7 +155,7 @@ def problem_error(document: Mapping[str, Any]) -> StatesideError:
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event: its kind, its data, and the id that it has, if it has one itself."""
+    """One event: its kind, its data, and its own id, if any."""
 
     kind: str
     data: str
@@ -166,14 +164,14 @@ class ServerSentEvent:
 
 @dataclass
 class Lines:
-    """Takes lines, and gives an event whenever one is complete."""
+    """The parser: takes lines, returns an event for each completed one."""
 
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
     _id: str | None = None
 
     def take(self, line: str) -> ServerSentEvent | None:
-        """The event that this line completes, if it does."""
+        """The event completed by this line, or None."""
         if not line:
             return self._complete()
         name, _, value = line.partition(":")

@@ -1,1 +1,1 @@
-"""How a server is: is it ready, what does it measure, what does it log, and which trace does a request belong to."""
+"""The health of a server: readiness, status, metrics, logs and traces."""

@@ -1,4 +1,4 @@
-"""The condition of a view: where its replica stands, how old its answers would be, and how its job is."""
+"""The condition of a view: the replica's batch and lag, the age of an answer, and the state of the job."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from stateside.spark_state.batch_log import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class ViewCondition:
-    """`batch` is None, and so is what depends on it, while the view cannot be answered."""
+    """`batch`, and the fields that depend on the batch, are None while the view cannot be answered."""
 
     view: str
     job: str
     batch: int | None = None
     age_ms: int | None = None
-    lag_batches: int | None = None  # None as well if the checkpoint cannot be read
+    lag_batches: int | None = None  # also None if the checkpoint cannot be read
     rows: int | None = None
     bytes: int = 0
     trouble: str | None = None
@@ -33,7 +33,7 @@ class ViewCondition:
 
 
 async def conditions(views: ViewReaders) -> list[ViewCondition]:
-    """Those of all views that there are now."""
+    """The conditions of all current views."""
     jobs = {state["view"]: state["state"] for state in views.states()}
     return [await _condition(views, layout, jobs.get(layout.name, "unknown")) for layout in views.layouts()]
 
@@ -52,7 +52,7 @@ async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCo
 
 
 def _dead_letters(layout: ViewLayout) -> int:
-    """How many the view has, as the runner notes after each batch that has some."""
+    """The view's number of dead letters, which the runner writes after each batch that has some."""
     try:
         return int(json.loads(layout.dead_letters.read_bytes())["count"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -60,7 +60,7 @@ def _dead_letters(layout: ViewLayout) -> int:
 
 
 def _disk(layout: ViewLayout, batch: int) -> tuple[int | None, int]:
-    """How many committed batches the replica does not have yet, and what it takes up."""
+    """The number of committed batches missing in the replica, and the replica's size in bytes."""
     try:
         newest = Checkpoint(Storage.at(layout.checkpoint_location)).commits()[-1:]
         lag = max(0, newest[0] - batch) if newest else 0
@@ -73,5 +73,5 @@ def _sizes(layout: ViewLayout) -> Iterable[int]:
     for path in layout.replica.rglob("*.mdb"):
         try:
             yield path.stat().st_blocks * 512
-        except OSError:  # a generation that was let go just now
+        except OSError:  # a generation that was deleted just now
             continue

@@ -1,9 +1,7 @@
-"""Logs as lines of JSON, for machines: time, level, logger, message, trace, and the stack of an error.
+"""Logs as lines of JSON (time, level, logger, message, trace, stack), and traces (W3C Trace Context).
 
-Traces: by which a request is known across the systems that it goes through (W3C Trace Context).
-
-A request that brings a `traceparent` belongs to that trace; one without begins a trace. The answer's `traceparent` has
-the trace and this server's own part of it, and so has every line that is logged meanwhile.
+A request with a `traceparent` belongs to that trace; a request without one begins a trace. The answer's `traceparent`
+and every log line of the request have the trace and this server's span.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace, this server's part of it, and whether it is recorded somewhere."""
+    """A trace, this server's span, and the trace flags."""
 
     trace: str
     span: str
@@ -31,7 +29,7 @@ class Trace:
 
     @classmethod
     def of(cls, traceparent: str | None) -> Trace:
-        """The trace that a request belongs to, or a new one."""
+        """The request's trace, or a new one."""
         found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
         if found is not None:
             version, trace, span, flags, rest = found.groups()
@@ -40,12 +38,12 @@ class Trace:
         return cls(*_fresh())
 
     def header(self) -> tuple[str, str]:
-        """As it stands in the answer."""
+        """The answer's header."""
         return "traceparent", f"00-{self.trace}-{self.span}-{self.flags}"
 
 
 def answered_with(traceparent: str | None) -> tuple[str, str]:
-    """The header of an answer to a request with this header, where nobody needs to know the trace meanwhile."""
+    """The header of an answer, where no code needs the trace meanwhile."""
     if traceparent is None:
         trace, span = _fresh()
         return "traceparent", f"00-{trace}-{span}-00"
@@ -53,19 +51,18 @@ def answered_with(traceparent: str | None) -> tuple[str, str]:
 
 
 def _fresh() -> tuple[str, str]:
-    """A trace and a part of it: drawn by chance, and no secret."""
+    """A random trace and span; not secret."""
     drawn = f"{random.getrandbits(192):048x}"
     return drawn[:32], drawn[32:]
 
 
-current: ContextVar[Trace | None] = ContextVar("trace", default=None)  # of the request that is being answered
+current: ContextVar[Trace | None] = ContextVar("trace", default=None)  # the trace of the request being answered
 
 
 class JsonLines(logging.Formatter):
-    """One object a line."""
+    """Formats a record as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
         trace = current.get()
@@ -77,6 +74,6 @@ class JsonLines(logging.Formatter):
 
 
 def log_json() -> None:
-    """Let this process log in lines of JSON from now on, to where it logs now."""
+    """Switch the handlers of this process to lines of JSON."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonLines())

@@ -1,4 +1,4 @@
-"""The condition of a journal that nodes write: how far its logs are merged, and what waits for a missing event."""
+"""The condition of a journal written by nodes: the merge's lag, and the entities that wait for a missing event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stateside.journal.writer import NODES
 
 @dataclass(frozen=True, slots=True)
 class MergeCondition:
-    """`behind`: of each log the durable events that are not in the stream; `gap_s`: how long the first one has waited.
+    """`behind`: per log, the durable events not yet in the stream; `gap_s`: the age of the oldest gap.
 
-    `trouble`: something of it cannot be read; then the rest is not known.
+    `trouble`: logs or stream cannot be read; then the other fields are unknown.
     """
 
     gaps: int = 0
@@ -26,7 +26,7 @@ class MergeCondition:
 
 
 def merge_condition(journal: Path, now_us: int) -> MergeCondition | None:
-    """That of the journal in this folder; None if no nodes write it. Reads end marks and last frames, no more."""
+    """The condition of the journal in this folder; None without nodes. Reads only end marks and last frames."""
     if not (journal / NODES).is_dir():
         return None
     try:

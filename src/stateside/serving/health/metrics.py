@@ -1,35 +1,32 @@
-"""Metrics in Prometheus' text format, of all of a server's processes together.
+"""Metrics in Prometheus' text format, summed over all processes of a server.
 
 | metric | labels | what |
 |---|---|---|
 | `stateside_answers_total` | route, method, status | answers |
-| `stateside_answer_seconds` | route | how long they took, as a histogram |
-| `stateside_view_batch` | view | the batch that the replica stands at |
-| `stateside_view_age_seconds` | view | the age that an answer would have now |
-| `stateside_view_lag_batches` | view | committed batches that the replica does not have yet |
+| `stateside_answer_seconds` | route | durations of answers, as a histogram |
+| `stateside_view_batch` | view | the replica's batch |
+| `stateside_view_age_seconds` | view | the age of an answer at present |
+| `stateside_view_lag_batches` | view | committed batches not yet in the replica |
 | `stateside_view_rows` | view | rows in the replica |
-| `stateside_replica_bytes` | view | what the replica takes up on disk |
+| `stateside_replica_bytes` | view | the replica's size on disk |
 | `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
 | `stateside_view_dead_letters` | view | events that did not reach the view (billing's are in its own table) |
-| `stateside_job_state` | view, state | 1 for the state that the job is in |
-| `stateside_merge_gaps` | | entities that wait for an event that is missing |
-| `stateside_merge_gap_seconds` | | how long the first of them has waited |
-| `stateside_merge_behind_events` | log | durable events of a node's log that are not in the merged stream |
+| `stateside_job_state` | view, state | 1 for the job's present state |
+| `stateside_merge_gaps` | | entities that wait for a missing event |
+| `stateside_merge_gap_seconds` | | age of the oldest gap |
+| `stateside_merge_behind_events` | log | durable events of a node's log not yet in the merged stream |
 | `stateside_merge_trouble` | | 1 while logs or stream cannot be read, 0 otherwise |
 
-Each process counts in files of its own (`tallies`), in a folder that the server makes at its start; whoever is asked
-adds them up. What is told of views and of the merge is looked at when it is asked for; of the merge only where nodes
-write the journal.
-
-Tallies: how many answers there were, and how long they took, counted by each process where all of them can read it.
+Metrics of views and of the merge are read on request; those of the merge only where nodes write the journal. Answers
+are counted by each process in files of its own (`Tallies`), in a folder that the server creates at its start; the
+process that is asked adds the files up:
 
     PROCESS.json    the series, in order: [[route, method, status], …]
     PROCESS.cells   for each series, in the same order, 8-byte numbers: answers in each of the buckets of `SECONDS`,
-                    those that took longer, and the microseconds of all of them together
+                    longer answers, and the sum of all durations in microseconds
 
-A count is one number in a file that is mapped into memory: nothing is written at a request, nothing is lost with a
-process that is killed, and what a process counted stays when it has ended. Bounded: a method that is not one of HTTP's
-own, and what finds no room any more, are counted as `other`.
+A count is one number in a memory-mapped file: a request writes nothing, a killed process loses nothing, and the counts
+of an ended process stay. Bounded: unknown methods, and series beyond SERIES_MAX, are counted as `other`.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 SERIES_MAX: Final = 1_024
 OTHER: Final = "other"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_SUM: Final = len(SECONDS) + 1  # behind the buckets, and the one without an end
+_SUM: Final = len(SECONDS) + 1  # after the buckets, including the unbounded one
 _WIDTH: Final = _SUM + 1
 _CELL_BYTES: Final = 8
 Series = tuple[str, str, str]
@@ -63,18 +60,18 @@ Counts = list[int]
 
 
 class Tallies:
-    """What this process counts: for itself, or in a folder where others read it."""
+    """The counters of this process: private, or in a folder shared with other processes."""
 
     def __init__(self, folder: Path | None = None) -> None:
         size = SERIES_MAX * _WIDTH * _CELL_BYTES
         self._names = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
         content = bytearray(size) if self._names is None else _mapped(self._names.with_suffix(".cells"), size)
         self._cells = memoryview(content).cast("Q")
-        self._places: dict[tuple[str, str, int], int] = {}  # as an answer is told, where its series begins
+        self._places: dict[tuple[str, str, int], int] = {}  # cache: an answer's labels to the first cell of its series
         self._series: dict[Series, int] = {}
 
     def count(self, route: str, method: str, status: int, seconds: float) -> None:
-        """One more answer, which took so long."""
+        """Count one answer and its duration."""
         at = self._places.get((route, method, status))
         if at is None:
             at = self._place(route, method, status)
@@ -82,7 +79,7 @@ class Tallies:
         self._cells[at + _SUM] += int(seconds * 1_000_000)
 
     def all(self) -> Mapping[Series, Counts]:
-        """What this process has counted; of a folder, what all have that count there."""
+        """The counts of this process, or of all processes that share the folder."""
         if self._names is None:
             return dict(_read(list(self._series), self._cells))
         added: dict[Series, Counts] = defaultdict(lambda: [0] * _WIDTH)
@@ -101,7 +98,7 @@ class Tallies:
             if self._names is not None:
                 write_atomically(self._names, json.dumps(list(self._series)).encode(), durable=False)
         at = self._series[series]
-        if series == wanted and method in _METHODS:  # anything else is as many as askers think of
+        if series == wanted and method in _METHODS:  # clients can invent any other method, so it is not cached
             self._places[route, method, status] = at
         return at
 
@@ -117,7 +114,7 @@ def _read(series: list[Series], cells: memoryview) -> Iterator[tuple[Series, Cou
         yield each, cells[number * _WIDTH : (number + 1) * _WIDTH].tolist()
 
 
-FOLDER_VARIABLE: Final = "STATESIDE_METRICS_DIR"  # by which a server tells its workers
+FOLDER_VARIABLE: Final = "STATESIDE_METRICS_DIR"  # passes the folder from the server to its workers
 KIND: Final = "text/plain; version=0.0.4; charset=utf-8"
 Of = Callable[[ViewCondition], float | None]
 _GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
@@ -137,7 +134,7 @@ _GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
 
 @contextmanager
 def shared_metrics() -> Iterator[None]:
-    """Let this process, and those that it starts meanwhile, count together."""
+    """Share the counters between this process and its child processes, for the duration of the context."""
     with tempfile.TemporaryDirectory(prefix="stateside-metrics-") as folder:
         os.environ[FOLDER_VARIABLE] = folder
         try:
@@ -147,15 +144,15 @@ def shared_metrics() -> Iterator[None]:
 
 
 class Metrics:
-    """What one worker process counts, and what it tells of all of them."""
+    """The counters of one worker process, and the metrics of all workers."""
 
     def __init__(self) -> None:
         folder = os.environ.get(FOLDER_VARIABLE)
         self._tallies = Tallies(None if folder is None else Path(folder))
-        self.answered = self._tallies.count  # `route` is a pattern, and never an address: so there are not many of them
+        self.answered = self._tallies.count  # `route` is a pattern, never an address: so there are few
 
     def text(self, conditions: Sequence[ViewCondition], merge: MergeCondition | None = None) -> bytes:
-        """All metrics, of this process and the others, with those of the views and of the merge."""
+        """All metrics: answers of all processes, views, merge."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
@@ -167,7 +164,7 @@ class Metrics:
 
 
 class _Answers:
-    """What was counted of answers, as the library collects it."""
+    """Prometheus collector of the answers."""
 
     def __init__(self, counted: Mapping[Series, Counts]) -> None:
         self._counted = counted
@@ -189,7 +186,7 @@ class _Answers:
 
 
 class _Views:
-    """What is told of views, as the library collects it."""
+    """Prometheus collector of the views."""
 
     def __init__(self, conditions: Sequence[ViewCondition]) -> None:
         self._conditions = conditions
@@ -211,7 +208,7 @@ class _Views:
 
 
 class _Merge:
-    """What is told of the merge, as the library collects it."""
+    """Prometheus collector of the merge."""
 
     def __init__(self, condition: MergeCondition) -> None:
         self._condition = condition

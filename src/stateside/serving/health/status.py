@@ -1,20 +1,17 @@
-"""The status: everything that an operator wants to see of a folder at one look, from the journal to the servers.
+"""The status of a folder for operators: journal, views, jobs, replicas, batches, partitions and tables.
 
-It is gathered from files that others write anyway, in a thread, and costs the job nothing.
+The status is gathered in a thread, from files that exist anyway, and costs the job nothing. A view's newest batches
+come from the end of `progress.jsonl`, where the runner writes Spark's progress reports, one line per batch.
 
-The newest batches of a view as Spark reported them, for people who look on: when, how long, and what took the time.
-
-The runner keeps them in `progress.jsonl`, a line each; here only the file's end is read.
-
-The journal as the status tells it: where it ends, whether it lies in the folder or on Kafka.
+The journal's end, in the folder or on Kafka:
 
     {"end": 1234, "segments": 2, "bytes": 56789}                on files
-    {"end": 1240, "bytes": null, "trouble": null}               on Kafka: an offset, marks of transactions count too
-    {"end": null, "bytes": null, "trouble": "The brokers …"}    on Kafka, and nobody knows
-    null                                                        there is none here: another job's source, or none yet
+    {"end": 1240, "bytes": null, "trouble": null}               on Kafka: an offset, transaction markers included
+    {"end": null, "bytes": null, "trouble": "The brokers …"}    on Kafka, and the end is unknown
+    null                                                        no journal here: another job's source, or none yet
 
-Brokers that are away let a question wait for seconds. So they are asked in a thread of its own, by one at a time and at
-most once in `ASK_S`, and who wants to know waits for `WAIT_S` at most. What was told lately counts, and nothing older.
+Unreachable brokers block a request for seconds. So a separate thread asks the brokers, one request at a time and at
+most once in `ASK_S`, and a caller waits for `WAIT_S` at most. A reply is valid for `OLD_S`.
 """
 
 from __future__ import annotations
@@ -59,18 +56,18 @@ _PARTS: Final = {
 
 
 def newest_batches(path: Path, most: int = BATCHES_SHOWN) -> list[dict[str, Any]]:
-    """The newest batches in this file, oldest first; none where there is no such file."""
+    """The newest batches in this file, oldest first; empty without the file."""
     found = []
     for line in _last_lines(path):
         try:
             found.append(shown(json.loads(line)))
-        except (ValueError, LookupError, TypeError):  # a line that is cut short, at either end of what was read
+        except (ValueError, LookupError, TypeError):  # a truncated line, at either end of the part read
             continue
     return found[-most:]
 
 
 def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """What Spark reported of one batch, as far as pages show it."""
+    """The parts of Spark's progress report that pages show."""
     took = progress["durationMs"]
     return {
         "batch": progress["batchId"],
@@ -114,7 +111,7 @@ Document = dict[str, Any]
 
 
 class JournalEnd:
-    """Of one folder. Any thread may ask."""
+    """The end of one folder's journal. Thread-safe."""
 
     def __init__(self, folder: Path, open_: Callable[[Path], Journal] = open_journal) -> None:
         self._folder, self._open = folder, open_
@@ -122,7 +119,7 @@ class JournalEnd:
         self._topic: tuple[str, TopicEnd] | None = None
 
     def now(self) -> Document | None:
-        """As it stands in an answer; None if there is no journal here."""
+        """The journal as in the status; None without a journal."""
         try:
             address = address_in(self._folder)
         except (OSError, StatesideError) as error:
@@ -137,7 +134,7 @@ class JournalEnd:
 
 
 class TopicEnd:
-    """Where a topic ends. Its journal is opened by the first question."""
+    """The end of a topic. The first call opens the journal."""
 
     def __init__(self, open_: Callable[[], Journal]) -> None:
         self._open = open_
@@ -147,7 +144,7 @@ class TopicEnd:
         self._document = _on_kafka(None, None)
 
     def now(self) -> Document:
-        """What the brokers said lately; if that is nothing, that they do not answer."""
+        """The brokers' last reply, if recent; otherwise a document with the trouble."""
         with self._told:
             now_s = time.monotonic()
             if not self._asking and now_s - self._asked_s >= ASK_S:
@@ -165,7 +162,7 @@ class TopicEnd:
             if self._journal is None:
                 self._journal = self._open()
             document = _on_kafka(self._journal.end().one(), None)
-        except Exception as error:  # whatever it is, it is told: nobody else waits for this thread
+        except Exception as error:  # any error is reported, since no caller waits for this thread
             document = _on_kafka(None, str(error) or type(error).__name__)
         with self._told:
             self._asking, self._told_s, self._document = False, time.monotonic(), document
@@ -185,24 +182,24 @@ def _on_files(folder: Path) -> Document | None:
     return None if end is None else {"end": end.offset, "segments": len(sizes), "bytes": sum(sizes)}
 
 
-SIZES_S: Final = 5.0  # for how long the sizes of partitions are remembered: to add them up is to look at every file
+SIZES_S: Final = 5.0  # how long partition sizes are cached: adding them up looks at every file
 
 
 @dataclass(slots=True)
 class Status:
-    """Tells the status of a folder; remembers what is dear to find out."""
+    """Reports the status of a folder; caches the expensive parts."""
 
     layout: Layout
     _sizes: dict[str, tuple[float, list[dict[str, Any]]]] = field(default_factory=dict)
     _tables: dict[Path, FollowedTable] = field(default_factory=dict)
-    _rows: dict[Path, dict[Path, int]] = field(default_factory=dict)  # of each table's files, which never change
+    _rows: dict[Path, dict[Path, int]] = field(default_factory=dict)  # rows per file of each table; files never change
     _journal: JournalEnd = field(init=False)
 
     def __post_init__(self) -> None:
         self._journal = JournalEnd(self.layout.journal)
 
     async def now(self, views: ViewReaders) -> dict[str, Any]:
-        """As it stands in an answer."""
+        """The status document."""
         found = await conditions(views)
         stamps = {each.view: await _stamp(views, each) for each in found}
         return await asyncio.to_thread(self._gathered, views, found, stamps)
@@ -241,7 +238,7 @@ class Status:
         }
 
     def _table(self, mark: Path) -> dict[str, Any]:
-        """What a sink of the view has filled, if that is a table of this folder."""
+        """The table of one of the view's sinks."""
         name = mark.stem
         table = self._tables.setdefault(mark, FollowedTable(self.layout.table(name), mark))
         try:
@@ -252,7 +249,7 @@ class Status:
         return {"table": name, "rows": sum(rows.values()), "bytes": sum(file.bytes for file in files), "trouble": None}
 
     def _partitions(self, layout: ViewLayout) -> list[dict[str, Any]]:
-        """How large each partition's files are; nothing of a checkpoint that is not on this machine's disk."""
+        """The size of each partition's files; empty for a checkpoint that is not on a local disk."""
         known = self._sizes.get(layout.name)
         if known is None or time.monotonic() - known[0] > SIZES_S:
             known = self._sizes[layout.name] = time.monotonic(), partition_sizes(Path(layout.checkpoint_location))
@@ -281,13 +278,13 @@ def _bytes(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # Spark deletes what is old meanwhile
+        except OSError:  # Spark deletes old files meanwhile
             continue
     return total
 
 
 def _served_operator(layout: ViewLayout) -> int | None:
-    """Which of the query's stateful operators has the rows that the replica shows."""
+    """The number of the query's stateful operator that the replica shows."""
     try:
         return Catalogue.load(layout.catalogue).operator
     except (OSError, StatesideError):
@@ -295,7 +292,7 @@ def _served_operator(layout: ViewLayout) -> int | None:
 
 
 def _file_rows(files: Sequence[DataFile], known: Mapping[Path, int]) -> dict[Path, int]:
-    """How many rows each of a table's files has; those that are known need not be looked at."""
+    """The number of rows of each of a table's files; `known` files are not read again."""
     paths = [file.path for file in files]
     return {path: known[path] if path in known else pq.read_metadata(path).num_rows for path in paths}
 

@@ -1,6 +1,5 @@
-"""The pages: plain HTML, CSS and modules of JavaScript in `static/`, as they are written, and what serves them.
+"""Web pages: plain HTML, CSS and JavaScript modules in `static/`, without a build step, and their routes.
 
-A page has no data in it. It asks the same server for the same documents as everybody else, with its session's token,
-and loads nothing from anywhere else. An application brings pages of its own: a package with `PAGES` and a folder
-`static`.
+A page contains no data. Its script requests the same documents from the same server as any client, with the session's
+token, and loads nothing from other hosts. An application's own pages are a package with `PAGES` and a folder `static`.
 """

@@ -1,8 +1,8 @@
-"""The assets: what pages are made of, held in memory, each under an address that has the hash of all of them.
+"""Assets of the pages: held in memory, at addresses that contain the hash of all assets.
 
-    /assets/1f3c9a0b7d2e/base.css       never another content: browsers keep it for a year and need not ask again
+    /assets/1f3c9a0b7d2e/base.css       immutable: browsers keep the file for a year without asking again
 
-So a page and its modules are always of one version. Modules name each other by `./`, which leads to the same version.
+So a page and its modules always have one version. Modules import each other by `./`, which keeps the version.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _KINDS: Final = {
     ".woff2": "font/woff2",
 }
 _OWN: Final = "stateside.serving.pages"
-_SMALLEST_BYTES: Final = 1_024  # what is smaller is not worth unpacking
+_SMALLEST_BYTES: Final = 1_024  # smaller files are not worth compressing
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file: its type, its bytes, and the same packed, if that is worth it."""
+    """A file: its content type, its bytes, and its gzipped bytes, if worth while."""
 
     kind: str
     content: bytes
@@ -38,7 +38,7 @@ class Asset:
 
 
 class Assets:
-    """The files of all packages with pages. A later package's names must not be an earlier one's."""
+    """The files of all packages with pages. File names must differ between packages."""
 
     def __init__(self, packages: Sequence[str] = ()) -> None:
         self.pages: list[Page] = []
@@ -47,20 +47,19 @@ class Assets:
         for name in packages:
             self._add(name)
             self.pages += import_module(name).PAGES
-        self.pages += PAGES  # an application's own come first
+        self.pages += PAGES  # an application's own pages come first
         self.version = self._version()
 
     def get(self, name: str) -> Asset | None:
-        """The asset of this name."""
         return self._found.get(name)
 
     def address(self, name: str) -> str:
-        """Where it is served."""
+        """The path at which the asset is served."""
         return f"/assets/{self.version}/{name}"
 
     @property
     def size_bytes(self) -> int:
-        """Of all of them, unpacked."""
+        """The total size, uncompressed."""
         return sum(len(asset.content) for asset in self._found.values())
 
     def _add(self, package: str) -> None:

@@ -1,4 +1,4 @@
-"""A page: where it is, what it is called, and for whom it is."""
+"""A page: its address, its title and its audience."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stateside.serving.access.principal import CUSTOMER, Principal, Role
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page at `/name`, and at `/name/…`, whose content the module `name.js` makes.
+    """One page at `/name` and `/name/…`; the module `name.js` makes the content.
 
-    `role` is what its questions need. `application` is the one whose folder it is for, None for every folder's. With
-    `customers` it shows what an application tells of a customer (`Principal.require_customer`): to who reaches all of
-    one customer's data, for whom there is no other page, and to who reaches all of everybody's.
+    `role` is needed by the page's requests. `application` restricts the page to folders of one application. A page with
+    `customers` shows an application's answers about a customer (`Principal.require_customer`): to principals that reach
+    all data of one customer, who get no other page, and to principals that reach everything.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Page:
     listed: bool = True
 
     def is_for(self, holder: Principal, application: str | None) -> bool:
-        """Whether it has anything to show to this holder, in a folder of this application."""
+        """Whether the page has content for this principal, in a folder of this application."""
         if not self.listed or self.role not in holder.roles or self.application not in (None, application):
             return False
         all_views, columns = holder.views is None, set(holder.where)
@@ -34,7 +34,6 @@ class Page:
         return not (all_views and columns == {CUSTOMER})
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in an answer."""
         return {"address": f"/{self.name}", "title": self.title}
 
 

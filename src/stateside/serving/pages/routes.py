@@ -1,6 +1,6 @@
-"""The routes of pages and assets. There is nothing of anybody's data in them: anyone may have them.
+"""Routes of pages and assets, which contain no data and are open to anyone; and of the browser session.
 
-The routes of a browser's session: who am I here, signing in with a token, signing out.
+The session's routes report the principal, sign in with a token, and sign out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOME: Final = Page("home", "Stateside")
 
 
 def page_routes(assets: Assets) -> list[Route]:
-    """Those of all pages that these assets are of; `/` leads on to the first one that is for who asks."""
+    """The routes of all pages and assets; the page at `/` leads on to the first page for the principal."""
     found = [_page_route("/", _HOME, assets)]
     for page in assets.pages:
         patterns = (f"/{page.name}", f"/{page.name}/{{rest...}}")
@@ -51,7 +51,7 @@ def _page_route(pattern: str, page: Page, assets: Assets) -> Route:
 
 
 def rendered(page: Page, assets: Assets) -> bytes:
-    """The page's HTML: the same for all, but for its name and what it loads."""
+    """The page's HTML: one template, with the page's name, title and asset address."""
     template = files("stateside.serving.pages").joinpath("static", "page.html").read_text()
     values = {"name": page.name, "title": page.title, "assets": f"/assets/{assets.version}"}
     for name, value in values.items():
@@ -116,7 +116,7 @@ _OUT = "sign a browser out"
 
 
 def session_routes(guard: Guard, pages: Sequence[Page], *, secure: bool) -> list[Route]:
-    """The routes; `secure`: this server speaks TLS, and the cookie goes nowhere else."""
+    """The session's routes; `secure`: the server uses TLS, and the cookie is sent over TLS only."""
 
     async def who(request: Request) -> Response:
         try:
@@ -144,7 +144,7 @@ def session_routes(guard: Guard, pages: Sequence[Page], *, secure: bool) -> list
 
 
 def _asked(document: dict[str, Any]) -> tuple[str, bool]:
-    """The token to sign in with, and whether the browser is to keep it; RequestInvalid against the schema."""
+    """The token to sign in with, and whether the browser keeps the cookie; RequestInvalid for an invalid body."""
     token, keep = document.get("token"), document.get("keep", False)
     if not (isinstance(token, str) and isinstance(keep, bool) and document.keys() <= {"token", "keep"}):
         raise RequestInvalid(
@@ -173,7 +173,7 @@ def _shown(holder: Principal, pages: Sequence[Page], views: ViewReaders) -> dict
 
 
 def _application(views: ViewReaders) -> str | None:
-    """Whose views these are; None before the first one."""
+    """The application of the folder's views; None before the first view."""
     for layout in views.layouts():
         try:
             return Catalogue.load(layout.catalogue).application

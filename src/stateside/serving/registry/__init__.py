@@ -1,5 +1,5 @@
-"""Place: which server holds which share of the keys.
+"""The registry of servers: each server announces its address and its shard of the keys.
 
-`announcement` is what a server tells of itself, `announcer` tells it, `servers` hears it, `location` says who has what.
-`location` and `announcement` do no I/O: clients reckon with them too.
+`announcement` is a server's own description, `announcer` writes and reads announcements, `location` finds the servers
+of a key. `location` and `announcement` do no I/O: clients use both too.
 """

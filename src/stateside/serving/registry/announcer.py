@@ -1,9 +1,8 @@
-"""The announcer: tells every second that this server is there, and what it holds.
+"""The announcer: publishes the server's address and shards every second; `Servers` reads all announcements.
 
-It runs in the workers, since they are who answers: a server whose workers are dead or hang falls silent. Of several
-workers the first one that finds the announcement old writes it. The main process takes it away when all have ended.
-
-The servers that announce themselves in a folder, as one of them sees it.
+The announcer runs in the workers, which answer the requests: a server with dead or hanging workers falls silent. Of
+several workers the first to find the announcement old writes the next one. The main process deletes the announcement
+when all workers have ended.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from stateside.serving.rows.view_readers import Floor, ViewReaders
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import TYPE as COMPUTED_TYPE
 
-LOOK_S = 0.25  # for so long a look at the folder is good enough
+LOOK_S = 0.25  # how long a reading of the folder is cached
 _FOLDER = "servers"
 log = logging.getLogger(__name__)
 
 
 class Servers:
-    """Looks into the folder, at most every quarter of a second, and leaves out whoever was silent for too long."""
+    """Reads the folder, at most every quarter of a second, and omits servers after SILENCE_S."""
 
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.folder, self._clock = folder / _FOLDER, clock or SystemClock()
@@ -44,7 +43,7 @@ class Servers:
         self._told: set[str] = set()
 
     def now(self) -> list[Announcement]:
-        """Those that count now, by name. It reads files: not to be called where requests wait for each other."""
+        """The live servers, by name. Reads files: not for the event loop."""
         if time.monotonic() - self._looked_s >= LOOK_S:
             self._seen = [found for path in sorted(self.folder.glob("*.json")) if (found := self.read(path))]
             self._looked_s = time.monotonic()
@@ -52,11 +51,11 @@ class Servers:
         return [announcement for announcement in self._seen if announcement.counts(now_us)]
 
     def file(self, name: str) -> Path:
-        """Where the server of this name announces itself."""
+        """The file of a server's announcement."""
         return self.folder / f"{name}.json"
 
     def read(self, path: Path) -> Announcement | None:
-        """The announcement in a file; None if it is gone meanwhile, or is none, which the log is told once."""
+        """The announcement in a file; None if the file is gone or invalid; an invalid file is logged once."""
         try:
             return Announcement.of(json.loads(path.read_bytes()))
         except FileNotFoundError:
@@ -68,7 +67,7 @@ class Servers:
             return None
 
     def withdraw(self, name: str, url: str) -> None:
-        """Take a server's announcement away, if it is its own."""
+        """Delete a server's announcement, unless another server has taken the name."""
         found = self.read(self.file(name))
         if found is not None and found.url == url:
             with suppress(FileNotFoundError):
@@ -83,14 +82,14 @@ _OWN_LOOK: Final = Floor(wait_ms=0)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Under which name, where, and in which folder a server announces itself. Made by the main process."""
+    """The name, URL and folder of a server's announcement. Made by the main process."""
 
     folder: Path
     name: str
     url: str
 
     def check(self, clock: Clock | None = None) -> None:
-        """SettingInvalid for a name that no file can have; SetupError if another server has it."""
+        """Raise SettingInvalid for an unsuitable name; SetupError if another server has the name."""
         if not _NAME.fullmatch(self.name):
             raise SettingInvalid(
                 f"{self.name[:100]!r} is no name for a server", next_step="Use letters, digits, '.', '_', '-'"
@@ -105,12 +104,12 @@ class Identity:
                 )
 
     def withdraw(self) -> None:
-        """Take the announcement away: the server has stopped."""
+        """Delete the announcement: the server has stopped."""
         Servers(self.folder).withdraw(self.name, self.url)
 
 
 def reached_at(scheme: str, address: str, port: int) -> str:
-    """The URL by which others reach who listens there; on all addresses that is the machine's own name."""
+    """The URL of a server at an address; with the machine's name for a wildcard address."""
     host = socket.getfqdn() if address in _WILDCARDS else address
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -124,7 +123,7 @@ class Announcer:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Announce until it is cancelled. Trouble is told the log once, and it is tried again."""
+        """Announce until cancelled. An error is logged once, and the next round tries again."""
         while True:
             try:
                 await self.step()
@@ -136,7 +135,7 @@ class Announcer:
             await asyncio.sleep(ANNOUNCE_S / 2)
 
     async def step(self) -> bool:
-        """Announce, unless another worker has just done it; whether it was done."""
+        """Announce, unless another worker has just done so; returns whether the file was written."""
         last = await asyncio.to_thread(self._servers.read, self._servers.file(self._identity.name))
         now_us = self._clock.now_us()
         if last is not None and last.url == self._identity.url and last.silent_ms(now_us) < ANNOUNCE_S * 750:
@@ -147,19 +146,19 @@ class Announcer:
         return True
 
     async def _held(self) -> AsyncIterator[tuple[str, HeldShare]]:
-        """The views that have a batch, each with what is here of it."""
+        """The views with a batch, each with its shard here."""
         for name in self._views.names():
             try:
                 reader = self._views.get(name)
                 stamp = await reader.stamp(_OWN_LOOK)
-            except StatesideError:  # no batch yet, or it is refused: whoever asks is told, nobody is sent here for it
+            except StatesideError:  # no batch yet, or refused: a client here gets the error, and none is sent here
                 continue
             share = None if stamp.share is None else Share.parse(stamp.share)
             yield name, HeldShare(share, stamp.batch, stamp.age_ms, stamp.replica, *_columns(reader.shape.catalogue))
 
 
 def _columns(catalogue: Catalogue) -> tuple[Columns, Columns]:
-    """The key's columns with the types that they are asked by, and all columns with those that rows have."""
+    """The key's columns with the types used in requests, and all columns with the types of rows."""
     key = tuple((column.name, column.asked_type) for column in catalogue.key)
     shown = [(column.name, column.type) for column in catalogue.key]
     shown += [(column.name, column.type) for column in catalogue.columns]

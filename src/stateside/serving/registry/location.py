@@ -1,4 +1,4 @@
-"""Locations: which of the announced servers have a key, and which of them together have all keys. No I/O."""
+"""Locations: the announced servers of a key, and a set of servers that covers all keys. No I/O."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from stateside.serving.registry.announcement import Announcement, HeldShare
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A server that has some of a view's keys."""
+    """A server with its shard of a view."""
 
     server: Announcement
     held: HeldShare
 
     @property
     def url(self) -> str:
-        """Where it is reached."""
         return self.server.url
 
     @property
     def share(self) -> str | None:
-        """The share that it has; None for all keys."""
+        """The shard, as text; None for all keys."""
         return None if self.held.share is None else str(self.held.share)
 
     def as_dict(self, now_us: int) -> dict[str, Any]:
-        """As it stands in the answer to who asks for a location: its age is that of the answers it would give now."""
+        """The holding in a location answer; the age counts up to now."""
         age_ms = self.held.age_ms + self.server.silent_ms(now_us)
         told = {"url": self.url, "name": self.server.name, "share": self.share, "replica": self.held.replica}
         return told | {"batch": self.held.batch, "age_ms": age_ms}
 
 
 def holdings(servers: Iterable[Announcement], view: str, leading: bytes | None = None) -> list[Holding]:
-    """The servers that have the view's keys that begin so; without `leading`, those that have all keys of the view.
+    """The servers with the keys of this first part; without `leading`, the servers with all keys of the view.
 
     The newest batch comes first.
     """
@@ -49,15 +48,15 @@ def holdings(servers: Iterable[Announcement], view: str, leading: bytes | None =
 
 
 def location(servers: Iterable[Announcement], view: str, leading: bytes | None, now_us: int) -> dict[str, Any]:
-    """What is told of where a key is: the share that it is in, as the first server has it, and the servers."""
+    """The location of a key: its shard, by the first server's partitioning, and the servers."""
     found = [each.as_dict(now_us) for each in holdings(servers, view, leading)]
     return {"share": found[0]["share"] if found else None, "servers": found}
 
 
 def cover(servers: Iterable[Announcement], view: str) -> list[list[Holding]] | None:
-    """Servers that together have every key of the view once: for each share, its copies. None if a share is missing.
+    """Servers that together have every key of the view once: per shard, its copies. None if a shard is missing.
 
-    As few shares as can be: one server that has all keys is best.
+    Prefers the fewest shards: one server with all keys is best.
     """
     copies: dict[Share, list[Holding]] = defaultdict(list)
     for server in servers:
@@ -72,7 +71,7 @@ def cover(servers: Iterable[Announcement], view: str) -> list[list[Holding]] | N
 
 
 def missing(servers: Iterable[Announcement], view: str) -> str:
-    """For people: which shares of a view nobody has, where some have others."""
+    """For people: the shards of a view that no server announces."""
     shares = {held.share for server in servers if (held := server.views.get(view)) and held.share}
     if not shares:
         return f"no server announces the view {view!r}"
