@@ -70,9 +70,7 @@ class StoredIndex:
 
 
 def opened(directory: Path, name: str, journal_id: str, findings: Findings) -> StoredIndex | None:
-    """The index of this journal; None if there is none yet, and None with a finding if unreadable or of another
-    journal.
-    """
+    """The index of this journal; None if missing, and None with a finding if unreadable or of another journal."""
     if not (directory / "data.mdb").exists():
         return None
     try:

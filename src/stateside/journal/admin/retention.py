@@ -1,5 +1,4 @@
-"""Retention: drops whole segments at a journal's beginning once no reader needs them, and archives them first if
-requested.
+"""Retention: drops whole segments at a journal's beginning that no reader needs, after an optional archival.
 
 A crash between any two steps loses no event that was to be kept or archived; the same call again continues:
 

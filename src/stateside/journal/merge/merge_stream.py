@@ -91,9 +91,7 @@ class MergedStream:
             yield from decode(batch)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the end to move beyond the position; returns whether the end has moved. 0 s: no
-        wait.
-        """
+        """Wait at most `timeout_s` for the end to move beyond the position; returns whether it has. 0 s: no wait."""
         return moved(self.end, position, timeout_s)
 
     def position_of(self, receipt: Position) -> Position | None:

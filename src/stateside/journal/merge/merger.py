@@ -1,5 +1,4 @@
-"""The merger: writes the events of all nodes' logs into one stream, each entity's events in the order of their
-sequences.
+"""The merger: writes the events of all nodes' logs into one stream, in the order of each entity's sequences.
 
 `Output` collects merged events per partition until there are enough for a frame. `Waiting` holds events read before
 their predecessor, and the gaps. `Merger` runs the protocol.
@@ -44,9 +43,7 @@ class Output:
         self._log, self._first, self._batch = "", 0, None
 
     def begin(self, log: str, first: int, batch: pa.RecordBatch) -> None:
-        """Start a batch; `first` is the offset of its first event in its log. The following `add` calls name rows of
-        this batch.
-        """
+        """Start a batch, the source of the rows to `add`; `first` is the offset of its first event in its log."""
         self._log, self._first, self._batch = log, first, batch
 
     def add(self, partition: str, row: int) -> None:
@@ -328,9 +325,7 @@ class Merger:
         return errors
 
     def _look_back(self) -> None:
-        """Move the cursors back to forgotten events, if anything was merged since the last look: only then can they
-        follow.
-        """
+        """Move the cursors back to forgotten events, if anything was merged since: only then can they follow."""
         if self._stored == self._stored_at_look_back:
             return
         self._stored_at_look_back = self._stored

@@ -118,9 +118,7 @@ class StreamIdentity:
 
     @classmethod
     def bear(cls, merged: Path, partitions: int) -> StreamIdentity:
-        """Create an empty stream. The stream exists once the file `born` does; leftovers of an earlier attempt are
-        overwritten.
-        """
+        """Create an empty stream, over leftovers of an earlier attempt. The stream exists once the file `born` does."""
         _refuse_orphans(merged)
         born = cls(str(uuid4()), partitions)
         for partition in born.names():

@@ -57,9 +57,7 @@ class Lasts:
                 raise
 
     def last(self, entities: Iterable[str]) -> dict[str, int]:
-        """The last sequence of each entity, as far as the logs were followed; 0 for an entity without
-        events.
-        """
+        """The last sequence of each entity, as far as the logs were followed; 0 for an entity without events."""
         keys = {entity: key_of(ENTITIES, entity) for entity in entities}
         with keeping("sequences", self._directory), self._environment.begin() as transaction:
             found = {entity: self._value(transaction, key) for entity, key in keys.items()}
@@ -96,9 +94,7 @@ class Lasts:
         self._covers[name] = first + batch.num_rows
 
     def write_if_due(self) -> None:
-        """Write to disk if `UNWRITTEN_MAX` entries wait. An owner calls this before it appends, as nothing may fail
-        afterwards.
-        """
+        """Write to disk if `UNWRITTEN_MAX` entries wait. Called before an append, as nothing may fail afterwards."""
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
@@ -145,9 +141,7 @@ class Lasts:
         return bytes(found) if unwritten is None else self._counts(key, unwritten, bytes(found))
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
-        """The winner of two values of one key. Logs are read in any order, so the later one does not simply
-        win.
-        """
+        """The winner of two values of one key: not simply the later one, as logs are read in any order."""
         return max(one, other)
 
     def _written(self) -> bool:

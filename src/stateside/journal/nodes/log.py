@@ -1,5 +1,4 @@
-"""Node logs: a journal for each epoch of a node, the fence against former owners, and the seal that closes a log for
-good.
+"""Node logs: a journal for each epoch of a node, the fence against former owners, and the seal of a closed log.
 
 The file `epoch` names the owner of a node. An owner that is no longer in the file is fenced.
 
@@ -210,8 +209,9 @@ class FencedLog(JournalWriter):
             os.fdatasync(self._mark)
 
     def _publish(self) -> None:
-        """Check the fence first. The frame is stored by now: if `epoch` is unreadable, the writer breaks, for the frame
-        may or may not count.
+        """Check the fence first.
+
+        The frame is stored by now: if `epoch` is unreadable, the frame may or may not count, so the writer breaks.
         """
         with self._breaking("The node's epoch cannot be read"):
             self._fence.check()

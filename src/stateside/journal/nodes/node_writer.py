@@ -182,8 +182,7 @@ class NodeWriter:
         return [Position.of({log: offset + 1}) for log, offset in map(place, range(len(events)))]
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append without a receipt; `since` are the last receipts of its producer. The receipt covers all
-        events.
+        """Repeat an append without a receipt; `since` has the last receipts of its producer. The receipt covers all.
 
         As `append`, which detects stored events by itself.
         """

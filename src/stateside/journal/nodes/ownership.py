@@ -174,9 +174,7 @@ class NodeSlots:
         return {os.readlink(entry.path) for entry in os.scandir(self._directory)} - {_NOBODY}  # noqa: PTH115
 
     def claim(self, slot: int, node: str, check: Callable[[], None]) -> str:
-        """Grant a slot to a node if the slot is free or the node's; returns the slot's node. `check` is the node's
-        fence.
-        """
+        """Grant a free slot, or the node's own, to a node; returns the slot's node. `check`: the node's fence."""
         while (before := self._grant_of(slot)).node in (None, node):
             check()
             if self._grant(slot, before, node):

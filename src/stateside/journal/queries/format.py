@@ -69,8 +69,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class ViewsDamaged(Exception):
-    """Impossible content in the views. Never reaches a client: the views are rebuilt, and queries read the stream
-    meanwhile.
+    """Impossible content in the views. Never reaches a client: queries read the stream while the views are rebuilt.
 
     Not part of the error tree: nothing is lost, and no action is required.
     """

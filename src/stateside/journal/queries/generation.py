@@ -1,5 +1,4 @@
-"""Generations: the successive LMDB environments of a folder of views. One is current; a damaged one is replaced, not
-repaired.
+"""Generations: the successive LMDB environments of a folder of views. A damaged one is replaced, not repaired.
 
 views/lock          held by the process that follows the stream
 views/current       the name of the current folder

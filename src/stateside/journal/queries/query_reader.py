@@ -137,9 +137,7 @@ class Walk(Walker[FoundEvent]):
             yield from self._by_range(partition, places)
 
     def _look(self, partition: str, at: int, stop: int) -> Postings | range:
-        """Where to read: the places from the views if they reach so far, else the whole rest. Releases the snapshot at
-        once.
-        """
+        """Where to read: the places from the views if they reach so far, else the whole rest. Holds no snapshot."""
         try:
             with self._views.snapshot() as snapshot:
                 covered = min(stop, snapshot.state.covers(partition)) if snapshot else 0

@@ -1,7 +1,6 @@
-"""Query views: indexes of a stream's events by entity, tag, type and time. The views follow the stream and derive from
-it.
+"""Query views: indexes of a stream's events by entity, tag, type and time, derived from the stream.
 
-How views follow; a crash between any two steps leaves correct views, up to the last transaction:
+How views follow the stream; a crash between any two steps leaves correct views, up to the last transaction:
 
 1. The process takes the lock: one process follows, any number read.
 2. Views that are missing, damaged, condemned by a reader, or of another stream are replaced by empty ones
