@@ -1,9 +1,10 @@
 """Replicas: a view's state, copied batch by batch out of Spark's checkpoint into LMDB, for any number of readers.
 
-`keys` orders the rows, many at once with `key_encoder`; `store` moves them, their `rollups` and their `history` in
-transactions of an LMDB `environment`, `reader` reads them, as of an older batch through `past`. Every page has its
-checksum in `checksums`: `integrity` keeps them, `verified` reads by them, down the trees that `btree` knows. `tail`
-follows the checkpoint, `waking` tells it when. Where batches are gone, or others, or the replica is damaged, `load`
-begins again from snapshots of the state, in an environment of its own (`generations`), which `new_replica` fills in the
-order of the keys (`runs`) while `progress` tells how far it is. A replica may hold only its `share` of the keys.
+`tail` follows the checkpoint, and `translation` turns Spark's changes into keys and rows; `keys` encodes keys in byte
+order, `key_blocks` many at once. `store` applies rows, `lists`, rollups (`rollup_tables`) and undo records (`history`)
+in transactions of an `lmdb` environment, by the tables of `key_table`. `replica_reader` reads `snapshot`s, as of the
+newest batch or an older one; `changes` are those between two batches. Every page has a checksum in `checksums`:
+`integrity` maintains them, `page_reader` verifies pages by them, down the trees of `btree`. Where batches are gone or
+replaced, or the replica is damaged, `bootstrap` loads snapshots of the state into a new environment (`generations`),
+with its progress in `load_progress`. A replica may hold only one `shard` of the keys.
 """

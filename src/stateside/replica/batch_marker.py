@@ -1,4 +1,4 @@
-"""The batch that a replica stands at, as it is kept beside the rows."""
+"""The batch marker: the batch that a replica stands at, stored beside the rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stateside.core.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class AppliedBatch:
-    """The batch that a replica stands at: of which query, up to where, under which watermark, from when."""
+    """A replica's batch: its query, number, position, watermark and commit time."""
 
     query: str
     batch: int
     position: Position
     watermark_us: int
     committed_us: int
-    fingerprint: str = ""  # of the batch's own files: another run of the same batch has another one
-    partitions: int = 0  # of the state, all of which the rows come from; 0 in replicas that did not note it yet
+    fingerprint: str = ""  # of the batch's own files: differs for another run of the same batch
+    partitions: int = 0  # of the state, all of them in the rows; 0 in replicas from before this field
 
     def as_json(self) -> bytes:
         """As stored in `meta`."""
@@ -28,7 +28,7 @@ class AppliedBatch:
 
     @staticmethod
     def parse(content: bytes) -> AppliedBatch:
-        """The batch that `as_json` wrote. Every answer asks for it, and most of them of the same batch."""
+        """The batch written by `as_json`. Cached: every answer parses it, mostly for the same batch."""
         return _parse(content)
 
 

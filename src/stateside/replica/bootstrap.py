@@ -1,29 +1,25 @@
-"""Loads a replica anew from snapshots of the state, when the batches between it and now are gone.
+"""Bootstrap: loads a replica from snapshots of the state, when the batches between the replica and now are gone.
 
-A batch that Spark wrote as snapshots alone, since it repartitioned the state, is loaded in the same way, but then
-compared with the replica, which goes on from there with the difference.
+A batch that Spark wrote as snapshots alone, after a repartitioning of the state, is loaded in the same way, but then
+compared with the replica, which applies the difference.
 
-1. Choose the newest committed batch whose state can be had in every partition: a snapshot, and all changelogs after it.
-2. Secure the files needed, by links or copies in the replica's folder: Spark may delete its own at any moment.
-3. Fill a new environment beside the present one, with all rows in the order of their keys and with the rollups, in
-   bounded memory. Readers do not see it.
-4. Make it durable, then let it take the place of the old one, in one step (`generations`).
+1. Choose the newest committed batch whose state is available in every partition: a snapshot, and all later changelogs.
+2. Secure the files, by links or copies in the replica's folder: Spark may delete its own at any moment.
+3. Fill a new environment beside the present one, with all rows in key order and with the rollups, in bounded memory.
+   Readers do not see the new environment.
+4. Make the new environment durable, then let it replace the old one, atomically (`generations`).
 
-A crash before step 4 leaves the old replica, one after it the new one. What is left over goes at the next start.
+A crash before step 4 leaves the old replica, a crash after it the new one. The next start removes leftovers.
 
-A new replica: an LMDB environment that is filled beside the one that readers have.
+Step 3 sorts the rows first and then appends them: LMDB fills its pages one after the other, each to the end. In any
+other order every transaction would copy many pages of earlier ones. `SortedRuns` is an external merge sort:
 
-Its rows are put in order first (`runs`) and then appended: LMDB fills its pages one after the other, each to the end.
-In any other order every transaction would copy much of what those before it had written.
+1. Changes collect in memory. At `RUN_BYTES` they are sorted, cut into pages and written to an unnamed file: a run. The
+   first key of every page stays in memory.
+2. In the end the pages are read in the order of their first keys, some at a time. Changes before the first key of all
+   remaining pages are complete: they are sorted, and returned.
 
-Sorted runs: more changes than memory may hold, put into the order of their keys.
-
-1. Changes gather in memory. When there are enough of them they are sorted, cut into pages and written to a file that
-   has no name: a run. The first key of every page stays in memory.
-2. In the end the pages are read in the order of their first keys, some at a time. What lies before the first key of
-   all pages that are still to come is complete: it is sorted, and handed on.
-
-So each change is written once and read once, whatever there is of them. Of several to one key the last one counts.
+So each change is written once and read once, whatever their number. Of several changes to one key the last one counts.
 """
 
 from __future__ import annotations
@@ -62,12 +58,12 @@ from stateside.spark_state.hdfs_store import DeltaChain, newest_delta_chain, rea
 from stateside.spark_state.provider import Provider, provider_of
 from stateside.spark_state.rocksdb_snapshot import Chain, StateSnapshot, file_names, newest_chain
 
-RUN_BYTES = 128 * 1024 * 1024  # about so much memory the changes have before they become a run
-PAGE_ROWS = 1_000  # fewer if rows are so large that these would be more than
+RUN_BYTES = 128 * 1024 * 1024  # approximate memory of the changes before they become a run
+PAGE_ROWS = 1_000  # fewer if large rows would exceed PAGE_BYTES
 PAGE_BYTES = 1024 * 1024
-PAGES_AT_ONCE = 16  # more would not stay in the processor's caches
-_CHANGE_BYTES = 250  # what a change takes besides its bytes, in a dict and in a list
-_WITHOUT_REFERENCES = 2  # marshal's version: a later one would look for objects that are there twice
+PAGES_AT_ONCE = 16  # more would not fit into the processor's caches
+_CHANGE_BYTES = 250  # overhead of a change in a dict and in a list
+_WITHOUT_REFERENCES = 2  # marshal's version: later ones search for shared objects
 _key, _row = itemgetter(0), itemgetter(1)
 Change = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
@@ -75,7 +71,7 @@ Row = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _RunPage:
-    """A part of a run: the first key, the run's number, and where it lies in the file."""
+    """A page of a run: its first key, the run's number, and its place in the file."""
 
     first: bytes
     run: int
@@ -84,7 +80,7 @@ class _RunPage:
 
 
 class SortedRuns:
-    """Takes changes in any order, then gives the rows that they leave in the order of their keys, each once."""
+    """Takes changes in any order, then returns the resulting rows in key order, each once."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` does so
@@ -94,7 +90,7 @@ class SortedRuns:
         self._runs = 0
 
     def add(self, changes: Iterable[Change]) -> None:
-        """Some more changes, after all that were there before."""
+        """Add changes, later than all earlier ones."""
         for_now = list(changes)
         self._changes.update(for_now)
         self._size += _CHANGE_BYTES * len(for_now) + _bytes(map(_key, for_now)) + _bytes(map(_row, for_now))
@@ -102,8 +98,8 @@ class SortedRuns:
             self._write_run()
 
     def merged(self) -> Iterator[list[Row]]:
-        """All rows in order, some at a time."""
-        if not self._pages:  # all of them are still here
+        """All rows in order, in several lists."""
+        if not self._pages:  # no run was written
             rows, some = _left(self._changes.items()), PAGES_AT_ONCE * self._page_rows()
             self._changes = {}
             yield from (rows[at : at + some] for at in range(0, len(rows), some))
@@ -119,7 +115,6 @@ class SortedRuns:
             yield _left(dict(ready).items())
 
     def close(self) -> None:
-        """Let the file go."""
         self._file.close()
 
     def _write_run(self) -> None:
@@ -146,7 +141,7 @@ def _bytes(parts: Iterable[bytes | None]) -> int:
 
 
 def _taken(run: list[Change], bound: bytes | None) -> list[Change]:
-    """Take what lies before a key out of a run, or all of it."""
+    """Remove and return the changes of a run before a key, or all of them."""
     end = len(run) if bound is None else bisect_left(run, bound, key=_key)
     taken = run[:end]
     del run[:end]
@@ -154,15 +149,15 @@ def _taken(run: list[Change], bound: bytes | None) -> list[Change]:
 
 
 def _left(changes: Iterable[Change]) -> list[Row]:
-    """The rows that changes leave, of which none is of the same key as another, in order."""
+    """The rows left by changes with distinct keys, in order."""
     return [(key, row) for key, row in sorted(changes, key=_key) if row is not None]
 
 
 class NewReplica:
-    """An environment that is filled while readers still have the old one; `ReplicaWriter.switch` lets it take over.
+    """An environment filled while readers still use the old one; `ReplicaWriter.switch` replaces the old one.
 
-    Its rollups are kept from the first row on, so that readers never have rows without them. Nothing in it is durable
-    before `finish`.
+    Rollups are maintained from the first row on, so that readers never see rows without them. Nothing is durable before
+    `finish`.
     """
 
     def __init__(self, folder: Path, name: str, rollups: Rollups, share: Share | None = None) -> None:
@@ -185,7 +180,7 @@ class NewReplica:
             raise
 
     def put(self, changes: Iterable[lists.Change]) -> None:
-        """Take in some changes; of several to one key the last one counts, and those to a list follow each other."""
+        """Add changes; of several to one key the last one counts, and changes to a list are applied in order."""
         given = list(changes)
         plain = lists.plain(given)
         if plain is None:
@@ -194,9 +189,9 @@ class NewReplica:
             self._runs.add(plain)
 
     def finish(self, batch: AppliedBatch, stored: Callable[[int], None] = lambda rows: None) -> None:
-        """Store the rows, note the batch that they stand at, make all of it durable, and let the environment go.
+        """Store the rows and their batch durably, and close the environment.
 
-        Between transactions it tells how many rows were stored by the last one; an error from there ends it.
+        Calls `stored` after each transaction with its number of rows; an exception from `stored` ends the load.
         """
         for rows in self._runs.merged():
             write(self._environment, partial(self._append, rows))
@@ -207,11 +202,10 @@ class NewReplica:
         self.close()
 
     def close(self) -> None:
-        """Let the environment go."""
         self._opened.close()
 
     def _settle(self, changes: list[lists.Change], transaction: lmdb.Transaction) -> None:
-        """Lists are told by what comes after them: they are stored at once. A view that serves one has no rollups."""
+        """A list's changes depend on its entries, so they are stored at once. A view of a list has no rollups."""
         rows = Ordered(transaction, self._databases.rows)
         rows.put_all(lists.settled(changes, rows))
 
@@ -224,26 +218,26 @@ class NewReplica:
 
 
 ROWS_AT_ONCE = 1_000
-BATCHES_TRIED_MAX = 10  # if none of the newest can be had, older ones would only lead back to the same gap
-CHOICES_MAX = 5  # Spark deletes files while they are being secured: so often others are chosen
+BATCHES_TRIED_MAX = 10  # if none of the newest is available, older ones would only lead back to the same gap
+CHOICES_MAX = 5  # attempts: Spark may delete files while they are being secured
 log = logging.getLogger(__name__)
 AnyChain = Chain | DeltaChain
 
 
 class LoadStopped(Exception):
-    """The process is to end: the load was given up, and the old replica stays."""
+    """The process is to end: the load was abandoned, and the old replica stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A batch that can be loaded, and what its state is made of in each partition."""
+    """A batch to load, and the files of its state in each partition."""
 
     state: AppliedBatch
     chains: tuple[AnyChain, ...]
 
 
 class Bootstrap:
-    """One load of one view's replica, in a `with`: `secure`, then `run`. Until the end the replica stays as it is."""
+    """One load of one view's replica, in a `with`: `secure`, then `run`. The replica stays unchanged until the end."""
 
     def __init__(
         self, checkpoint: Checkpoint, operator: int, writer: ReplicaWriter, *, prefixed: bool, view: str
@@ -253,7 +247,7 @@ class Bootstrap:
         self._scratch = generations.loading(writer.directory)
         self._choice: Choice | None = None
         self._only: int | None = None
-        self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots that are passed over, by name
+        self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots to skip, by name
 
     def __enter__(self) -> Bootstrap:
         return self
@@ -262,9 +256,9 @@ class Bootstrap:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def secure(self, only: int | None = None) -> int | None:
-        """Choose the newest batch that can be had, or `only` this one, and secure its files; None if there is none.
+        """Choose the newest available batch, or `only` this one, and secure its files; None if there is none.
 
-        CheckpointInvalid, of the newest one, if there would be one but for snapshots that are damaged.
+        CheckpointInvalid, of the newest one, if only damaged snapshots prevent a choice.
         """
         self._only = only
         for _ in range(CHOICES_MAX):
@@ -282,20 +276,19 @@ class Bootstrap:
             if self._checkpoint.fingerprint(choice.state.batch) == choice.state.fingerprint:
                 self._choice = choice
                 return choice.state.batch
-        for error in self._damaged.values():  # that of the newest one
+        for error in self._damaged.values():  # the error of the newest one
             raise error
         return None
 
     def run(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch = nobody) -> None:
-        """Load that batch, with these rollups, and let readers have it. LoadStopped soon after the event was set.
+        """Load the batch, with these rollups, and switch readers to it. LoadStopped soon after `stop` is set.
 
-        A snapshot that turns out to be damaged is passed over for an older one. `watch` is told how far it is, several
-        times a second.
+        A damaged snapshot is skipped for an older one. `watch` receives the progress several times a second.
         """
         self._writer.switch(self._filled(translator, rollups, stop, watch))
 
     def differences(self, translator: Translator, stop: threading.Event, watch: Watch = nobody) -> list[lists.Plain]:
-        """The changes that make the replica's rows those of that batch. Otherwise as `run`; the replica stays."""
+        """The changes from the replica's rows to those of the batch. Otherwise as `run`; the replica stays."""
         folder = self._filled(translator, Rollups(), stop, watch)
         try:
             return self._writer.differences(folder)
@@ -303,7 +296,7 @@ class Bootstrap:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _filled(self, translator: Translator, rollups: Rollups, stop: threading.Event, watch: Watch) -> Path:
-        """The folder of a new environment with that batch."""
+        """The folder of a new environment with the batch."""
         while True:
             assert self._choice is not None, "its files are secured first"
             folder, name = self._writer.next_folder(), self._writer.name()
@@ -329,7 +322,7 @@ class Bootstrap:
         log.warning("view %s: an older snapshot is looked for. %s", self._view, self._damaged[damaged.name])
 
     def _in_checkpoint(self, error: CheckpointInvalid) -> CheckpointInvalid:
-        """The error with the place of the file in the checkpoint, not that of its copy."""
+        """The error with the path of the file in the checkpoint, not of its copy."""
         where = (error.where or "").replace(Storage.at(self._scratch).root, self._checkpoint.storage.root)
         return CheckpointInvalid(error.what, where=where, next_step=error.next_step)
 
@@ -341,7 +334,7 @@ class Bootstrap:
             for name in dict.fromkeys(names):
                 storage.bring(name, self._scratch / name)
                 for checksum in checksum_names(name):
-                    with suppress(FileNotFoundError):  # not every file has them
+                    with suppress(FileNotFoundError):  # not every file has checksums
                         storage.bring(checksum, self._scratch / checksum)
 
     def _choose(self) -> Choice | None:
@@ -396,7 +389,7 @@ class Bootstrap:
         progress.end()
 
     def _bytes_of(self, chain: AnyChain) -> int:
-        """How much of the secured files is this partition's."""
+        """The size of this partition's secured files."""
         folder = self._scratch / "state" / str(chain.operator) / str(chain.partition)
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -439,7 +432,7 @@ class _SnapshotDamaged(Exception):
 
 @contextmanager
 def _snapshot_of(chain: AnyChain) -> Iterator[None]:
-    """While a chain's snapshot is read: says of an error that it was there."""
+    """Attributes an error in the block to the chain's snapshot."""
     try:
         yield
     except CheckpointInvalid as error:

@@ -1,16 +1,16 @@
-"""LMDB's own files, as far as they are read here: the B+trees that its pages make up (LMDB 0.9, 64 bits).
+"""Parser of LMDB's files: the B+trees of its pages (LMDB 0.9, 64 bits).
 
-    page    := u64 number   u16 -   u16 flags   u16 lower   u16 upper   then what its flags say
+    page    := u64 number   u16 -   u16 flags   u16 lower   u16 upper   then content by flags
     meta    := page, then u32 magic   u32 version   u64 -   u64 -   db free   db main   u64 last page   u64 transaction
     db      := u32 -   u16 flags   u16 depth   u64 branch pages   u64 leaf pages   u64 overflow pages   u64 entries
                u64 root (all ones: none)
     branch  := page, u16 offset of each node, …nodes;   node := u48 page below it   u16 size of the key   key
     leaf    := page, u16 offset of each node, …nodes;   node := u32 size   u16 flags   u16 size of the key   key, value
                flags 1: instead of the value the u64 number of its first overflow page;   2: the value is a db
-    overflow:= page with u32 count of pages in place of lower and upper, then the value, over so many pages
+    overflow:= page with u32 count of pages in place of lower and upper, then the value, over this number of pages
 
-The first key of a branch is empty: it stands for whatever is less than the second. Two metas take turns. A page that is
-part of a committed tree is never written again: a change goes to other pages, from the leaf up to the root.
+The first key of a branch is empty: it stands for all keys less than the second. Two metas alternate. A page of a
+committed tree is never written again: a change goes to other pages, from the leaf up to the root.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NUMBER = struct.Struct("<Q")
 _NODE_HEAD_BYTES = _NODE.size
 
 Words = npt.NDArray[np.uint16]
-Value = bytes | tuple[int, int]  # itself, or the number of its first overflow page and its size
+Value = bytes | tuple[int, int]  # the value, or the number of its first overflow page and its size
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A tree: its topmost page, how many levels it has, whether values lie in overflow pages, and its entries."""
+    """A tree: its root page, depth, number of overflow pages and of entries."""
 
     page: int
     depth: int
@@ -72,12 +72,12 @@ class Meta:
 
 
 def meta_page(transaction: int) -> int:
-    """The number of the page that a transaction's meta is in."""
+    """The number of the page with a transaction's meta."""
     return transaction % 2
 
 
 def parse_meta(page: bytes) -> Meta | None:
-    """The meta page; None if it is none."""
+    """The meta; None if the page is not a meta page."""
     magic, _, _, _, free, main, _, transaction = _META.unpack_from(page, PAGE_HEAD_BYTES)
     return Meta(transaction, free, main) if magic == _MAGIC else None
 
@@ -115,10 +115,10 @@ def parse_leaf(page: bytes) -> tuple[list[bytes], list[Value]]:
 
 
 def find(page: bytes, key: bytes) -> Value | None:
-    """The value of this very key in a leaf; None if the leaf does not have it.
+    """The value of exactly this key in a leaf; None if the leaf does not have the key.
 
-    The bytes are searched for, four times as fast as by bisection: where a node begins eight bytes before them, with
-    a key as long as this one, it is the key, and not a part of something else.
+    A byte search, four times as fast as bisection: a match is the key, and not a part of other content, if a node
+    begins eight bytes before it with a key of the same length.
     """
     size, lower = len(key), page[12] | page[13] << 8
     at = page.find(key, lower)
@@ -134,7 +134,7 @@ def find(page: bytes, key: bytes) -> Value | None:
 
 
 def overflow_runs(page: bytes, page_bytes: int) -> Iterator[tuple[int, int]]:
-    """The first page and the number of pages of each value of a leaf that lies in overflow pages."""
+    """The first page and the number of pages of each overflow value of a leaf."""
     words, at = _nodes(page)
     for place in at[words[at + 2] & BIG != 0].tolist():
         low, high, _, key_bytes = _NODE.unpack_from(page, 2 * place)
@@ -143,7 +143,7 @@ def overflow_runs(page: bytes, page_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def overflow_pages(size: int, page_bytes: int) -> int:
-    """How many pages a value of this size takes up."""
+    """The number of pages of a value of this size."""
     return (PAGE_HEAD_BYTES + size - 1) // page_bytes + 1
 
 
@@ -163,7 +163,7 @@ def _offsets(page: bytes) -> tuple[int, ...]:
 
 
 def _nodes(page: bytes) -> tuple[Words, Words]:
-    """A page as numbers of two bytes, and the place in these at which each node begins: they begin at even bytes."""
+    """A page as 16-bit words, and the word index of each node: nodes begin at even bytes."""
     words = np.frombuffer(page, "<u2")
     return words, words[PAGE_HEAD_BYTES // 2 : _lower(page) // 2] >> np.uint16(1)
 

@@ -1,14 +1,14 @@
-"""What changed between two batches, out of the undo records: the keys, each with its row before and after.
+"""Changes between two batches, from the undo records: the keys, each with its row before and after.
 
-Every batch recorded, for each key that it put or took away, the row before it. The row *after* batch B is therefore the
-row before the next batch that recorded the key, and the present row if none did:
+Every batch records, for each key put or deleted, the row before it. The row *after* batch B is therefore the row
+recorded by the next batch for the key, and the present row if there is none:
 
     batch             5         6         7         now
     recorded of k     r4        -         r6
     k's row           r4 | r6   r6        r6 | r9   r9        before | after
 
-So one pass over the records of all batches after the first, side by side in order of their keys, tells every change.
-Memory: one chunk for each batch after the first. A key that a batch stored anew with the same row has not changed.
+So one merge of the records of all later batches, in key order, finds every change. Memory: one chunk for each batch
+after the first. A key stored again with the same row has not changed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stateside.replica.history import ROLLUPS, ROWS, Entry, UndoRecord
 from stateside.replica.key_table import behind
 from stateside.replica.snapshot import ReplicaTable, Snapshot
 
-_END = b"\xff\xff"  # behind all keys of either table
+_END = b"\xff\xff"  # after all keys of either table
 
-Recorded = tuple[bytes, int, bytes | None]  # a key, a batch that recorded it, its row before that
+Recorded = tuple[bytes, int, bytes | None]  # a key, a batch that recorded it, its row before the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Some of a replica's keys: those of its rows, or of the rollup of this number, that begin with a prefix."""
+    """A range of a replica's keys: those of its rows, or of the rollup with this number, with a prefix."""
 
     prefix: bytes = b""
     rollup: int | None = None
 
     def rows(self, snapshot: Snapshot, beyond: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The keys, in order, each with its row; with `beyond` those behind that key only."""
+        """The keys, in order, each with its row; with `beyond` only later keys."""
         first, end = self._first(beyond), behind(self._whole_prefix) or _END
         return ((key[self._mark_bytes :], row) for key, row in self._table(snapshot).between(first, end))
 
     def changed(self, snapshot: Snapshot, after: int, upto: int, beyond: bytes | None = None) -> Iterator[Changed]:
-        """The keys whose row as of batch `upto` is another one than as of batch `after`, in order.
+        """The keys whose row as of batch `upto` differs from that as of batch `after`, in order.
 
-        The snapshot is the newest one, whose history must reach back to `after`: HistoryGone if it does not.
+        The snapshot is the newest one, whose history must reach back to `after`: else HistoryGone.
         """
         now = self._table(snapshot)
         for key, recorded in self._by_key(snapshot, after, beyond):
@@ -66,7 +66,7 @@ class Extent:
                     yield Changed(key[self._mark_bytes :], before, row)
 
     def steps(self, snapshot: Snapshot, after: int) -> Iterator[tuple[int, Changed]]:
-        """Every single change since batch `after`, with the batch that made it; by keys, and for each key in order."""
+        """Every single change since batch `after`, with its batch; by keys, and for each key in order."""
         now = self._table(snapshot)
         for key, recorded in self._by_key(snapshot, after):
             rows = [*(row for _, _, row in recorded[1:]), now.get(key)]
@@ -95,7 +95,7 @@ class Extent:
     def _by_key(
         self, snapshot: Snapshot, after: int, beyond: bytes | None = None
     ) -> Iterator[tuple[bytes, list[Recorded]]]:
-        """The keys that any batch after this one recorded, in order, each with what was recorded, batch by batch."""
+        """The keys recorded by later batches, in order, each with its records, batch by batch."""
         first, history = self._first(beyond), snapshot.history()
         records = _records(snapshot, after)
         recorded = merge(*(self._recorded(history.entries(each, self._number, first), each) for each in records))
@@ -111,7 +111,7 @@ class Extent:
 
 
 def _records(snapshot: Snapshot, after: int) -> list[UndoRecord]:
-    """What the batches after this one replaced; HistoryGone if the next one's record is not kept."""
+    """The undo records of the batches after this one; HistoryGone if the first of them is not kept."""
     records = list(snapshot.history().records(after + 1))
     now = snapshot.batch()
     assert now is not None, "what stands at no batch has no changes"
@@ -124,10 +124,10 @@ def _records(snapshot: Snapshot, after: int) -> list[UndoRecord]:
 
 
 def touched(snapshot: Snapshot, since: AppliedBatch, bytes_max: int) -> Iterator[bytes] | None:
-    """The keys of rows that were stored or taken away since this batch, some perhaps repeatedly.
+    """The keys of rows put or deleted since this batch, some perhaps repeatedly.
 
-    None if that is not known, because the history does not reach back to this very run of the batch, or if there is
-    more of it than this to read.
+    None if unknown, because the history does not reach back to this very run of the batch, or if there are more than
+    `bytes_max` bytes to read.
     """
     now, history = snapshot.batch(), snapshot.history()
     records = list(history.records(since.batch + 1))

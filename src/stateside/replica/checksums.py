@@ -1,18 +1,19 @@
-"""The checksums of an environment's pages, in a file beside it: by them a reader knows that a page is what was written.
+"""Page checksums of an environment, in a file beside it: a reader verifies every page by them.
 
     checksums := head, cell of page 0, cell of page 1, …        all numbers are u64, little-endian
     head      := "STSDSUM1"   bytes of a page   published transaction   standing   …then, 512 bytes from the start, two
-                 states that take turns, 256 bytes each;   4,096 bytes in all
+                 alternating states, 256 bytes each;   4,096 bytes in all
     state     := transaction   bytes of data.mdb   db free   db main (see `btree`)   checksum of these
     cell      := checksum of the page, with its number as the seed   transaction that wrote the page
     standing  := 0 a writer has it, or was killed   1 closed   2 another environment took its place   3 not to be read
 
-The writer commits a transaction to LMDB, then *publishes* it here: the cells of the pages that it wrote, then its
-state, then its number. A reader reads no transaction that is not published, so every page that it comes to has its
-cell. From the state on every page is checked before anything in it is believed: so no page is missing, and none is one
-of before, either. Pages are never written again while a transaction that somebody reads needs them; nor are cells.
+The writer commits a transaction to LMDB, then *publishes* it here: the cells of the written pages, then the state, then
+the transaction's number. A reader reads published transactions only, so every page on its way has a cell. Every page
+from the state down is checked before its content is believed: so no page is missing, and none is stale. Neither pages
+nor cells are overwritten while a reader's transaction needs them.
 
-Nobody maps this file: where it was cut, `pread` gives too few bytes, and a mapping ends the process with SIGBUS.
+No process maps this file: where it was truncated, `pread` returns too few bytes, while a mapping ends the process with
+SIGBUS.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from xxhash import xxh3_64_intdigest
 from stateside.core.errors import ReplicaInvalid
 
 NAME: Final = "checksums"
-DAMAGE: Final = "damage"  # beside it: what a reader found, for the writer
+DAMAGE: Final = "damage"  # beside it: a reader's finding, for the writer
 HEAD_BYTES: Final = 4_096
 CELL_BYTES: Final = 16
 GROWTH_BYTES: Final = 1 << 16
@@ -40,14 +41,12 @@ _MAGIC: Final = b"STSDSUM1"
 _HEAD = struct.Struct("<8sQQQ")
 _STATE = struct.Struct("<QQ48s48sQ")
 _STATES_AT, _STATE_BYTES = 512, 256
-_PUBLISHED, _STANDING = 2, 3  # places of numbers
+_PUBLISHED, _STANDING = 2, 3  # indexes of numbers
 _CELL = struct.Struct("<QQ")
 _BLOCK_CELLS = 256
 
 
 class Standing(IntEnum):
-    """What may be done with an environment."""
-
     OPEN = 0
     CLOSED = 1
     REPLACED = 2
@@ -55,16 +54,16 @@ class Standing(IntEnum):
 
 
 class ReplicaDamaged(ReplicaInvalid):
-    """A file of the replica is not what was written: it is moved aside, and rebuilt from the checkpoint."""
+    """A file of the replica is not as written: the replica is moved aside, and rebuilt from the checkpoint."""
 
 
 class Unchecked(ReplicaInvalid):
-    """The replica has no checksums: an older Stateside made it, or was killed while it began to. It is rebuilt."""
+    """The replica has no checksums, and is rebuilt: an older Stateside made it, or its writer was killed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedState:
-    """A published transaction: its number, how long `data.mdb` was, and its trees as `db`s."""
+    """A published transaction: its number, the length of `data.mdb`, and its trees as `db`s."""
 
     transaction: int
     data_bytes: int
@@ -73,7 +72,7 @@ class PublishedState:
 
 
 def damaged(folder: Path, what: str) -> ReplicaDamaged:
-    """The error for what is wrong in the environment in this folder."""
+    """The error for damage in the environment of this folder."""
     return ReplicaDamaged(
         f"The replica is damaged: {what}",
         where=str(folder),
@@ -82,14 +81,14 @@ def damaged(folder: Path, what: str) -> ReplicaDamaged:
 
 
 def found(folder: Path, what: str) -> ReplicaDamaged:
-    """The same, of which the writer is told too."""
-    with suppress(OSError):  # who may not write here has still the error; the scrub comes by too
+    """As `damaged`, and reports the damage to the writer."""
+    with suppress(OSError):  # a reader without write access still raises; the scrub finds the damage, too
         (folder / DAMAGE).write_text(what)
     return damaged(folder, what)
 
 
 def checksum(page: bytes | memoryview, number: int) -> int:
-    """The checksum of the page of this number."""
+    """The checksum of a page, with its number as the seed."""
     return int(xxh3_64_intdigest(page, number))
 
 
@@ -100,7 +99,7 @@ class Checksums:
         """FileNotFoundError if there is no environment, ReplicaInvalid if its checksums cannot be read."""
         self._folder = folder
         self._handle = _opened(folder, os.O_RDONLY)
-        self._newest: tuple[bytes | None, int | None] = None, None  # the head's numbers, and what they said
+        self._newest: tuple[bytes | None, int | None] = None, None  # the head's bytes, and their parsed value
         try:
             self.page_bytes = read_head(self._handle, folder)
             self.head()
@@ -109,17 +108,16 @@ class Checksums:
             raise
 
     def close(self) -> None:
-        """Let the file go."""
         os.close(self._handle)
 
     def published(self) -> int:
-        """The newest transaction that may be read."""
+        """The newest published transaction."""
         return self.head()[0]
 
     def newest(self) -> int | None:
-        """The newest transaction that may be read; None if another environment took this one's place.
+        """The newest published transaction; None if another environment took this one's place.
 
-        Every answer asks for it: as a rule the numbers are those of before, and are not parsed again.
+        Called for every answer: unchanged bytes are not parsed again.
         """
         numbers = self._read(CELL_BYTES, 8 * _PUBLISHED)
         newest = self._newest
@@ -131,21 +129,21 @@ class Checksums:
         return newest[1]
 
     def head(self) -> tuple[int, int]:
-        """The newest transaction that may be read, and the environment's `Standing`."""
+        """The newest published transaction, and the environment's `Standing`."""
         return self._numbers(8 * _PUBLISHED)
 
     def state(self, transaction: int) -> PublishedState | None:
-        """A transaction's state; None if it is not there, or not whole."""
+        """A transaction's state; None if missing or torn."""
         return _parsed(self._read(_STATE.size, _state_at(transaction)), transaction)
 
     def cell(self, number: int) -> tuple[int, int]:
-        """A page's checksum, and the transaction that wrote it. Damaged if the page has none."""
+        """A page's checksum, and the transaction that wrote it. ReplicaDamaged if the page has none."""
         return self._numbers(HEAD_BYTES + CELL_BYTES * number)
 
     def _numbers(self, at: int) -> tuple[int, int]:
         try:
             return _CELL.unpack(os.pread(self._handle, CELL_BYTES, at))
-        except (OSError, struct.error) as error:  # the disk cannot read it any more, or the file was cut
+        except (OSError, struct.error) as error:  # a read error, or the file was truncated
             raise self._unreadable(at) from error
 
     def _read(self, size: int, at: int) -> bytes:
@@ -159,10 +157,10 @@ class Checksums:
 
 
 class ChecksumWriter:
-    """The same for the one who writes. Every error is an OSError if there is no room."""
+    """The checksums for the writer. OSError if the disk is full."""
 
     def __init__(self, folder: Path) -> None:
-        """Those that are there; errors as for `Checksums`."""
+        """Opens existing checksums; errors as for `Checksums`."""
         self._folder = folder
         self._handle = _opened(folder, os.O_RDWR)
         try:
@@ -173,11 +171,10 @@ class ChecksumWriter:
             raise
 
     def close(self) -> None:
-        """Let the file go."""
         os.close(self._handle)
 
     def state(self, transaction: int | None = None) -> PublishedState:
-        """That of the published transaction, or of the one before it. Damaged if it is not there."""
+        """The state of the published transaction, or of the one before. ReplicaDamaged if missing."""
         self._check_size()
         wanted = self._number(_PUBLISHED) if transaction is None else transaction
         content = os.pread(self._handle, _STATE.size, _state_at(wanted))
@@ -187,15 +184,14 @@ class ChecksumWriter:
         return found
 
     def standing(self) -> int:
-        """A `Standing`."""
         return self._number(_STANDING)
 
     def stand(self, standing: Standing) -> None:
-        """Tell readers, and the next writer."""
+        """Set the `Standing`, for readers and the next writer."""
         os.pwrite(self._handle, struct.pack("<Q", standing), 8 * _STANDING)
 
     def cells(self, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """The cells of these pages; zeros for those that have none."""
+        """The cells of these pages; zeros for pages without one."""
         wanted, found = sorted(numbers), dict[int, tuple[int, int]]()
         block, content = -1, b""
         for number in wanted:
@@ -206,7 +202,7 @@ class ChecksumWriter:
         return found
 
     def publish(self, state: PublishedState, cells: Mapping[int, tuple[int, int]]) -> None:
-        """Let readers have a transaction, whose pages have these cells."""
+        """Publish a transaction with the cells of its pages."""
         self.reserve(1 + max(cells, default=0))
         blocks: dict[int, bytearray] = {}
         for number, cell in cells.items():
@@ -220,7 +216,7 @@ class ChecksumWriter:
         os.pwrite(self._handle, struct.pack("<Q", state.transaction), 8 * _PUBLISHED)
 
     def reserve(self, pages: int) -> None:
-        """Have room for the cells of so many pages."""
+        """Allocate the cells of `pages` pages."""
         size = HEAD_BYTES + -(-pages // _BLOCK_CELLS) * _BLOCK_CELLS * CELL_BYTES
         present = os.fstat(self._handle).st_size
         if present < size:
@@ -228,7 +224,6 @@ class ChecksumWriter:
             os.posix_fallocate(self._handle, present, grown - present)
 
     def sync(self) -> None:
-        """Make it durable."""
         os.fdatasync(self._handle)
 
     def _block(self, block: int) -> bytes:
@@ -245,9 +240,9 @@ class ChecksumWriter:
 
 
 def begin(folder: Path) -> None:
-    """Make the checksums of an environment before it is made itself. Until something is published it is not there.
+    """Create the checksums of an environment, before the environment. Until the first publication it does not count.
 
-    OSError if there is no room.
+    OSError if the disk is full.
     """
     handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -258,7 +253,7 @@ def begin(folder: Path) -> None:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether an environment was only begun: its writer was killed before anything of it was published."""
+    """Whether an environment was never published: its writer was killed before."""
     try:
         with (folder / NAME).open("rb") as file:
             head = file.read(_HEAD.size)
@@ -268,7 +263,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def read_head(handle: int, folder: Path) -> int:
-    """The bytes of a page; Damaged or Unchecked if these are no checksums."""
+    """The bytes of a page; ReplicaDamaged if the file is not one of checksums."""
     head = os.pread(handle, _HEAD.size, 0)
     if len(head) < _HEAD.size:
         raise damaged(folder, f"{NAME} was cut short")

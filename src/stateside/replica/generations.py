@@ -1,14 +1,14 @@
-"""Generations: the environments that a replica's folder has had, each loaded anew beside the one before it.
+"""Generations: the successive environments of a replica's folder, each bootstrapped beside the one before.
 
     replica/writer.lock     held by the one process that writes here
-    replica/data.mdb        the environment of a replica that never had to be loaded, with its lock.mdb and checksums
-    replica/current         once one was loaded: the name of its folder
-    replica/7/data.mdb      that environment
-    replica/loading/        files of the checkpoint, while they are loaded
-    replica/damaged/        the last environment that turned out to be damaged, for whoever wants to know why
+    replica/data.mdb        the environment of a replica that was never bootstrapped, with its lock.mdb and checksums
+    replica/current         after a bootstrap: the name of the current folder
+    replica/7/data.mdb      the environment in that folder
+    replica/loading/        files of the checkpoint during a bootstrap
+    replica/damaged/        the last damaged environment, for diagnosis
 
-`current` is replaced in one step, and only when what it names is whole and durable. Whatever else is there was left
-behind by a crash, and the next writer removes it. A reader that still has a removed environment open reads on in it.
+`current` is replaced atomically, and only when the named environment is complete and durable. All other files are
+leftovers of a crash, removed by the next writer. A reader that has a removed environment open keeps reading.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from stateside.replica import checksums
 _POINTER = "current"
 _LOADING = "loading"
 _DAMAGED = "damaged"
-_BEAT = "beat"  # what an older Stateside had beside data.mdb
+_BEAT = "beat"  # file of an older Stateside beside data.mdb
 
 Sign = tuple[int, int] | None
 
 
 def current(directory: Path) -> Path:
-    """The folder of the environment that counts."""
+    """The folder of the current environment."""
     pointer = directory / _POINTER
     try:
         name = pointer.read_text()
@@ -46,7 +46,7 @@ def current(directory: Path) -> Path:
 
 
 def sign(directory: Path) -> Sign:
-    """Another one whenever another environment counts; cheap enough to be asked for with every read."""
+    """A value that changes with the current environment; cheap enough for every read."""
     try:
         found = os.stat(f"{directory}/{_POINTER}")  # noqa: PTH116 - a Path takes as long as the call
     except FileNotFoundError:
@@ -55,9 +55,9 @@ def sign(directory: Path) -> Sign:
 
 
 def next_folder(directory: Path, present: Path | None = None) -> Path:
-    """Where the next environment goes; not made yet.
+    """The folder of the next environment; not created yet.
 
-    Its name is another one than that of the `present` environment too, which may have been deleted: readers tell by it.
+    Its name also differs from that of the `present` environment, which may have been deleted: readers compare names.
     """
     names = {path.name for path in directory.iterdir()} | (
         {present.name} if present not in (None, directory) else set()
@@ -66,19 +66,19 @@ def next_folder(directory: Path, present: Path | None = None) -> Path:
 
 
 def loading(directory: Path) -> Path:
-    """Where files of the checkpoint are kept while they are loaded."""
+    """The folder of the checkpoint's files during a bootstrap."""
     return directory / _LOADING
 
 
 def make_current(directory: Path, folder: Path) -> None:
-    """Let the environment in this folder count from now on."""
+    """Make the environment in this folder the current one."""
     sync_directory(folder)
     sync_directory(directory)
     write_atomically(directory / _POINTER, folder.name.encode())
 
 
 def set_aside(directory: Path, folder: Path) -> Path:
-    """Move an environment that does not count any more to where damaged ones are kept: the last one of them."""
+    """Move a replaced environment to the folder for damaged ones, which keeps the last one."""
     aside = directory / _DAMAGED
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -88,7 +88,7 @@ def set_aside(directory: Path, folder: Path) -> Path:
 
 
 def clean(directory: Path) -> None:
-    """Remove what does not count any more, and what crashes left. For the process alone that holds the lock."""
+    """Remove replaced environments and leftovers of crashes. The caller holds the lock."""
     folder = current(directory)
     for path in directory.iterdir():
         if path.name == _LOADING or (path.name.isdigit() and path != folder):
@@ -98,5 +98,5 @@ def clean(directory: Path) -> None:
 
 
 def _belongs(path: Path) -> bool:
-    """Whether a file is one of an environment's."""
+    """Whether a file belongs to an environment."""
     return path.suffix == ".mdb" or path.name in (checksums.NAME, checksums.DAMAGE, _BEAT)

@@ -1,4 +1,4 @@
-"""History: what each of the last batches replaced, so that a replica can be read as of an older batch.
+"""History: undo records of the last batches, so that a replica can be read as of an older batch.
 
 past:   u64 batch -> u64 time at which it was applied (microseconds)   u64 rows before it
                      u64 bytes of its chunks   u64 bytes of all chunks ever, with these
@@ -7,12 +7,12 @@ past:   u64 batch -> u64 time at which it was applied (microseconds)   u64 rows 
 undo:   u64 batch, u8 table (0 rows, 1 rollups), u32 number -> chunk
 chunk   := u32 entries   u32 size of each key   i32 size of each row before (-1: there was none)   keys   rows
 
-Keys are big-endian, so that batches follow each other; the rest is little-endian. A batch's entries are in order of
-their keys, over all its chunks. The state as of batch B is the present one with the entries of B + 1, B + 2, … laid
-over it, of which for each key the first one counts (see `past`).
+Keys are big-endian, so that batches are in order; the rest is little-endian. A batch's entries are in key order, over
+all its chunks. The state as of batch B is the present one overlaid with the entries of B + 1, B + 2, …; for each key
+the first one counts (see `snapshot.PastTable`).
 
-The records of a batch are written in the transaction that applies it. The oldest ones are pruned in the same
-transaction, a bounded number of chunks each time; a batch in `past` always has all of its chunks.
+The records of a batch are written in the transaction that applies the batch. The same transaction prunes the oldest
+ones, a bounded number of chunks each time; a batch in `past` always has all of its chunks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.key_table import Changes
 from stateside.replica.lmdb import Databases, Tables
 
-HISTORY_S = 600  # an older batch can be read for so long after the next one was applied
-HISTORY_BYTES_MAX = 1 << 30  # …unless the undo records take up more than this
-CHUNK_BYTES = 3_900  # about; a chunk then has a page of LMDB's to itself
-PRUNED_CHUNKS_MIN = 64  # a transaction prunes so many, or twice as many as it wrote
+HISTORY_S = 600  # an older batch stays readable for this long after the next one was applied
+HISTORY_BYTES_MAX = 1 << 30  # …unless the undo records exceed this size
+CHUNK_BYTES = 3_900  # approximate; a chunk then has an LMDB page to itself
+PRUNED_CHUNKS_MIN = 64  # pruned per transaction, or twice as many as written
 
 ROWS, ROLLUPS = 0, 1
 
@@ -48,26 +48,25 @@ _COUNT = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """For how long older batches can be read, and how many bytes that may take at most; none of them with 0."""
+    """How long older batches stay readable, and the maximum size of their records; 0 for no history."""
 
     seconds: float = HISTORY_S
     bytes_max: int = HISTORY_BYTES_MAX
 
     @property
     def nothing(self) -> bool:
-        """Whether there is to be no history."""
         return self.seconds <= 0 or self.bytes_max <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class UndoRecord:
-    """What is kept of one batch: what it replaced, and how the replica stood before it."""
+    """The undo record of one batch: the rows it replaced, and the replica's state before it."""
 
     batch: int
     applied_us: int
     rows: int
     chunk_bytes: int
-    written_bytes: int  # of all chunks up to this batch, whether they were pruned or not
+    written_bytes: int  # of all chunks up to this batch, pruned or not
     chunks: tuple[int, int]  # of rows, of rollups
     fresh_us: int | None
     before: bytes  # an AppliedBatch
@@ -80,7 +79,7 @@ class UndoRecord:
 
     @classmethod
     def parse(cls, key: Any, content: Any) -> UndoRecord:
-        """The record that `pack` made, under the key that it is stored at."""
+        """The record packed by `pack`, stored under this key."""
         applied_us, rows, size, written, of_rows, of_rollups, fresh = _RECORD.unpack_from(content)
         (batch,) = _BATCH.unpack(key)
         chunks, fresh_us = (of_rows, of_rollups), None if fresh < 0 else fresh
@@ -88,18 +87,18 @@ class UndoRecord:
 
 
 class History:
-    """The undo records of one replica, in one transaction. Valid as long as that is."""
+    """The undo records of one replica, in one transaction. Valid while the transaction is open."""
 
     def __init__(self, tables: Tables) -> None:
         self._past, self._undo = tables.past, tables.undo
 
     def oldest(self) -> int | None:
-        """The oldest batch that is recorded: the one before it can still be read. None if there is no history."""
+        """The oldest recorded batch: its predecessor is still readable. None if there is no history."""
         first = next(self._past.pairs(b"\0"), None)
         return None if first is None else int(_BATCH.unpack(first[0])[0])
 
     def records(self, first: int) -> Iterator[UndoRecord]:
-        """What is recorded, from this batch on."""
+        """The undo records from this batch on."""
         return (UndoRecord.parse(key, content) for key, content in self._past.pairs(_BATCH.pack(first)))
 
     def chunk(self, batch: int, table: int, number: int) -> bytes:
@@ -109,12 +108,12 @@ class History:
         return found
 
     def entries(self, record: UndoRecord, table: int, first: bytes) -> Iterator[Entry]:
-        """What a batch replaced in a table, from this key on, in order; no more of it is read than is asked for."""
+        """The before images of a batch in a table, from key `first` on, in order; read lazily."""
         for number in range(self._chunk_with(record, table, first), record.chunks[table]):
             yield from entries_from(self.chunk(record.batch, table, number), first)
 
     def _chunk_with(self, record: UndoRecord, table: int, key: bytes) -> int:
-        """The number of the last chunk that begins at or before this key; the first one if none does."""
+        """The number of the last chunk that begins at or before this key; 0 if there is none."""
         low, high = 0, record.chunks[table]
         while high - low > 1:
             middle = (low + high) // 2
@@ -126,7 +125,7 @@ class History:
 
 
 class HistoryWriter(History):
-    """The same in the transaction that applies a batch."""
+    """The history in the transaction that applies a batch."""
 
     def __init__(self, transaction: lmdb.Transaction, databases: Databases) -> None:
         super().__init__(databases.tables(transaction))
@@ -142,11 +141,11 @@ class HistoryWriter(History):
         now_us: int,
         keep: Keep,
     ) -> None:
-        """Record the batch after this one, by what it replaced in rows and in rollups, then prune what is too old."""
+        """Record the batch after `before`, by its before images of rows and rollups, then prune old records."""
         chunks = [pack_chunks(table) for table in undone]
         size = sum(len(chunk) for table in chunks for chunk in table)
         if keep.nothing or size > keep.bytes_max:
-            self.forget()  # without this batch those before it are of no use either
+            self.forget()  # without this batch earlier ones are useless, too
             return
         batch, counts = before.batch + 1, (len(chunks[ROWS]), len(chunks[ROLLUPS]))
         written = self._written_bytes() + size
@@ -162,7 +161,7 @@ class HistoryWriter(History):
         self._prune(keep, now_us, max(PRUNED_CHUNKS_MIN, 2 * sum(counts)))
 
     def forget(self) -> None:
-        """Drop all records: none of the batches before can be read any more."""
+        """Drop all records: no earlier batch is readable any more."""
         for database in (self._databases.past, self._databases.undo):
             if self._transaction.stat(database)["entries"]:
                 self._transaction.drop(database, delete=False)
@@ -177,7 +176,7 @@ class HistoryWriter(History):
                 there, chunks_max = cursor.delete(), chunks_max - 1
 
     def _prune_records(self, keep: Keep, now_us: int) -> None:
-        """Of what is too old, or too much, the record goes at once: such a batch cannot be read any more."""
+        """Delete the records of batches that are too old or too large: they are no longer readable from now on."""
         written_bytes = self._written_bytes()
         with self._transaction.cursor(db=self._databases.past) as cursor:
             there = cursor.first()
@@ -194,7 +193,7 @@ class HistoryWriter(History):
 
 
 def pack_chunks(undone: Changes) -> list[bytes]:
-    """What was replaced, in order of its keys, as chunks of about CHUNK_BYTES each."""
+    """Before images in key order, as chunks of about CHUNK_BYTES each."""
     keys, rows = undone.keys, undone.rows
     if not keys:
         return []
@@ -219,7 +218,7 @@ def first_key(chunk: bytes) -> bytes:
 
 
 def entries_from(chunk: bytes, first: bytes) -> Iterator[Entry]:
-    """A chunk's entries from this key on, in order; no more of them is taken out than is asked for."""
+    """A chunk's entries from this key on, in order; unpacked lazily."""
     (count,) = _COUNT.unpack_from(chunk)
     sizes = struct.unpack_from(f"<{count}I{count}i", chunk, _COUNT.size)
     begins = list(accumulate(sizes[:count], initial=_COUNT.size * (1 + 2 * count)))

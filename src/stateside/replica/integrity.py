@@ -1,9 +1,9 @@
-"""Keeping a replica's checksums: publishing what a transaction wrote, checking what it read, and the scrub.
+"""Integrity of a replica: publishes the checksums of written pages, verifies the pages read by writes, and scrubs.
 
-A transaction writes other pages than the ones before it (see `btree`). So the pages that it wrote are those of its
-trees that are not in the trees before, found by descending both side by side, only where they differ; and those that
-it read to write them are those of the trees before that are gone now. The latter are checked: nothing that was made of
-a damaged page is ever published.
+A transaction never overwrites pages of the trees before it (see `btree`). So its written pages are those of its trees
+that are not in the trees before, found by descending both side by side where they differ; and the pages it read for
+writing are those of the trees before that are gone now. The latter are verified: nothing derived from a damaged page is
+ever published.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from stateside.replica import btree
 from stateside.replica.btree import NO_ROOT, Meta, Root
 from stateside.replica.checksums import DAMAGE, ChecksumWriter, PublishedState, Standing, checksum, damaged
 
-SCRUB_BYTES_S: Final = 16 << 20  # of data.mdb that are read again each second, while there is nothing else to do
-SCRUB_S_MAX: Final = 0.05  # for so long at once
+SCRUB_BYTES_S: Final = 16 << 20  # of data.mdb read again each second while idle
+SCRUB_S_MAX: Final = 0.05  # maximum duration of one scrub
 PAGES_AT_ONCE: Final = 256
 
 Read = Callable[[Sequence[int]], Iterator[bytes]]
 
 
 class Integrity:
-    """The checksums of an environment that this process writes. Every error of the disk's is an OSError."""
+    """The checksums of an environment written by this process. Every error of the disk is an OSError."""
 
     def __init__(self, folder: Path, environment: lmdb.Environment, *, new: bool) -> None:
-        """Of an environment that is there, or of a `new` one, whose first transactions are published at once.
+        """For an existing environment, or for a `new` one, whose first transactions are published at once.
 
-        Damaged if it is not what was published last, which is looked at closely if its writer was killed.
+        ReplicaDamaged if it is not as last published; after a kill of its writer all pages are verified.
         """
         self._folder, self._environment = folder, environment
         self._handle = os.open(folder / "data.mdb", os.O_RDONLY)
@@ -54,7 +54,7 @@ class Integrity:
             raise
 
     def check(self) -> None:
-        """Damaged if the environment must not be touched: a file was cut, or a reader has found damage."""
+        """ReplicaDamaged if the environment must not be touched: a file was truncated, or a reader has found damage."""
         state = self._checksums.state()
         if os.fstat(self._handle).st_size < state.data_bytes:
             raise damaged(self._folder, "data.mdb was cut short")
@@ -62,17 +62,17 @@ class Integrity:
             raise damaged(self._folder, (self._folder / DAMAGE).read_text() or "a reader says so")
 
     def check_before_write(self) -> None:
-        """The same, and whether LMDB goes on from what was published last."""
+        """As `check`, and whether LMDB continues from the last published transaction."""
         self.check()
         self._catch_up()
         state = self._checksums.state()
         self._check_pages([btree.meta_page(state.transaction)])
-        for root in (Root.parse(state.free), Root.parse(state.main)):  # whatever is written, LMDB reads these
+        for root in (Root.parse(state.free), Root.parse(state.main)):  # every LMDB write reads these
             self._check_pages(list(self._under([root.page] if root.depth else [], root.depth, root, self._checked)))
         self._checksums.reserve(1 + int(self._environment.info()["last_pgno"]))
 
     def publish(self) -> None:
-        """Let readers have the transaction that was just committed. Damaged if it read what was not published."""
+        """Publish the transaction just committed. ReplicaDamaged if it read a page that is not as published."""
         before = self._checksums.state()
         meta = self._meta(self._committed())
         if meta.transaction == before.transaction:
@@ -83,13 +83,13 @@ class Integrity:
         self._checksums.sync()
 
     def publish_all(self) -> None:
-        """The same for all pages of an environment, of which nothing was published yet."""
+        """Publish all pages of an environment without published transactions."""
         meta = self._meta(self._committed())
         self._publish(meta, self._all(meta.free, meta.main, self._read))
         self._checksums.sync()
 
     def check_all(self) -> None:
-        """Read all pages of the published trees; Damaged if one is not what was written."""
+        """Verify all pages of the published trees; ReplicaDamaged."""
         state = self._checksums.state()
         self._check_pages([btree.meta_page(state.transaction)])
         pages = self._all(state.free, state.main, self._checked)
@@ -97,13 +97,13 @@ class Integrity:
             self._check_pages(some)
 
     def scrub(self) -> None:
-        """Read some more of the file, at a bounded rate; Damaged if a page is not what was written."""
+        """Verify the next pages of the file, at a bounded rate; ReplicaDamaged."""
         now_s, last = time.monotonic(), self._checksums.state().data_bytes // self._page_bytes
         pages = int(min(now_s - self._scrubbed_s, 1.0) * SCRUB_BYTES_S) // self._page_bytes
         if pages < PAGES_AT_ONCE:
             return
         self._scrubbed_s = now_s
-        for _ in range(min(pages, last + PAGES_AT_ONCE) // PAGES_AT_ONCE):  # once through it at most
+        for _ in range(min(pages, last + PAGES_AT_ONCE) // PAGES_AT_ONCE):  # at most once through the file
             first = self._scrubbed_page
             self._scrub(first, min(first + PAGES_AT_ONCE, last))
             self._scrubbed_page = first + PAGES_AT_ONCE if first + PAGES_AT_ONCE < last else 0
@@ -111,12 +111,12 @@ class Integrity:
                 return
 
     def stand(self, standing: Standing) -> None:
-        """Tell readers, and the next writer, what may be done with the environment."""
+        """Set the `Standing`, for readers and the next writer."""
         self._open = standing == Standing.OPEN
         self._checksums.stand(standing)
 
     def close(self) -> None:
-        """Let the files go; everything that was published is durable."""
+        """Close the files; all published transactions are durable."""
         if self._open:
             self._checksums.sync()
             self.stand(Standing.CLOSED)
@@ -133,7 +133,7 @@ class Integrity:
             raise damaged(self._folder, "its writer had found that, and was killed before it could replace it")
         self.check()
         found = self._committed()
-        if found == published - 1:  # power was lost before LMDB's own note of the last transaction was on the disk
+        if found == published - 1:  # power was lost before LMDB's meta page of the last transaction was on the disk
             self._checksums.publish(self._checksums.state(found), {})
         self._catch_up()
         if standing == Standing.OPEN:
@@ -144,7 +144,7 @@ class Integrity:
         return int(self._environment.info()["last_txnid"])
 
     def _catch_up(self) -> None:
-        """Publish what was committed and could not be published: its writer was killed, or there was no room."""
+        """Publish a committed but unpublished transaction: its writer was killed, or the disk was full."""
         published, found = self._checksums.state().transaction, self._committed()
         if found == published + 1:
             self.publish()
@@ -171,7 +171,7 @@ class Integrity:
             pass
 
     def _scrub(self, first: int, end: int) -> None:
-        """Pages that are in use no more are as they were written, too, if no transaction failed after that."""
+        """A mismatch may be in an unused page, after a failed transaction; so `check_all` decides."""
         cells = self._checksums.cells(range(first, end))
         for number, page in zip(range(first, end), self._read(range(first, end)), strict=True):
             if cells[number][1] and checksum(page, number) != cells[number][0]:
@@ -179,7 +179,7 @@ class Integrity:
                 return
 
     def _read(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """These pages, neighbours with one read; Damaged if the file ends before."""
+        """The pages, adjacent ones with one read; ReplicaDamaged if the file ends before."""
         size, at = self._page_bytes, 0
         while at < len(numbers):
             end = at + 1
@@ -187,7 +187,7 @@ class Integrity:
                 end += 1
             try:
                 content = os.pread(self._handle, (end - at) * size, numbers[at] * size)
-            except OSError as error:  # the disk cannot read it any more
+            except OSError as error:
                 raise damaged(self._folder, f"page {numbers[at]} of data.mdb: {error.strerror}") from error
             if len(content) < (end - at) * size:
                 raise damaged(self._folder, f"data.mdb was cut short before page {numbers[end - 1]}")
@@ -195,7 +195,7 @@ class Integrity:
             at = end
 
     def _checked(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """The same of pages that were published."""
+        """The pages, verified by their published checksums."""
         cells = self._checksums.cells(numbers)
         for number, page in zip(numbers, self._read(numbers), strict=True):
             if checksum(page, number) != cells[number][0]:
@@ -208,7 +208,7 @@ class Integrity:
             yield from self._under([root.page] if root.depth else [], root.depth, root, read)
 
     def _under(self, numbers: Sequence[int], height: int, root: Root, read: Read) -> Iterator[int]:
-        """These pages of a tree, and all that are below them."""
+        """The given pages of a tree, and all pages below them."""
         for at in range(0, len(numbers), PAGES_AT_ONCE):
             some = numbers[at : at + PAGES_AT_ONCE]
             yield from some
@@ -227,7 +227,7 @@ class Integrity:
         return found
 
     def _changed(self, before: PublishedState, after: Meta) -> tuple[list[int], list[int]]:
-        """The pages that are gone since this state, and those that are there instead; both sorted."""
+        """The pages gone since `before`, and the pages written instead; both sorted."""
         main = Root.parse(before.main), Root.parse(after.main)
         trees = [(Root.parse(before.free), Root.parse(after.free)), main]
         old, new = self._named(main[0], self._checked), self._named(main[1], self._read)
@@ -238,7 +238,7 @@ class Integrity:
         return sorted(gone), sorted(written)
 
     def _compare(self, old: Root, new: Root, gone: set[int], written: set[int]) -> None:
-        """Add what is gone of a tree, and what is there instead, level by level from the higher root on."""
+        """Add a tree's gone and written pages, level by level from the higher root on."""
         if old.page == new.page:
             return
         sides = [
@@ -262,7 +262,7 @@ class Integrity:
 
 @dataclass(slots=True)
 class _Side:
-    """One of two trees that are compared: the pages of a level that may differ, counted from the leaves, 1, up."""
+    """One of two trees under comparison: the pages of a level that may differ. Heights count from the leaves, 1, up."""
 
     level: set[int]
     height: int
@@ -270,7 +270,7 @@ class _Side:
     found: set[int]
 
     def leave(self, common: set[int], *, last: bool) -> None:
-        """Note the pages of this level that the other tree does not have; go down unless it is the last one."""
+        """Record the pages of this level missing in the other tree; descend unless this is the last level."""
         self.level = self.level - common
         self.found |= self.level
         if not last:

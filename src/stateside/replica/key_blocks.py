@@ -1,20 +1,18 @@
-"""Encodes the keys of a whole block at once, to the same bytes as `keys` does one by one.
+"""Vectorised key codec: encodes and decodes the keys of a whole block at once, to the same bytes as `keys` one by one.
 
-The parts of all keys are laid side by side in a matrix, a key a row, with room for the longest of each. A mask tells
-which of the bytes count: none of a null's value, and of a text only as many as it has. What counts, row by row, is the
-encoded keys.
+Encoding lays the parts of all keys side by side in a matrix, one row per key, as wide as the longest of each part. A
+mask selects the bytes that count: none of a null's value, and the actual length of a text. The selected bytes, row by
+row, are the encoded keys.
 
     01  80 00 00 00 00 00 00 07   01  e m m a 00 . . .
     01  80 00 00 00 00 00 00 09   01  c a r o l i n 00         . does not count
     00  .  .  .  .  .  .  .  .    01  b o b 00 . . . .
 
-Keys that this is not made for are told apart and left to the codec: texts that are long or have bytes to be escaped,
-and rows that are not as they should be. So are all keys with a decimal of more than 18 digits.
+Unsuitable keys are left to the codec: long texts, texts with bytes to escape, and malformed rows. So are all keys with
+a decimal of more than 18 digits.
 
-Keys by the thousand to Arrow's columns: what `keys` decodes one by one, decoded a part of all keys at a time.
-
-Where a part begins depends on the parts before it, so there is a place in each key, which moves on part by part. A text
-ends at the next zero byte, which is looked up among all zero bytes of all keys.
+Decoding turns keys into Arrow columns, one part of all keys at a time. A part's place depends on the parts before, so a
+cursor in each key moves on part by part. A text ends at the next zero byte, looked up among all zero bytes of all keys.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from stateside.spark_state.types import Decimal, Primitive, SparkType, Struct, p
 from stateside.spark_state.unsafe_row import RowDecoder
 
 AT_ONCE_ROWS_MIN = 16  # fewer are faster one by one
-TEXT_BYTES_MAX = 128  # of a longer one the room for all others would be large
+TEXT_BYTES_MAX = 128  # a longer text would widen the matrix for all others
 _ESCAPED_MAX = 1
 _SIGN = np.uint64(1 << 63)
 _INTEGERS = {
@@ -51,7 +49,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class KeyEncoder:
-    """Encodes key rows of these columns as the codec does; `order` says which column each part of a key is."""
+    """Encodes key rows of these columns as the codec does; `order` has the column of each part of a key."""
 
     def __init__(self, columns: Sequence[Column], order: Sequence[int], codec: KeyCodec) -> None:
         self._order, self._codec = order, codec
@@ -62,10 +60,10 @@ class KeyEncoder:
         self._at_once = list(codec.types) == types and all(map(_at_once, types))
 
     def encode(self, rows: Slices, rests: Slices | None = None) -> Slices:
-        """The encoded keys. Of prefixed ones `rests` has the last column, each in a row of its own."""
+        """The encoded keys. For prefixed keys, `rests` has the last column, each in a row of its own."""
         if not self._at_once or len(rows) < AT_ONCE_ROWS_MIN:
             return Slices.of(self._one_by_one(rows, rests))
-        # With some bytes behind it, a look at where no row is, or at a text and what follows it, stays inside.
+        # The padding keeps reads beyond a row, or beyond a text, inside the buffer.
         room = _fixed_bytes(self._types) + TEXT_BYTES_MAX + 1
         keys, first, rest = _Keys(len(rows)), rows.padded(room), rests and rests.padded(room)
         for index in self._order:
@@ -96,7 +94,7 @@ def _at_once(type_: SparkType) -> bool:
 
 
 def _fixed_bytes(types: Sequence[SparkType]) -> int:
-    """At least so many bytes as the fixed parts of rows of these types have, those of structs among them."""
+    """An upper bound of the bytes of the fixed parts of rows of these types, including nested structs."""
     nested = (_fixed_bytes(type_.types) for type_ in types if isinstance(type_, Struct))
     return _first_byte(types) + _WORD_BYTES * len(types) + sum(nested)
 
@@ -106,7 +104,7 @@ def _first_byte(types: Sequence[SparkType]) -> int:
 
 
 class _Keys:
-    """The matrix as it grows, part by part. `others` are the rows that are left to the codec."""
+    """The matrix, built part by part. `others` marks the rows left to the codec."""
 
     def __init__(self, count: int) -> None:
         self._there: Flags = np.ones(count, bool)
@@ -116,12 +114,12 @@ class _Keys:
         self.others: Flags = np.zeros(count, bool)
 
     def encoded(self) -> Slices:
-        """The bytes of the matrix that count, row by row."""
+        """The selected bytes of the matrix, row by row."""
         counted = np.hstack(self._parts)[np.hstack(self._masks)]
         return Slices(counted.tobytes(), np.cumsum(self._sizes) - self._sizes, self._sizes)
 
     def add(self, rows: Slices, types: Sequence[SparkType], index: int) -> None:
-        """A part: its first byte, and its value where there is one. It is a column of rows of these types."""
+        """Add a part, the column `index` of rows of these types: its first byte, and its value if not null."""
         first = _first_byte(types)
         self._leave(rows.sizes < first + len(types) * _WORD_BYTES)
         nulls = (self._numbers(rows, rows.begins + index // 8, "u1") >> index % 8) & 1
@@ -149,7 +147,7 @@ class _Keys:
     def _add_text(self, texts: Slices) -> None:
         self._leave(texts.sizes > TEXT_BYTES_MAX)
         sizes = np.where(self.others, 0, texts.sizes)[:, None]
-        longest = int(sizes.max()) + 1  # with the byte that ends it
+        longest = int(sizes.max()) + 1  # with the terminating byte
         text = self._numbers(texts, texts.begins, f"V{longest}").view(np.uint8).reshape(-1, longest)
         inside = np.arange(longest) < sizes
         escaped = (text <= _ESCAPED_MAX) & inside
@@ -159,7 +157,7 @@ class _Keys:
         self._put(text * inside, mask, (sizes[:, 0] + 1) * self._there)
 
     def _elsewhere(self, rows: Slices, places: Places) -> Slices:
-        """What lies elsewhere in the rows, and has its size and offset at these places."""
+        """The variable-length values whose size and offset stand at these places."""
         sizes = self._numbers(rows, places, "<u4").astype(np.int64)
         offsets = self._numbers(rows, places + 4, "<u4").astype(np.int64)
         self._leave(offsets + sizes > rows.sizes)
@@ -183,12 +181,12 @@ class _Keys:
 
 
 def _in_order(numbers: Numbers) -> Numbers:
-    """The bits of doubles, so that they sort as the numbers do."""
+    """The bits of doubles, in numeric order."""
     bits = numbers.astype(np.float64).view(np.uint64)
     return bits ^ np.where(bits & _SIGN, ~np.uint64(0), _SIGN)
 
 
-_PADDING = bytes(32)  # behind the last key: what is not there is looked at too, and then left out
+_PADDING = bytes(32)  # after the last key: bytes there are read, and then ignored
 _DECODED_FLOATS = {"float": np.float32, "double": np.float64}
 _DECODED_INTEGERS = {
     **{"byte": np.int8, "short": np.int16, "integer": np.int32, "date": np.int32},
@@ -198,7 +196,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class KeyColumns:
-    """Turns keys of these Spark types, which `KeyCodec` encoded, into Arrow's columns."""
+    """Decodes keys encoded by `KeyCodec` with these Spark types into Arrow columns."""
 
     def __init__(self, types: Sequence[str]) -> None:
         self._types = KeyCodec(types).types
@@ -235,7 +233,7 @@ class _Content:
         return np.flatnonzero(self.octets == 1)
 
     def part(self, type_: SparkType, at: Places, there: Mask) -> tuple[pa.Array, Places]:
-        """The parts of this type that begin at these places, of keys that are there; and where the next ones begin."""
+        """The parts of this type at these places, of keys marked `there`; and the places of the next parts."""
         has = there & (self.octets[at] == 1)
         begins = np.where(there, at + 1, at)
         match type_:
@@ -251,7 +249,7 @@ class _Content:
             case Primitive("boolean"):
                 size, buffer = 1, np.packbits(self.octets[begins] == 1, bitorder="little")
             case Primitive(name) if name in _DECODED_FLOATS:
-                with np.errstate(all="ignore"):  # at places where there is no value, any bytes may stand
+                with np.errstate(all="ignore"):  # places without a value may have any bytes
                     size, buffer = 8, self._doubles(begins).astype(_DECODED_FLOATS[name])
             case Primitive(name):
                 size, buffer = 8, self._longs(begins).astype(_DECODED_INTEGERS[name])

@@ -1,4 +1,4 @@
-"""Keys in byte order: the encoding that keeps rows sorted as their keys are, so that a prefix of a key is a range.
+"""Order-preserving key encoding: rows sort as their keys do, so a prefix of a key is a range.
 
     key    := part*
     part   := 00                 null, before everything else
@@ -12,8 +12,8 @@
 Dates and timestamps are integers. Encoding is reversible, and `encode(a) < encode(b)` exactly if `a < b`; -0.0 stands
 just before 0.0, since Spark keeps a group for each (its aggregations and duplicates know 0.0 only).
 
-No part's bytes begin with those of another, so that exactly the keys with the same leading parts begin with these
-parts' bytes. The leading fields of a struct are leading parts of a key as well.
+No part's bytes begin with those of another, so a key begins with the bytes of some parts exactly if these are its
+leading parts. The leading fields of a struct are leading parts of a key as well.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EXACT = decimal.Context(prec=decimal.MAX_PREC)
 
 
 class KeyCodec:
-    """Encodes keys of these Spark types, or leading parts of them; refuses other types at once."""
+    """Encodes keys of these Spark types, or leading parts of keys; refuses other types at once."""
 
     def __init__(self, types: Sequence[str]) -> None:
         self.types = tuple(_parsed(type_) for type_ in types)
@@ -53,13 +53,13 @@ class KeyCodec:
         self._decoders = [_decoder(type_) for type_ in self.types]
 
     def encode(self, values: Sequence[Value]) -> bytes:
-        """The bytes of a key, or of its first parts; a struct is a tuple, the last one may be its first fields only."""
+        """The bytes of a key, or of its first parts. A struct is a tuple; the last one may be incomplete."""
         if len(values) > len(self.types):
             raise KeyInvalid(f"The key has {len(values)} parts, the view's key has {len(self.types)}")
         return b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=False)])
 
     def encode_all(self, keys: Sequence[Sequence[Value]]) -> list[bytes]:
-        """The same for many whole keys, a column at a time."""
+        """As `encode` for many whole keys, a column at a time."""
         if not keys or not self.types:
             return [b""] * len(keys)
         columns = zip(self.types, self._encoders, zip(*keys, strict=True), strict=True)
@@ -67,7 +67,7 @@ class KeyCodec:
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
 
     def decode(self, key: bytes) -> tuple[Value, ...]:
-        """The parts that `encode` made these bytes from."""
+        """The parts of an encoded key."""
         if not self.types:
             return ()
         values, end = _decode_all(self._decoders, key, 0)
@@ -75,7 +75,7 @@ class KeyCodec:
         return values
 
     def split(self, key: bytes) -> list[bytes]:
-        """The bytes of each part of a whole key: what `encode` makes of the part alone."""
+        """The bytes of each part of a whole key, as `encode` returns for the part alone."""
         parts, begin = [], 0
         for end_of in self._ends:
             end = end_of(key, begin)
@@ -84,11 +84,11 @@ class KeyCodec:
         return parts
 
     def leading(self, key: bytes) -> bytes:
-        """The bytes of the first part of a whole key; none if keys have no parts."""
+        """The bytes of the first part of a whole key; empty if keys have no parts."""
         return key[: self._ends[0](key, 0)] if self._ends else b""
 
     def leading_of(self, prefix: bytes) -> bytes | None:
-        """The same of a key's first parts; None if they do not have all of the first one."""
+        """As `leading` for a key's first parts; None if they lack a part of the first one."""
         try:
             return self.leading(prefix)
         except (IndexError, ValueError):  # no part at all, or only the first fields of a struct
@@ -116,7 +116,7 @@ def _parsed(text: str) -> SparkType:
 
 
 def _encoder(type_: SparkType) -> Encode:
-    """What encodes values of this type: chosen once, since keys are encoded with every request and every change."""
+    """The encoder of a type, chosen once: keys are encoded with every request and every change."""
     if isinstance(type_, Primitive) and type_.name in _INTEGERS:
         return partial(_encode_integer, type_)
     if type_ == Primitive("string"):
@@ -126,7 +126,7 @@ def _encoder(type_: SparkType) -> Encode:
 
 
 def _encoder_of_some(type_: SparkType) -> Callable[[Any], bytes]:
-    """The same for values that are there."""
+    """The encoder of a type's values other than null."""
     match type_:
         case Struct(_, types):
             parts = [_encoder(part) for part in types]
@@ -154,7 +154,7 @@ def _encode_text(value: str | None) -> bytes:
 
 
 def _encode_column(type_: SparkType, encode: Encode, values: Sequence[Any]) -> list[bytes]:
-    """The parts of many keys; of texts, mostly, at once, since hardly any has a byte that needs to be escaped."""
+    """The parts of many keys; texts mostly at once, since few need escapes."""
     if type_ == Primitive("string") and None not in values:
         together = "".join(values)
         if "\x00" not in together and "\x01" not in together:
@@ -207,7 +207,7 @@ def _decode_all(decoders: Sequence[Decode], key: bytes, at_byte: int) -> tuple[t
 
 
 def _end(type_: SparkType) -> Callable[[bytes, int], int]:
-    """What tells where a part of this type ends, from the key and where the part begins."""
+    """A function from a key and the begin of a part of this type to the part's end."""
     match type_:
         case Primitive(name) if name in _TEXTS:
             return lambda key, at_byte: key.index(0, at_byte + 1) + 1 if key[at_byte] else at_byte + 1
@@ -231,13 +231,13 @@ def _struct_end(ends: Sequence[Callable[[bytes, int], int]]) -> Callable[[bytes,
 
 
 def _decoder(type_: SparkType) -> Decode:
-    """What decodes a part of this type: its value and where it ends, from the key and where the part begins."""
+    """A function from a key and the begin of a part of this type to the part's value and end."""
     decode = _decoder_of_some(type_)
     return lambda key, at_byte: decode(key, at_byte + 1) if key[at_byte] else (None, at_byte + 1)
 
 
 def _decoder_of_some(type_: SparkType) -> Decode:
-    """The same for values that are there, from behind the byte that says so."""
+    """As `_decoder` for values other than null, after the marker byte."""
     match type_:
         case Struct(_, types):
             return partial(_decode_all, [_decoder(part) for part in types])

@@ -1,9 +1,8 @@
-"""Lists in a replica: one row an entry, under the list's key and the entry's place, counted from 0.
+"""Lists in a replica: one row per entry, under the list's key and the entry's index from 0.
 
-Spark's changelog does not say how long a list is: it says what comes after the entries that are there, or that other
-entries take their place. So of a view that serves a list, a translator gives `Entries` under the list's key, and only
-the transaction that applies them, which sees the list, makes rows of them: `settled`. Everything behind that (rollups,
-history) has plain keys and rows.
+Spark's changelog does not have the length of a list: it has entries to append, or entries that replace all others. So
+for a view of a list a translator returns `Entries` under the list's key, and only the transaction that applies them,
+which sees the list, turns them into rows: `settled`. All later steps (rollups, history) have plain keys and rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _INDEX_CODEC = KeyCodec([INDEX.type])
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A change of a list: these rows come after its entries, or, with `replacing`, in their place."""
+    """A change of a list: rows to append or, with `replacing`, to put in place of all entries."""
 
     rows: tuple[bytes, ...]
     replacing: bool = False
@@ -32,13 +31,13 @@ Change = tuple[bytes, bytes | Entries | None]  # a key and its new row, or a lis
 
 
 def plain(changes: list[Change]) -> list[Plain] | None:
-    """The changes if they are of no lists; None if they are. Of one view either all are, or none is."""
+    """The changes if they are not of lists; else None. All changes of one view are of one kind."""
     of_lists = bool(changes) and isinstance(changes[0][1], Entries)
     return None if of_lists else cast(list[Plain], changes)
 
 
 def settled(changes: Iterable[Change], rows: OrderedRows) -> list[Plain]:
-    """The changes as plain keys and rows, given the rows as they are: lists entry by entry, the rest as it is."""
+    """The changes as plain keys and rows, given the present rows: lists entry by entry, other changes unchanged."""
     given = list(changes)
     as_they_are = plain(given)
     if as_they_are is not None:
@@ -54,7 +53,7 @@ def settled(changes: Iterable[Change], rows: OrderedRows) -> list[Plain]:
 
 @dataclass(slots=True)
 class _List:
-    """A list in the course of a batch: how long it was, how many of these entries stay, and what comes after them."""
+    """A list during a batch: its former length, how many of its entries stay, and the entries after them."""
 
     before: int
     stay: int = field(init=False)

@@ -1,4 +1,4 @@
-"""LMDB environments: how they are opened, written, and which named databases they have."""
+"""LMDB environments of replicas: how they are opened and written, and their named databases."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from stateside.replica.checksums import damaged
 from stateside.replica.key_table import SnapshotTable, WrittenTable
 
 MAP_BYTES_START = 1 << 30
-READER_MAP_BYTES = 1 << 38  # of addresses, not of memory: a reader's map need not grow while it has snapshots open
+READER_MAP_BYTES = 1 << 38  # address space, not memory: a reader's map need not grow while it has snapshots open
 READERS_MAX = 512
 DATABASES_MAX = 8
 NAMES = (b"rows", b"rollups", b"meta", b"past", b"undo")
-FULL_BYTES = 1 << 20  # where less than this is left, a write that fails does so for want of room
+FULL_BYTES = 1 << 20  # with less free space, a failed write is reported as a full disk
 _DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
 _LOCK_FILE_BYTES = 64 * (READERS_MAX + 8)
-LOCK_BYTES_MIN = 64 * READERS_MAX  # of a lock.mdb that is whole: 64 bytes for each reader, and some more
+LOCK_BYTES_MIN = 64 * READERS_MAX  # of an intact lock.mdb: 64 bytes for each reader, and some more
 
 
 class ReplicaNotes(Protocol):
-    """What is noted about a replica, by name."""
+    """Notes about a replica, by name."""
 
-    def get(self, name: bytes, /) -> bytes | None:
-        """The note of this name."""
+    def get(self, name: bytes, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a transaction sees of an environment. `place` is another object for each environment."""
+    """A transaction's view of an environment. `place` is a distinct object for each environment."""
 
     rows: SnapshotTable
     rollups: SnapshotTable
@@ -48,7 +47,7 @@ class Tables:
 
 
 class Databases:
-    """The environment's named databases, for who writes them; made if they are not there. Errors as for `write`."""
+    """The environment's named databases, for the writer; created if missing. Errors as for `write`."""
 
     def __init__(self, environment: lmdb.Environment) -> None:
         try:
@@ -57,17 +56,17 @@ class Databases:
             raise _unwritable(Path(environment.path()), error) from error
 
     def tables(self, transaction: lmdb.Transaction) -> Tables:
-        """What a transaction that writes sees of them."""
+        """A write transaction's view of the databases."""
         databases = (self.rows, self.rollups, self.meta, self.past, self.undo)
         rows, rollups, meta, past, undo = (WrittenTable(transaction, database) for database in databases)
         return Tables(rows, rollups, meta, past, undo, self)
 
 
 def open_environment(directory: Path, *, readonly: bool = False, sync: bool = True) -> lmdb.Environment:
-    """The environment in a folder, made if it is to be written and is not there.
+    """The environment in a folder, created for a writer if missing.
 
-    Damaged if it is no environment, ReplicaInvalid if it cannot be opened for another reason, SetupError if there is no
-    room for it.
+    ReplicaDamaged if the file is not an environment, ReplicaInvalid if it cannot be opened for another reason,
+    SetupError if the disk is full.
     """
     there = (directory / "data.mdb").exists()
     try:
@@ -75,11 +74,11 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
             directory.mkdir(parents=True, exist_ok=True)
             if not there:
                 checksums.begin(directory)
-            allocate(directory / "lock.mdb", _LOCK_FILE_BYTES)  # a reader enters itself there
+            allocate(directory / "lock.mdb", _LOCK_FILE_BYTES)  # readers register themselves there
         map_bytes = READER_MAP_BYTES if readonly else 0 if there else MAP_BYTES_START
         try:
             return _open(directory, readonly=readonly, sync=sync, map_bytes=map_bytes)
-        except lmdb.MemoryError:  # so many addresses are not allowed here
+        except lmdb.MemoryError:  # the process may not have so large an address space
             return _open(directory, readonly=readonly, sync=sync, map_bytes=0 if there else MAP_BYTES_START)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -98,9 +97,9 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
 
 
 def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:
-    """Do this in one transaction, again in a larger map if it does not fit.
+    """Run `action` in one transaction, again with a larger map if it does not fit.
 
-    SetupError if the disk is full, ReplicaInvalid if it fails otherwise; nothing is written then.
+    SetupError if the disk is full, ReplicaInvalid for another failure; nothing is written then.
     """
     directory = Path(environment.path())
     while True:
@@ -115,7 +114,7 @@ def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], ob
 
 
 def sync(environment: lmdb.Environment) -> None:
-    """Make all that was written durable; errors as for `write`."""
+    """Make all writes durable; errors as for `write`."""
     try:
         environment.sync(True)
     except lmdb.Error as error:
@@ -136,7 +135,7 @@ def _open(directory: Path, *, readonly: bool, sync: bool, map_bytes: int) -> lmd
 
 
 def _unwritable(directory: Path, error: lmdb.Error) -> ReplicaInvalid | SetupError:
-    if isinstance(error, lmdb.DiskError) or disk_is_full(directory):  # LMDB takes the last short write for a bad disk
+    if isinstance(error, lmdb.DiskError) or disk_is_full(directory):  # LMDB reports a last short write as a disk error
         return full_disk(directory, str(error))
     return ReplicaInvalid(
         f"The replica cannot be written: {error}",
@@ -146,13 +145,13 @@ def _unwritable(directory: Path, error: lmdb.Error) -> ReplicaInvalid | SetupErr
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Whether there is hardly any room left where this folder lies."""
+    """Whether less than `FULL_BYTES` are free on this folder's disk."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize < FULL_BYTES
 
 
 def full_disk(directory: Path, reason: str) -> SetupError:
-    """What is told of a disk without room for a replica."""
+    """The error for a disk without space for a replica."""
     return SetupError(
         f"The replica cannot be written, its disk is full: {reason}",
         where=str(directory),

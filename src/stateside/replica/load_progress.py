@@ -1,8 +1,8 @@
-"""How far a load is: for the log, and for whoever wants to show it, as a bar for instance.
+"""Progress of a bootstrap, for the log and for a display such as a progress bar.
 
-How many rows there are nobody knows before they were read, but the sizes of the files are known. So the first share of
-the work is told by bytes: of partitions that were read, and within one by the rows that the others had for their size.
-The rest, putting the rows into LMDB, is told by rows.
+The number of rows is unknown before they are read, but the sizes of the files are known. So progress of reading, the
+first 40 % of the work, counts bytes: of partitions read, and within a partition by rows, at the other partitions' bytes
+per row. The rest, storing the rows in LMDB, counts rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """A load at one moment: its view and batch, the rows read so far, and the share of the work done, from 0 to 1."""
+    """A bootstrap at one moment: its view and batch, the rows read so far, and the fraction done, from 0 to 1."""
 
     view: str
     batch: int
@@ -33,11 +33,11 @@ Watch = Callable[[LoadProgress], None]
 
 
 def nobody(progress: LoadProgress) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
 class LoadCounter:
-    """Counts for one load; tells the watch several times a second and the log, if it takes long, every few seconds."""
+    """Counters of one bootstrap; reports to the watch every `WATCH_S`, and to the log every `LOG_S`."""
 
     def __init__(self, view: str, batch: int, total_bytes: int, watch: Watch) -> None:
         self._view, self._batch, self._watch = view, batch, watch
@@ -47,22 +47,21 @@ class LoadCounter:
         self._begun_s = self._watched_s = self._logged_s = time.monotonic()
 
     def read(self, rows: int) -> None:
-        """So many rows more of the present partition were read."""
+        """`rows` more rows of the present partition were read."""
         self._rows += rows
         self._tell()
 
     def end_of_part(self, size_bytes: int) -> None:
-        """That partition's files had so many bytes."""
+        """The present partition is read; its files had `size_bytes` bytes."""
         self._read_bytes, self._rows_of_parts = self._read_bytes + size_bytes, self._rows
         self._tell()
 
     def stored(self, rows: int) -> None:
-        """So many rows more were stored. None are read any more."""
+        """`rows` more rows were stored. Reading has ended."""
         self._stored_rows += rows
         self._tell()
 
     def end(self) -> None:
-        """The load is done."""
         self._watch(LoadProgress(self._view, self._batch, self._rows, 1.0))
         self._log("was loaded")
 
@@ -79,7 +78,7 @@ class LoadCounter:
             self._watched_s = now_s
             self._watch(LoadProgress(self._view, self._batch, self._rows, self._done()))
         if now_s - self._logged_s >= LOG_S:
-            self._logged_s, self._level = now_s, logging.WARNING  # a long one is for everybody to see
+            self._logged_s, self._level = now_s, logging.WARNING  # a long one must be visible
             self._log(f"is being loaded, {self._done():.0%} done,")
 
     def _log(self, done: str) -> None:

@@ -1,13 +1,13 @@
-"""Reading an environment without trusting it: every page is checked before anything in it is believed.
+"""Verified reading of an environment: every page is checked before its content is believed.
 
-LMDB only says which transaction is the newest one and keeps its pages from being reused. The pages themselves are read
-with `pread` and not through LMDB's mapping: where the file was cut, that is an error and no signal that ends the
-process; and LMDB, which believes its pages, is not led astray by a damaged one. Branches are kept, as they were when
-they were checked: for the same transaction, and for a later one if their page has the same checksum.
+LMDB only reports the newest transaction, and keeps its pages from being reused. The pages themselves are read with
+`pread` and not through LMDB's mapping: a truncated file is then an error instead of a signal that ends the process, and
+no damaged page misleads LMDB, which trusts its pages. Branches are cached after their check: for the same transaction,
+and for a later one if their page has the same checksum.
 
-LMDB itself maps `data.mdb` and `lock.mdb`. It looks at both when a transaction begins, and at `lock.mdb` when one ends
-and when the environment is closed: their sizes are checked just before. A file that is cut in these few microseconds
-still ends the process.
+LMDB itself maps `data.mdb` and `lock.mdb`. It accesses both when a transaction begins, and `lock.mdb` when one ends and
+when the environment is closed: their sizes are checked just before. A truncation within these few microseconds still
+ends the process.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from stateside.replica.checksums import (
 )
 from stateside.replica.lmdb import LOCK_BYTES_MIN, Tables
 
-BRANCHES_MAX: Final = 4_096  # that a process keeps of each replica: some 20 KB each, and good for 10 million rows
+BRANCHES_MAX: Final = 4_096  # cached by a process for each replica: about 20 KB each, enough for 10 million rows
 
 Branch = tuple[int, int, list[bytes], list[int]]  # a transaction that has it, its checksum, its keys, the pages below
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTransaction:
-    """What is kept of a transaction: its trees by name, and its notes, which every answer asks for."""
+    """Cached parts of a transaction: its trees by name, and its notes, which every answer needs."""
 
     state: PublishedState
     roots: dict[bytes, Root]
@@ -52,10 +52,10 @@ class KnownTransaction:
 
 
 class VerifiedPages:
-    """The pages of the environment in a folder; for readers, of any thread."""
+    """The pages of the environment in a folder; for readers, in any thread."""
 
     def __init__(self, folder: Path) -> None:
-        """FileNotFoundError if there is none; Damaged or Unchecked if it cannot be read."""
+        """FileNotFoundError if there is none; ReplicaDamaged or Unchecked if it cannot be read."""
         self.folder = folder
         self.checksums = Checksums(folder)
         self.page_bytes = self.checksums.page_bytes
@@ -68,15 +68,14 @@ class VerifiedPages:
         self._lock_bytes = LOCK_BYTES_MIN
         self._known = KnownTransaction(PublishedState(0, 0, b"", b""), {}, {})
         self.branches: dict[int, Branch] = {}
-        self.not_kept = 0  # the last transaction that was read although LMDB keeps its pages no more
+        self.not_kept = 0  # the last transaction read although LMDB no longer protects its pages
 
     def close(self) -> None:
-        """Let the files go."""
         self.checksums.close()
         os.close(self._handle)
 
     def check_sizes(self) -> None:
-        """Damaged if a file was cut, or is not to be read: what is mapped of it must not be touched then."""
+        """ReplicaDamaged if a file was truncated, or must not be read: its mapping must not be touched then."""
         if self.checksums.head()[1] == Standing.INVALID or os.path.exists(self._damage_path):  # noqa: PTH110
             raise damaged(self.folder, "that was found already")
         least = max(self._known.state.data_bytes, 2 * self.page_bytes)
@@ -86,19 +85,20 @@ class VerifiedPages:
             raise damaged(self.folder, "lock.mdb was cut short")
 
     def lock_is_whole(self) -> bool:
-        """Whether lock.mdb is as long as LMDB mapped it. If not, the writer is told, and LMDB may touch it again:
+        """Whether lock.mdb is as long as its mapping.
 
-        the file gets its size back, without its content. LMDB can let it go then, without a signal.
+        If not, reports the damage to the writer, and restores the size, without the content: LMDB can then close the
+        file without a signal.
         """
         try:
             lock_bytes = os.stat(self._lock_path).st_size  # noqa: PTH116 - a Path takes as long as the call
         except FileNotFoundError:
-            return True  # it was replaced, and removed: what is open stays
+            return True  # replaced and removed: the open file stays
         if lock_bytes >= self._lock_bytes:
             self._lock_bytes = lock_bytes
             return True
         self.found("lock.mdb was cut short")
-        with suppress(OSError):  # by its name: to close a handle of it would give LMDB's own locks on it back
+        with suppress(OSError):  # by name: closing a handle of the file would release LMDB's own locks
             os.truncate(self._lock_path, self._lock_bytes)
         return False
 
@@ -118,18 +118,18 @@ class VerifiedPages:
         return known
 
     def page(self, number: int, transaction: int) -> bytes:
-        """A page as the transaction has it; Damaged if it is not what was written."""
+        """A page as of the transaction; ReplicaDamaged if not as written."""
         page_bytes, (expected, written_by) = self.page_bytes, self.checksums.cell(number)
         try:
             content = os.pread(self._handle, page_bytes, number * page_bytes)
-        except OSError as error:  # the disk cannot read it any more
+        except OSError as error:
             raise self.found(f"page {number} of data.mdb: {error.strerror}") from error
         if xxh3_64_intdigest(content, number) != expected or written_by > transaction:
             raise self._wrong(content, number, transaction)
         return content
 
     def check_meta(self) -> None:
-        """Damaged if the page is in which LMDB says what its newest transaction is."""
+        """ReplicaDamaged if LMDB's meta page of the newest transaction is damaged."""
         published = self.checksums.published()
         self.page(btree.meta_page(published), published)
 
@@ -140,7 +140,7 @@ class VerifiedPages:
         return content[btree.PAGE_HEAD_BYTES : btree.PAGE_HEAD_BYTES + size]
 
     def branch(self, number: int, transaction: int) -> Branch:
-        """A branch, which is kept from now on."""
+        """A branch, cached from now on."""
         kept = self.branches.get(number)
         if kept is not None and kept[0] == transaction:
             return kept
@@ -156,7 +156,7 @@ class VerifiedPages:
         return branch
 
     def found(self, what: str) -> ReplicaDamaged:
-        """The error for what is wrong, of which the writer is told too."""
+        """As `checksums.found`."""
         return found(self.folder, what)
 
     def _wrong(self, page: bytes, number: int, transaction: int) -> ReplicaInvalid:
@@ -170,7 +170,7 @@ class VerifiedPages:
 
 
 class VerifiedTable:
-    """A tree of one published transaction. See `ordered.Stored` for what is promised."""
+    """A tree of one published transaction: a `key_table.SnapshotTable`."""
 
     __slots__ = ("_pages", "_root", "_transaction")
 
@@ -178,7 +178,6 @@ class VerifiedTable:
         self._pages, self._root, self._transaction = pages, root, transaction
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of this very key."""
         root, pages = self._root, self._pages
         if not root.depth or not key:
             return None
@@ -192,7 +191,6 @@ class VerifiedTable:
         return value if value is None or isinstance(value, bytes) else self._whole(value)
 
     def pairs(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from this one on, in order, each with its value."""
         for keys, values in self._leaves_from(start):
             first = bisect_left(keys, start)
             for key, value in (
@@ -201,7 +199,6 @@ class VerifiedTable:
                 yield key, value if isinstance(value, bytes) else self._whole(value)
 
     def before(self, end: bytes | None) -> tuple[bytes, bytes] | None:
-        """The last key before this one, or of all, with its value."""
         last = self._before(self._root.page, self._root.depth, end) if self._root.depth else None
         if last is None:
             return None
@@ -209,11 +206,9 @@ class VerifiedTable:
         return key, value if isinstance(value, bytes) else self._whole(value)
 
     def count(self) -> int:
-        """How many keys there are."""
         return self._root.entries
 
     def check(self, keys: Sequence[bytes]) -> None:
-        """Read the pages in which these keys lie, or would lie, which are in order; Damaged as for all reading."""
         at = 0 if self._root.depth else len(keys)
         while at < len(keys):
             number, end = self._root.page, None
@@ -234,7 +229,7 @@ class VerifiedTable:
     def _leaves_from(self, start: bytes) -> Iterator[tuple[list[bytes], list[btree.Value]]]:
         if not self._root.depth:
             return
-        above: list[tuple[list[int], int]] = []  # for each branch on the way: the pages below it, the next of them
+        above: list[tuple[list[int], int]] = []  # for each branch on the path: the pages below it, the next of them
         number = self._root.page
         for _ in range(self._root.depth - 1):
             _, _, keys, below = self._branch(number)
@@ -269,7 +264,7 @@ class VerifiedTable:
 
 
 def verified_tables(pages: VerifiedPages, transaction: int) -> Tables:
-    """What a published transaction has."""
+    """The tables of a published transaction."""
     known = pages.known(transaction)
     rows, rollups, past, undo = (
         VerifiedTable(pages, known.roots.get(name, NO_ROOT), transaction)

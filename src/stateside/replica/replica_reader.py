@@ -1,11 +1,9 @@
-"""Reading a replica from any process, while another one moves it on. Nothing is answered that was not checked.
+"""Reader of a replica, from any process, while another one writes. Every answer comes from verified pages.
 
-A moment: a snapshot that is kept for a few milliseconds, and answers one short question after the other.
-
-Each of them would cost as much for the snapshot as for the row. It is always of the newest batch: the environment's
-checksums say which transaction was published last, and if it is another one, another snapshot is taken. It is let go
-after `MOMENT_S` at the latest, so that it holds back hardly any old pages, and sees that another environment took this
-one's place by hand.
+`ReusedSnapshot` keeps one snapshot for a few milliseconds, for a series of short reads: a snapshot costs as much as
+reading a row. The reused snapshot is always of the newest batch: it is replaced once the environment's checksums show a
+newer published transaction. After `MOMENT_S` at the latest it is released, so that it holds hardly any old pages, and
+notices an environment replaced by hand.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from stateside.replica.lmdb import Tables, open_environment
 from stateside.replica.page_reader import VerifiedPages, verified_tables
 from stateside.replica.snapshot import Snapshot, snapshot_as_of
 
-PATIENCE_S = 0.05  # for so long a snapshot waits for a transaction that is committed and not published yet
+PATIENCE_S = 0.05  # maximum wait of a snapshot for a committed but unpublished transaction
 _PUBLISHED_LOOK_S = 0.0005
-BEGINNINGS_MAX = 1_000  # so often a writer may come in between before a transaction begins
+BEGINNINGS_MAX = 1_000  # how often a writer may intervene before a transaction begins
 
 
 @dataclass(slots=True)
 class Opened:
-    """An environment that is open, and how many snapshots there are of it."""
+    """An open environment, and its number of snapshots."""
 
     folder: Path
     environment: lmdb.Environment
@@ -40,24 +38,23 @@ class Opened:
     snapshots: int = 0
 
     def close(self) -> None:
-        """Let it go."""
-        self.pages.lock_is_whole()  # or is made as long again: LMDB looks at it
+        self.pages.lock_is_whole()  # restores the size if needed: LMDB accesses the file
         self.environment.close()
         self.pages.close()
 
     def end(self, transaction: lmdb.Transaction) -> None:
-        """Let a transaction go."""
+        """Release a transaction."""
         self.pages.lock_is_whole()
         transaction.abort()
 
     def newest(self) -> int | None:
-        """The transaction that a snapshot taken now would be of; None if another environment took this one's place."""
+        """The transaction of a snapshot taken now; None if another environment took this one's place."""
         return self.pages.checksums.newest()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTransaction:
-    """A transaction of LMDB's, which keeps its pages from being reused, and what it sees."""
+    """A transaction of LMDB, which keeps its pages from being reused, and its tables."""
 
     transaction: lmdb.Transaction
     number: int
@@ -65,10 +62,10 @@ class ReadTransaction:
 
 
 class ReplicaReader:
-    """Reads a replica, from any process, while another one moves it on. FileNotFoundError where there is none yet.
+    """A reader of a replica, in any process, while another one writes. FileNotFoundError if there is no replica yet.
 
-    Any thread may ask. When another environment takes the place of the present one, the next snapshot is of that; those
-    that are open stay what they were, and the last of them closes the old one.
+    Any thread may read. When another environment replaces the present one, the next snapshot is of the new one; open
+    snapshots stay valid, and the last of them closes the old environment.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -78,15 +75,15 @@ class ReplicaReader:
         self._opened = self._open(generations.current(directory))
 
     def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Look:
-        """A consistent look at the replica; keep it short, it holds old pages back.
+        """A consistent snapshot of the replica; to be closed soon, as it holds old pages.
 
-        With `as_of` its rows, rollups and stamp are those of an older batch; a scan over several snapshots gives the
-        fingerprint of that batch too, as its first page told it. Errors as for `snapshot_as_of`.
+        With `as_of` its rows, rollups and stamp are those of an older batch; a scan over several snapshots also gives
+        the fingerprint of the batch from its first page. Errors as for `snapshot_as_of`.
         """
         return Look(self, as_of, fingerprint)
 
     def take(self) -> Opened:
-        """The environment that counts now; it stays open until it is given back. ReplicaInvalid if it is not usable."""
+        """The current environment; stays open until `give_back`. ReplicaInvalid if unusable."""
         with self._lock:
             if generations.sign(self._directory) != self._sign:
                 self._follow()
@@ -95,18 +92,17 @@ class ReplicaReader:
         return opened
 
     def give_back(self, opened: Opened) -> None:
-        """Nothing is read in it any more by who took it."""
+        """End the use of an environment."""
         with self._lock:
             opened.snapshots -= 1
             if opened is not self._opened:
                 _close_unused(opened)
 
     def close(self) -> None:
-        """Let the environment go."""
         self._opened.close()
 
     def _open(self, folder: Path) -> Opened:
-        """The environment that counts; looks again if another one took its place, and it was deleted, meanwhile."""
+        """Open the environment; retries if another one replaced it, and it was deleted, meanwhile."""
         while True:
             try:
                 return _opened(folder)
@@ -117,7 +113,7 @@ class ReplicaReader:
                 self._sign, folder = sign, generations.current(self._directory)
 
     def _follow(self) -> None:
-        """Go over to the environment that took this one's place; stay if that one was taken away by hand."""
+        """Switch to the environment that replaced the present one; stay if the new one was removed by hand."""
         before, sign = self._opened, generations.sign(self._directory)
         folder = generations.current(self._directory)
         if folder != before.folder:
@@ -127,11 +123,12 @@ class ReplicaReader:
         self._sign = sign
 
     def begin(self, opened: Opened, patience_s: float = 0.0) -> ReadTransaction:
-        """A transaction in an environment that was taken: the newest one that is published.
+        """A transaction in a taken environment: the newest published one.
 
-        If LMDB has a newer one, which is published any moment, that is waited for: pages of the one before it are not
-        kept any more, and a reader that is overtaken must ask again. If its writer was killed, none overtakes it.
-        ReplicaInvalid if the environment is damaged, or being rebuilt; or if its map has become too small just now.
+        If LMDB has a newer one, about to be published, waits for its publication: LMDB no longer protects the pages of
+        the one before, and an overtaken reader must ask again. If its writer was killed, no later transaction
+        overtakes. ReplicaInvalid if the environment is damaged, or being rebuilt; or if its map has just become too
+        small.
         """
         deadline_s = None
         for _ in range(BEGINNINGS_MAX):
@@ -169,10 +166,10 @@ class ReplicaReader:
         try:
             try:
                 return opened.environment.begin(buffers=False)
-            except lmdb.MapResizedError:  # the writer made the map larger than ours, or LMDB's own page is damaged
+            except lmdb.MapResizedError:  # the writer enlarged the map beyond ours, or LMDB's meta page is damaged
                 opened.pages.check_meta()
                 with self._lock:
-                    if opened.snapshots > 1:  # under an open snapshot the map must not move
+                    if opened.snapshots > 1:  # the map must not move under an open snapshot
                         raise _unreadable(opened.folder, "it has outgrown this reader's map") from None
                     opened.environment.set_mapsize(0)
                 return opened.environment.begin(buffers=False)
@@ -181,7 +178,7 @@ class ReplicaReader:
 
 
 class Look:
-    """A snapshot, for as long as its `with` lasts: of every request there is one, so it is no generator."""
+    """A snapshot for the duration of a `with`. Not a generator, for speed: every request opens one."""
 
     __slots__ = ("_as_of", "_fingerprint", "_opened", "_reader", "_transaction")
 
@@ -210,12 +207,12 @@ class Look:
 
 
 def _opened(folder: Path) -> Opened:
-    """The environment in a folder; FileNotFoundError if it is not there, or only just made."""
+    """The environment in a folder; FileNotFoundError if missing, or not yet published."""
     if not (folder / "data.mdb").exists():
         raise FileNotFoundError(folder)
     pages = VerifiedPages(folder)
     try:
-        if not pages.checksums.published():  # its writer is only just making it
+        if not pages.checksums.published():  # its writer is still creating it
             raise FileNotFoundError(folder)
         pages.check_sizes()
         return Opened(folder, open_environment(folder, readonly=True), pages)
@@ -237,7 +234,7 @@ MOMENT_S: Final = 0.005
 
 
 class ReusedSnapshot:
-    """For one thread, which sees to it that `release` is called in time: also when no question comes any more."""
+    """A reused snapshot, for one thread, which must call `release` in time, even without further reads."""
 
     def __init__(self, replica: ReplicaReader) -> None:
         self._replica = replica
@@ -245,7 +242,7 @@ class ReusedSnapshot:
         self._until_s = 0.0
 
     def snapshot(self) -> Snapshot:
-        """The one that is kept, if nothing newer is there, or another one; errors as for `ReplicaReader.snapshot`."""
+        """The present snapshot if still the newest, or another one; errors as for `ReplicaReader.snapshot`."""
         if self._kept is not None:
             opened, begun, snapshot = self._kept
             if opened.newest() == begun.number and time.monotonic() < self._until_s:
@@ -254,7 +251,7 @@ class ReusedSnapshot:
         return self._take()
 
     def release(self) -> None:
-        """Let go what is kept, if anything."""
+        """Release the snapshot, if any."""
         if self._kept is not None:
             opened, begun, _ = self._kept
             self._kept = None

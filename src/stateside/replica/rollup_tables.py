@@ -1,17 +1,16 @@
-"""Rollups: sums over the rows of a replica by some of the key's columns, kept in the same transaction as the rows.
+"""Rollup tables: sums over a replica's rows by some of the key's columns, updated in the rows' transactions.
 
     key     := u8 number of the rollup, then the parts of the coarser key, encoded as in `keys`
-    row     := integer*     how many rows there are below it, then the numbers of each column's tally, those of computed
+    row     := integer*     the number of rows below it, then the numbers of each column's tally, those of computed
                             columns last
-    integer := u16 zeros    how many of its lowest bytes are zero and left out (a double's are, mostly)
-               u16 size, then so many bytes, little-endian, two's complement
+    integer := u16 zeros    number of lowest bytes that are zero and left out (a double's are, mostly)
+               u16 size, then `size` bytes, little-endian, two's complement
 
-A batch takes away what its rows were and adds what they are. Tallies are exact (see `checkpoint.tallies`), so that in
-every snapshot a rollup is the sum of its live rows, to the last unit. A rollup's row without rows below it is gone.
+A batch subtracts its rows' old values and adds their new ones. Tallies are exact (see `views.tallies`), so that in
+every snapshot a rollup is the sum of its live rows, to the last unit. A rollup's row without rows below is deleted.
 
-A column has no place in rollups if it cannot be taken away again: min, max, first, last and so on.
-
-Computed columns as rollups hold them: their numbers for a row of a replica, from its key's bytes and its buffers.
+A column whose values cannot be subtracted again has no place in rollups: min, max, first, last and so on.
+`ComputedNumbers` has the computed columns' numbers for a row, from its key's bytes and its buffers.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ComputedNumbers:
         self._met: dict[tuple[bytes, ...], Steps | None] = {}  # steps by the key's bytes: decoded once
 
     def of(self, parts: Sequence[bytes], row: Sequence[Value]) -> list[int]:
-        """Those of a row, whose key has these parts; CheckpointInvalid if the table has no steps for it."""
+        """The numbers of a row with these key parts; CheckpointInvalid if the table has no steps for it."""
         by = tuple([parts[place] for place in self._by])
         if by not in self._met:
             self._met[by] = self._look_up(by)
@@ -63,8 +62,8 @@ class ComputedNumbers:
 
 
 Kept = tuple[tuple[str, ...], ...]
-VERSION = 1  # of the rows' content: a replica with another one makes its rollups anew
-ROWS_AT_ONCE = 100_000  # of which the sums are held in memory before they are stored
+VERSION = 1  # of the rows' content: a replica with another one rebuilds its rollups
+ROWS_AT_ONCE = 100_000  # rows whose sums are held in memory before they are stored
 _HEAD = struct.Struct("<HH")
 
 
@@ -79,22 +78,22 @@ def rollups_of(catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> Rol
 
 
 def parse_kept(content: bytes) -> Kept:
-    """The rollups that `Rollups.as_json` told of; none if they are of another version."""
+    """The rollups written by `Rollups.as_json`; none if of another version."""
     document: dict[str, Any] = json.loads(content)
     return tuple(tuple(columns) for columns in document["rollups"]) if document["version"] == VERSION else ()
 
 
 def parse_computed(content: bytes) -> tuple[Computed, ...]:
-    """The computed columns that these rollups have."""
+    """The computed columns of these rollups."""
     found = json.loads(content).get("computed", ())  # older replicas have none
     return tuple(Computed(each["name"], each["of"], tuple(each["by"])) for each in found)
 
 
 class Rollups:
-    """Keeps the rollups of one view. Without any, and without computed columns, it has nothing to do.
+    """Maintains the rollups of one view. Without rollups and computed columns, does nothing.
 
-    Computed columns are computed for every row that comes, even if no rollup has them: a replica does not move to a
-    batch with a row that readers could not be shown.
+    Computed columns are computed for every new row, even if no rollup has them: a replica does not move to a batch with
+    a row that cannot be shown to readers.
     """
 
     def __init__(
@@ -118,11 +117,10 @@ class Rollups:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do with a row."""
         return not self.kept and not self.computed
 
     def as_json(self) -> bytes:
-        """As told in the replica's `meta`."""
+        """As stored in the replica's `meta`."""
         computed = [asdict(each) for each in self.computed]
         return json.dumps({"version": VERSION, "rollups": self.kept, "computed": computed}).encode()
 
@@ -132,7 +130,7 @@ class Rollups:
         self.follow(ordered, rows.swap_sorted(ordered), rollups)
 
     def follow(self, changes: Changes, before: Sequence[bytes | None], rollups: Ordered) -> Changes:
-        """Change the rollups as the rows were, which had these before; gives back what the rollups had before."""
+        """Change the rollups for changed rows with these before images; returns the rollups' before images."""
         if self.idle:
             return Changes([], [])
         sums = _Sums(self._layout)
@@ -164,7 +162,7 @@ class Rollups:
 
 
 class RollupRows:
-    """The rows of rollups that have these columns: what is in them, and what they say."""
+    """The layout of rollup rows with these columns."""
 
     def __init__(self, columns: Sequence[ViewColumn], computed: Sequence[Computed] = ()) -> None:
         self.columns = [(column.name, column.type) for column in tallied(columns)]
@@ -174,7 +172,7 @@ class RollupRows:
         self.none: Numbers = [0] * (1 + sum(each.size for each in self._all))
 
     def numbers(self, row: Sequence[Value]) -> list[int]:
-        """The numbers of one row of the state, without those of computed columns, which follow them."""
+        """The numbers of one row of the state, without those of computed columns, which come after."""
         found = [1]
         for each in self._tallies:
             found += each.numbers(row)
@@ -191,7 +189,7 @@ class RollupRows:
 
 
 class _Sums:
-    """What a batch adds to the rollups, for each coarser key that it touches."""
+    """A batch's additions to the rollups, by coarser key."""
 
     def __init__(self, layout: RollupRows) -> None:
         self._layout = layout
@@ -202,7 +200,7 @@ class _Sums:
         self._sums[key] = numbers if before is None else list(map(add, before, numbers))
 
     def store(self, rollups: Ordered) -> Changes:
-        """Add it to what the rollups have; gives back the rows that they had before."""
+        """Add the sums to the rollups; returns the before images of their rows."""
         keys = sorted(self._sums)
         before = rollups.get_sorted(keys)
         rollups.put_sorted(Changes(keys, list(map(self._after, keys, before))))
@@ -216,7 +214,7 @@ class _Sums:
 
 
 def pack(numbers: Numbers) -> bytes:
-    """Whole numbers of any size as bytes."""
+    """Integers of any size as bytes."""
     packed = bytearray()
     for number in numbers:
         zeros = ((number & -number).bit_length() - 1) // 8 if number else 0
@@ -227,7 +225,7 @@ def pack(numbers: Numbers) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The numbers that `pack` made these bytes from."""
+    """The integers packed by `pack`."""
     numbers, at_byte = [], 0
     while at_byte < len(packed):
         zeros, size = _HEAD.unpack_from(packed, at_byte)

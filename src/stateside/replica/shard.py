@@ -1,14 +1,12 @@
-"""Shares: a replica may hold only its share of a view's keys, so that several replicas together hold them all.
+"""Shards: a replica may hold only one shard of a view's keys, so that several replicas together hold them all.
 
-A key's share is told by its leading column alone, so that all rows of a customer are in one place:
+A key's shard depends on its leading column alone, so that all rows of a customer are in one place:
 
     place = blake2b, 64 bits, big-endian, of the leading column as `keys` encodes it
-    share = place * count / 2**64, rounded down; counted from 1
+    shard = place * count / 2**64, rounded down; counted from 1
 
-So a share is a range of places, and twice as many shares are the halves of these. The hash is no secret and must never
-change: replicas and clients on other machines reckon with it too.
-
-What a replica that holds only its share takes over: of all that Spark stored, the rows of its keys.
+So a shard is a range of places, and with twice as many shards each splits in half. The hash is no secret and must never
+change: replicas and clients on other machines compute it, too. `SharedTranslator` filters Spark's rows by shard.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _PLACE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of `count` shares, counted from 1; as text `1/4`."""
+    """One of `count` shards, counted from 1; as text `1/4`."""
 
     index: int
     count: int
@@ -42,14 +40,14 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """The share that this text names; SettingInvalid if it names none."""
+        """The shard named by a text; SettingInvalid if there is none."""
         index, slash, count = text.partition("/")
         if not slash or not (index.isascii() and index.isdigit() and count.isascii() and count.isdigit()):
             raise _invalid(text)
         return cls(int(index), int(count))
 
     def has(self, leading: bytes) -> bool:
-        """Whether keys with this leading column, encoded, are in this share."""
+        """Whether keys with this leading column, encoded, are in this shard."""
         place = int.from_bytes(blake2b(leading, digest_size=_PLACE_BYTES).digest(), "big")
         return place * self.count >> 8 * _PLACE_BYTES == self.index - 1
 
@@ -62,17 +60,15 @@ def _invalid(text: str) -> SettingInvalid:
 
 
 class SharedTranslator:
-    """A view's translator that leaves out the keys of other shares, in changes and in snapshots alike."""
+    """A view's translator that omits the keys of other shards, in changes and in snapshots alike."""
 
     def __init__(self, translator: Translator, share: Share, codec: KeyCodec) -> None:
         self._translator, self._share, self._codec = translator, share, codec
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
-        """What a partition's changelog changes in the replica."""
         return self._own(self._translator.changes(commit, partition, changelog))
 
     def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
-        """The replica's rows in a snapshot of a partition."""
         return self._own(self._translator.snapshot(partition, snapshot))
 
     def _own(self, rows: Rows) -> Rows:

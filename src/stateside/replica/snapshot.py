@@ -1,9 +1,8 @@
-"""Snapshots of a replica: rows, rollups and batch as they stood at one moment, of the newest batch or an older one.
+"""Snapshots of a replica: rows, rollups and batch at one moment, of the newest batch or an older one.
 
-A table of a replica as of an older batch: the present one, with what later batches replaced laid over it.
-
-Nothing is copied: for a range of keys, the undo records of all later batches are read side by side in order of their
-keys, and so are the present rows. Memory: one chunk for each later batch.
+A table as of an older batch is the present one overlaid with the undo records of later batches. Nothing is copied: for
+a range of keys, the undo records of all later batches and the present rows are merged in key order. Memory: one chunk
+for each later batch.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from stateside.views.catalogue import Computed
 
 
 class PastTable:
-    """What `OrderedRows` offers to readers, as of the batch before these records."""
+    """A `ReplicaTable` as of the batch before the records `later`."""
 
     def __init__(self, now: OrderedRows, table: int, history: History, later: Sequence[UndoRecord]) -> None:
         self._now, self._table, self._history = now, table, history
         self._later = [record for record in later if record.chunks[table]]
 
     def get(self, key: bytes) -> bytes | None:
-        """The row of this very key."""
         for record in self._later:
             found = next(self._entries(record, key), None)
             if found is not None and found[0] == key:
@@ -39,33 +37,29 @@ class PastTable:
         return self._now.get(key)
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The rows of these very keys, in their order."""
         return [self.get(key) for key in keys]
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with these bytes, in order, each with its row."""
         changed = takewhile(lambda entry: entry[0].startswith(prefix), self._changed(prefix))
         return _laid_over(changed, self._now.range(prefix))
 
     def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from `first` on and before `end`, in order, each with its row."""
         changed = takewhile(lambda entry: entry[0] < end, self._changed(first))
         return _laid_over(changed, self._now.between(first, end))
 
     def last(self, prefix: bytes) -> bytes | None:
-        """The last of the keys that begin with these bytes."""
         changed = takewhile(lambda entry: entry[0].startswith(prefix), self._changed(prefix))
         replaced = max((key for key, row in changed if row is not None), default=None)
         now = self._now.last(prefix)
         if now is None or self.get(now) is not None:
             return max((key for key in (now, replaced) if key is not None), default=None)
-        return max((key for key, _ in self.range(prefix)), default=None)  # the last one of now was not there yet
+        return max((key for key, _ in self.range(prefix)), default=None)  # the present last key did not exist yet
 
     def _changed(self, first: bytes) -> Iterator[Entry]:
-        """The keys from `first` on that any later batch changed, in order, each with its row as of the batch."""
+        """The keys from `first` on changed by any later batch, in order, each with its row as of the batch."""
         last = None
         for key, _, row in merge(*(self._numbered(record, first) for record in self._later)):
-            if key != last:  # of several batches that changed it the first one has the row that is asked for
+            if key != last:  # the first later batch has the wanted row
                 yield key, row
             last = key
 
@@ -73,12 +67,12 @@ class PastTable:
         return ((key, record.batch, row) for key, row in self._entries(record, first))
 
     def _entries(self, record: UndoRecord, first: bytes) -> Iterator[Entry]:
-        """What a batch replaced, from this key on."""
+        """The before images of a batch, from key `first` on."""
         return self._history.entries(record, self._table, first)
 
 
 def _laid_over(changed: Iterator[Entry], now: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Both in order of their keys; where both have a key the changed one counts, and takes it away if it is None."""
+    """Both merged in key order; for a key in both, the changed row counts, and None deletes the key."""
     over = next(changed, None)
     for key, row in now:
         while over is not None and over[0] < key:
@@ -98,28 +92,28 @@ def _laid_over(changed: Iterator[Entry], now: Iterator[tuple[bytes, bytes]]) -> 
 
 
 class ReplicaTable(Protocol):
-    """Keys and rows in order, as readers ask for them."""
+    """Keys and rows in order, for readers."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The row of this very key."""
+        """The row of exactly this key."""
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The rows of these very keys, in their order."""
+        """The rows of exactly these keys, in their order."""
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with these bytes, in order, each with its row."""
+        """The keys with a prefix, in order, each with its row."""
 
     def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from `first` on and before `end`, in order, each with its row."""
+        """The keys with first <= key < end, in order, each with its row."""
 
     def last(self, prefix: bytes) -> bytes | None:
-        """The last of the keys that begin with these bytes."""
+        """The last key with a prefix."""
 
 
 class Snapshot:
-    """One transaction: the rows and the batch as they stood at one moment. Valid as long as that is open.
+    """One transaction: the rows and the batch at one moment. Valid while the transaction is open.
 
-    `place` stands for its environment: another one once that was loaded anew.
+    `place` identifies the environment, and changes with a bootstrap.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -127,22 +121,22 @@ class Snapshot:
         self._rows: ReplicaTable = OrderedRows(tables.rows)
 
     def batch(self) -> AppliedBatch | None:
-        """The batch that the rows stand at; None before the first one."""
+        """The batch of the rows; None before the first one."""
         content = self._meta(b"batch")
         return AppliedBatch.parse(content) if content is not None else None
 
     def fresh_us(self) -> int | None:
-        """When this batch was last known to be up to date; None if no heartbeat ever said so."""
+        """When this batch was last known to be up to date; None without a heartbeat."""
         content = self._meta(b"fresh")
         return int(content) if content is not None else None
 
     def trouble(self) -> str | None:
-        """Why the replica does not move on; None while it does."""
+        """Why the replica does not advance; None while it does."""
         content = self._meta(b"trouble")
         return content.decode() if content is not None else None
 
     def invalid(self) -> str | None:
-        """Why the replica is not to be read until it is rebuilt; None if it is."""
+        """Why the replica must not be read until rebuilt; None if readable."""
         content = self._meta(b"invalid")
         return content.decode() if content is not None else None
 
@@ -153,74 +147,68 @@ class Snapshot:
         return content.decode()
 
     def is_named(self) -> bool:
-        """Whether the replica was given its name."""
         return self._meta(b"replica") is not None
 
     def share(self) -> Share | None:
-        """The share of the view's keys that the replica holds; None if it holds them all."""
+        """The replica's shard of the view's keys; None if it holds all keys."""
         text = self.share_text()
         return None if text is None else Share.parse(text)
 
     def share_text(self) -> str | None:
-        """The same as a text."""
+        """As `share`, as text."""
         content = self._meta(b"share")
         return None if content is None else content.decode()
 
     def rollups(self) -> Kept:
-        """The rollups that the replica keeps, by their columns; a rollup's number is its place here."""
+        """The replica's rollups, by their columns; a rollup's number is its index here."""
         content = self._meta(b"rollups")
         return parse_kept(content) if content is not None else ()
 
     def computed(self) -> tuple[Computed, ...]:
-        """The computed columns that these rollups have."""
+        """The computed columns of the rollups."""
         content = self._meta(b"rollups")
         return parse_computed(content) if content is not None else ()
 
     def rollup(self, number: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The coarser keys of a rollup that begin with these bytes, in order, each with its row."""
+        """The coarser keys of a rollup with a prefix, in order, each with its row."""
         return ((key[1:], row) for key, row in self.rollup_rows().range(bytes([number]) + prefix))
 
     def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All rows of the newest batch whose keys begin with these bytes, as `Ordered.chunks` has them."""
+        """All rows of the newest batch with a key prefix, as of `OrderedRows.chunks`."""
         return OrderedRows(self._tables.rows).chunks(prefix, rows_max)
 
     def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """The same of a rollup, its coarser keys."""
+        """As `chunks` for a rollup, with its coarser keys."""
         found = OrderedRows(self._tables.rollups).chunks(bytes([number]), rows_max)
         return (([key[1:] for key in keys], rows) for keys, rows in found)
 
     def get(self, key: bytes) -> bytes | None:
-        """The row of this very key."""
         return self._rows.get(key)
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The rows of these very keys, in their order."""
         return self._rows.get_all(keys)
 
     def range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with these bytes, in order, each with its row."""
         return self._rows.range(prefix)
 
     def between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from `first` on and before `end`, in order, each with its row."""
         return self._rows.between(first, end)
 
     def last(self, prefix: bytes) -> bytes | None:
-        """The last of the keys that begin with these bytes."""
         return self._rows.last(prefix)
 
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._tables.rows.count()
 
     def oldest(self) -> int | None:
-        """The oldest batch that the replica can be read as of; None before the first one."""
+        """The oldest batch readable with `as_of`; None before the first one."""
         recorded = self.history().oldest()
         applied = self.batch() if recorded is None else None
         return recorded - 1 if recorded is not None else applied.batch if applied is not None else None
 
     def rows(self) -> ReplicaTable:
-        """All rows, by their keys."""
+        """All rows, by key."""
         return self._rows
 
     def rollup_rows(self) -> ReplicaTable:
@@ -228,7 +216,7 @@ class Snapshot:
         return OrderedRows(self._tables.rollups)
 
     def history(self) -> History:
-        """What the last batches up to now replaced."""
+        """The undo records of the last batches."""
         return History(self._tables)
 
     def as_of(self, batch: int, fingerprint: str | None = None) -> Snapshot:
@@ -240,7 +228,7 @@ class Snapshot:
 
 
 class PastSnapshot(Snapshot):
-    """The same as of an older batch. Its trouble is that of now: it tells why there is no newer batch."""
+    """A snapshot as of an older batch. Its `trouble` is the present one: why there is no newer batch."""
 
     def __init__(self, tables: Tables, later: list[UndoRecord]) -> None:
         super().__init__(tables)
@@ -248,7 +236,6 @@ class PastSnapshot(Snapshot):
         self._rows = PastTable(OrderedRows(tables.rows), ROWS, self._history, later)
 
     def batch(self) -> AppliedBatch | None:
-        """The batch that was asked for."""
         return AppliedBatch.parse(self._later[0].before)
 
     def fresh_us(self) -> int | None:
@@ -256,19 +243,17 @@ class PastSnapshot(Snapshot):
         return self._later[0].fresh_us
 
     def count(self) -> int:
-        """How many rows there were."""
         return self._later[0].rows
 
     def rollup_rows(self) -> ReplicaTable:
-        """The rows of all rollups as of the batch."""
         now = OrderedRows(self._tables.rollups)
         return PastTable(now, ROLLUPS, self._history, self._later)
 
 
 def snapshot_as_of(tables: Tables, batch: int, fingerprint: str | None = None) -> Snapshot:
-    """The rows as of a batch, and of this very run of it where its fingerprint is given.
+    """The snapshot as of a batch, and of exactly the run with this fingerprint, if given.
 
-    HistoryGone if it is too old, or was of another run; NotFreshEnough if the replica does not have it yet.
+    HistoryGone if the batch is too old, or of another run; NotFreshEnough if the replica does not have it yet.
     """
     now = Snapshot(tables)
     applied, oldest = now.batch(), now.oldest()

@@ -1,19 +1,19 @@
-"""The replica's LMDB environment: rows in key order and the batch they stand at, always moved together.
+"""The replica's LMDB environment: rows in key order and their batch, always updated together.
 
-Which environment of the replica's folder counts, `generations` says; readers follow when another one takes its place.
+`generations` names the current environment of the replica's folder; readers follow when another one replaces it.
 
 rows:     encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
-rollups:  number, coarser key -> sums     (see `rollups`; computed from the rows)
-past, undo:                               (see `history`; what the last batches replaced)
+rollups:  number, coarser key -> sums     (see `rollup_tables`; computed from the rows)
+past, undo:                               (see `history`; undo records of the last batches)
 meta:     "batch"     -> AppliedBatch     as JSON
-          "rollups"   -> their columns    as JSON; a rollup's number is its place there; the computed columns in them
+          "rollups"   -> their columns    as JSON; a rollup's number is its index there; the computed columns in them
           "fresh"     -> microseconds     the last time at which nothing newer than this batch was known to wait
-          "trouble"   -> text             why the replica does not move, while it does not
-          "replica"   -> text             the replica's own name, given once
-          "share"     -> text             the share of the keys that it holds; not there if it holds them all
-          "invalid"   -> text             why it is to be loaded before anybody may read it; then it has no batch
+          "trouble"   -> text             why the replica does not advance, while it does not
+          "replica"   -> text             the replica's own name, assigned once
+          "share"     -> text             the shard of the keys; missing if the replica holds all keys
+          "invalid"   -> text             why the replica must be bootstrapped before any read; then it has no batch
 
-Every page of it has a checksum (`checksums`), which `integrity` keeps and `verified` reads by.
+Every page has a checksum (`checksums`), maintained by `integrity` and verified by `page_reader`.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ T = TypeVar("T")
 
 _LOCK = "writer.lock"
 Row = tuple[bytes, bytes]
-READER_CHECK_S = 2.0  # so often a writer sees to it that readers that were killed hold no old pages back
+READER_CHECK_S = 2.0  # how often a writer releases the old pages of killed readers
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaWriter:
-    """The one process that moves a replica from batch to batch, by a lock. A crash leaves a batch boundary."""
+    """The one process, by a lock, that advances a replica from batch to batch. A crash leaves a batch boundary."""
 
     def __init__(
         self, directory: Path, *, share: Share | None = None, keep: Keep | None = None, clock: Clock | None = None
     ) -> None:
-        """ReplicaInvalid if another process moves the replica, or if it holds another share of the keys."""
+        """ReplicaInvalid if another process writes the replica, or if it holds another shard of the keys."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.share = directory, share
         self._keep, self._clock, self._folder = keep or Keep(), clock or SystemClock(), directory
@@ -78,30 +78,29 @@ class ReplicaWriter:
             raise
 
     def batch(self) -> AppliedBatch | None:
-        """The batch that the replica stands at."""
         return self._read(Snapshot.batch)
 
     def invalid(self) -> str | None:
-        """Why the replica has to be loaded before anybody may read it; None if it has not."""
+        """Why the replica must be bootstrapped before any read; None if readable."""
         return self._read(Snapshot.invalid)
 
     def check(self, *, whole: bool = False) -> None:
-        """Damaged if a file of the replica was cut, or somebody found that it is not what was written.
+        """ReplicaDamaged if a file of the replica was truncated, or a reader reported damage.
 
-        If the `whole` of it is to be checked, all of it is read.
+        With `whole`, all pages are verified.
         """
         self._integrity.check()
         if whole:
             self._integrity.check_all()
 
     def scrub(self) -> None:
-        """Look at some more of the replica; Damaged if it is not what was written."""
+        """Verify some more pages of the replica; ReplicaDamaged."""
         self._integrity.scrub()
 
     def set_aside(self, why: str) -> Path:
-        """Move the environment, which is damaged, to a place of its own, which is given back; begin an empty one.
+        """Move the damaged environment aside, and begin an empty one; returns the folder of the damaged one.
 
-        Until another one is loaded, readers are told why there is none.
+        Until the bootstrap is done, readers get the reason.
         """
         try:
             name: str | None = self.name()
@@ -116,29 +115,28 @@ class ReplicaWriter:
         return aside
 
     def apply(self, batch: AppliedBatch, changes: Iterable[lists.Change]) -> None:
-        """Move to the next batch in one transaction: readers see all of it or nothing.
+        """Advance to the next batch in one transaction: readers see all of the batch or nothing.
 
-        Changes are keys with their new rows, None if they are gone; of a view that serves a list, those of `lists`.
-        ReplicaInvalid if it is not the next one after the batch that the replica stands at; as all that writes,
-        SetupError if the disk is full.
+        Changes are keys with their new rows, None if deleted; for a view of a list, those of `lists`. ReplicaInvalid if
+        `batch` is not the successor of the replica's batch; as for every write, SetupError if the disk is full.
         """
         given = list(changes)
         self._write(lambda transaction: self._put(transaction, batch, given))
 
     def keep_rollups(self, rollups: Rollups) -> None:
-        """Keep these rollups from now on, batch by batch. Where the replica has others, they are made from its rows.
+        """Maintain these rollups from now on, batch by batch. If the replica has others, rebuild them from its rows.
 
-        So they are where their computed columns are others; CheckpointInvalid if a row's cannot be computed.
+        They are also rebuilt if their computed columns differ; CheckpointInvalid if a row's cannot be computed.
 
-        To be called before the first `apply` of a writer, and once rows were loaded in another way than by `apply`.
-        Rollups that are made anew have no history, and without them the older batches are forgotten too.
+        To be called before the first `apply` of a writer, and after rows were loaded in another way than by `apply`.
+        Rebuilt rollups have no history, and without it the older batches are forgotten, too.
         """
 
         def make(transaction: lmdb.Transaction) -> None:
             snapshot = Snapshot(self._databases.tables(transaction))
             if _kept(snapshot) == (rollups.kept, rollups.computed):
                 return
-            self._integrity.check_all()  # of rows that are only read nothing is checked after the transaction
+            self._integrity.check_all()  # a transaction verifies the pages it changes, not those it only reads
             transaction.drop(self._databases.rollups, delete=False)
             rollups.add_all(snapshot.range(b""), Ordered(transaction, self._databases.rollups))
             transaction.put(b"rollups", rollups.as_json(), db=self._databases.meta)
@@ -148,11 +146,11 @@ class ReplicaWriter:
         self._rollups = rollups
 
     def freshen(self, time_us: int) -> None:
-        """Note that at this time nothing newer than the replica's batch was waiting."""
+        """Record that at this time nothing newer than the replica's batch was waiting."""
         self._write(lambda transaction: transaction.put(b"fresh", str(time_us).encode(), db=self._databases.meta))
 
     def note_trouble(self, trouble: str | None) -> None:
-        """Tell readers why the replica does not move on, or that it does again."""
+        """Publish to readers why the replica does not advance, or None once it does again."""
 
         def note(transaction: lmdb.Transaction) -> None:
             if trouble is None:
@@ -163,7 +161,7 @@ class ReplicaWriter:
         self._write(note)
 
     def trouble(self) -> str | None:
-        """What readers are told of why the replica does not move."""
+        """The reason published to readers."""
         return self._read(Snapshot.trouble)
 
     def name(self) -> str:
@@ -171,9 +169,9 @@ class ReplicaWriter:
         return self._read(Snapshot.replica)
 
     def switch(self, folder: Path) -> None:
-        """Let the environment in this folder, which must be whole and closed, take the place of the present one.
+        """Replace the present environment by the one in this folder, which must be complete and closed.
 
-        As with a new writer, `keep_rollups` comes before the next `apply`. It has no history.
+        As with a new writer, `keep_rollups` comes before the next `apply`. The new environment has no history.
         """
         generations.make_current(self.directory, folder)
         self._integrity.stand(Standing.REPLACED)
@@ -182,21 +180,21 @@ class ReplicaWriter:
         generations.clean(self.directory)
 
     def differences(self, folder: Path) -> list[lists.Plain]:
-        """The changes that would make this replica's rows those of the environment in this folder, by their keys."""
+        """The changes from this replica's rows to those of the environment in this folder, in key order."""
         with closing(VerifiedPages(folder)) as pages:
             others = OrderedRows(verified_tables(pages, pages.checksums.published()).rows)
             return list(_differences(OrderedRows(self._published().rows).range(b""), others.range(b"")))
 
     def next_folder(self) -> Path:
-        """Where an environment goes that is to take this one's place."""
+        """The folder for the successor of this environment."""
         return generations.next_folder(self.directory, self._folder)
 
     def in_place(self) -> bool:
-        """Whether the environment is still where readers would look for it: somebody may have deleted it."""
+        """Whether the environment is still at its path: the folder may have been deleted."""
         return _file(self._folder / "data.mdb") == self._file
 
     def take_place(self) -> None:
-        """Have the replica's folder again after it was deleted. The environment, which has no name now, stays open.
+        """Recreate the replica's folder after its deletion. The environment, now without a path, stays open.
 
         ReplicaInvalid if another process came first.
         """
@@ -209,20 +207,20 @@ class ReplicaWriter:
             self._lock = lock
 
     def close(self) -> None:
-        """Let the environment and its lock go; a second time it does nothing."""
+        """Close the environment and release the lock. Idempotent."""
         if self._lock is not None:
             self._close_environment()
             os.close(self._lock)
             self._lock = None
 
     def _close_environment(self) -> None:
-        self._pages.lock_is_whole()  # or is made as long again: LMDB looks at it
+        self._pages.lock_is_whole()  # restores the size if needed: LMDB accesses the file
         self._pages.close()
         self._integrity.close()
         self._environment.close()
 
     def _mend_pointer(self) -> None:
-        """If nobody knows which environment counts, an empty one does, which has to be loaded."""
+        """If the current environment is unknown, begin an empty one, to be bootstrapped."""
         try:
             self._folder = generations.current(self.directory)
         except ReplicaInvalid as error:
@@ -230,7 +228,7 @@ class ReplicaWriter:
             self._begin_invalid(error.what, None)
 
     def _open(self, *, empty: bool = False) -> None:
-        """Open the environment that counts; if it is damaged, or has no checksums, an `empty` one takes its place."""
+        """Open the current environment; if damaged, or without checksums, replace it by an `empty` one."""
         self._folder = generations.current(self.directory)
         self._checked_s = 0.0
         self._rollups = Rollups()
@@ -243,7 +241,7 @@ class ReplicaWriter:
                 raise
         except (ReplicaDamaged, Unchecked) as error:
             if empty:
-                raise  # the disk is not to be trusted: it is tried again later
+                raise  # the disk cannot be trusted: the caller retries later
             before = self._folder
             self._begin_invalid(error.what, None)
             aside = generations.set_aside(self.directory, before)
@@ -255,7 +253,7 @@ class ReplicaWriter:
             (self._folder / "data.mdb").unlink(missing_ok=True)
         new = not (self._folder / "data.mdb").exists()
         if not new:
-            with closing(VerifiedPages(self._folder)) as pages:  # LMDB believes what it finds: not before it is whole
+            with closing(VerifiedPages(self._folder)) as pages:  # LMDB trusts its files: verify them first
                 pages.check_sizes()
         self._environment = open_environment(self._folder)
         try:
@@ -279,7 +277,7 @@ class ReplicaWriter:
             raise
 
     def _begin_invalid(self, why: str, name: str | None) -> None:
-        """Make an empty environment, which counts from now on, and says why nobody may read it."""
+        """Create an empty current environment, with the reason why it must not be read."""
         folder = self.next_folder()
         environment = open_environment(folder)
         try:
@@ -293,17 +291,17 @@ class ReplicaWriter:
         generations.make_current(self.directory, folder)
 
     def _read(self, read: Callable[[Snapshot], T]) -> T:
-        """What is read of the batch that was published last."""
+        """Read from the last published batch."""
         self._integrity.check()
         return read(Snapshot(self._published()))
 
     def _published(self) -> Tables:
-        """What was published last: who alone writes needs no transaction to read it."""
+        """The last published tables: the only writer needs no transaction to read them."""
         self._pages.check_sizes()
         return verified_tables(self._pages, self._pages.checksums.published())
 
     def _begin_replica(self) -> None:
-        """Give a new replica its name and note its share; refuse one with the rows of another share."""
+        """Assign a new replica its name and shard; refuse one with the rows of another shard."""
         share, empty, named = self._read(lambda found: (found.share(), found.batch() is None, found.is_named()))
         if share != self.share and not empty:
             raise _another_share(self.directory, share, self.share)
@@ -335,7 +333,7 @@ class ReplicaWriter:
         transaction.put(b"batch", batch.as_json(), db=self._databases.meta)
 
     def _move(self, transaction: lmdb.Transaction, before: AppliedBatch | None, changes: Changes) -> None:
-        """Change rows and rollups, and record what they were before."""
+        """Change rows and rollups, and record their before images."""
         snapshot, history = Snapshot(self._databases.tables(transaction)), HistoryWriter(transaction, self._databases)
         count, fresh_us, now_us = snapshot.count(), snapshot.fresh_us(), self._clock.now_us()
         rows, rollups = self._rows(transaction), self._rollup_rows(transaction)
@@ -365,18 +363,18 @@ class ReplicaWriter:
             raise full_disk(self._folder, str(error.strerror)) from error
         except Exception as error:
             if _may_be_damage(error):
-                self._integrity.check_all()  # Damaged, if a page is not what was written
+                self._integrity.check_all()  # ReplicaDamaged, if a page is not as written
             raise
 
 
 def _may_be_damage(error: Exception) -> bool:
-    """Whether a damaged page, which LMDB believed, may be why a transaction failed: it fails in any way then."""
+    """Whether a transaction may have failed due to a damaged page that LMDB trusted: any error is then possible."""
     by_lmdb = isinstance(error, ReplicaInvalid) and isinstance(error.__cause__, lmdb.Error)
     return by_lmdb or not isinstance(error, StatesideError)
 
 
 def _differences(rows: Iterator[Row], others: Iterator[Row]) -> Iterator[lists.Plain]:
-    """The changes that turn rows into others, both in order of their keys."""
+    """The changes from `rows` to `others`, both in key order."""
     row, other = next(rows, None), next(others, None)
     while row is not None or other is not None:
         if other is None or (row is not None and row[0] < other[0]):
@@ -420,7 +418,7 @@ def _lock(directory: Path) -> int:
 
 
 def _file(path: Path) -> tuple[int, int] | None:
-    """Which file is there; None if there is none."""
+    """The identity of a file; None if missing."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,17 +1,13 @@
-"""The tail: follows one view's checkpoint and moves its replica on, one transaction a committed batch.
+"""The tail: follows one view's checkpoint and advances its replica, one transaction per committed batch.
 
-Whatever goes wrong, readers keep the last batch, are told why it is not a newer one, and the tail tries again.
+After any error readers keep the last batch, get the reason why there is no newer one, and the tail tries again.
+`Freshness` finds the heartbeat up to which a replica's batch was up to date, `explained` turns errors of the file
+system into errors with a next step, `Waking` paces the tail:
 
-Freshness: which heartbeat tells until when a replica's batch was up to date.
-
-Trouble: what goes wrong below a replica, in words that say what to do about it.
-
-Waking: how a tail learns that there may be something new, soon and without asking all the time.
-
-Where the checkpoint's file system tells of changes, Spark's rename of `commits/N` wakes the tail within milliseconds.
-Others (network file systems, object stores) tell nothing, and nobody says which do. So the tail polls as well: the
-pauses grow while nothing comes, up to a tenth of a second; up to a second only as long as the last batch that was
-found had been told of. One that comes untold is thus found after a second at most, and the next ones sooner.
+Where the checkpoint's file system notifies of changes, Spark's rename of `commits/N` wakes the tail within
+milliseconds. Other file systems (network, object stores) do not notify, and do not say so. So the tail polls as well:
+the pauses grow while nothing comes, up to 0.1 s; up to 1 s only if the last batch came with a notification. So a batch
+without notification is found after 1 s at most, and the next ones sooner.
 """
 
 from __future__ import annotations
@@ -51,18 +47,18 @@ from stateside.views.heartbeat import Heartbeat
 from stateside.views.other_state import checkpoint_of
 from stateside.views.state_catalogue import completed
 
-HEARTBEATS_MAX = 10_000  # so many heartbeats may wait for a batch that covers them: about half an hour
+HEARTBEATS_MAX = 10_000  # waiting for a batch that covers them: about half an hour
 
 
 class Freshness:
-    """The heartbeats of one view, of which the newest ones wait for a batch that covers them."""
+    """The heartbeats of one view; the newest ones wait for a batch that covers them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._heartbeats: deque[Heartbeat] = deque(maxlen=HEARTBEATS_MAX)
 
     def hear(self) -> bool:
-        """Look for the newest heartbeat; whether it was a new one."""
+        """Read the newest heartbeat; returns whether it is new."""
         heartbeat = Heartbeat.load(self._path)
         if heartbeat is None or heartbeat.source_end is None:
             return False
@@ -70,12 +66,12 @@ class Freshness:
         if last == heartbeat:
             return False
         if last is not None and not follows(heartbeat, last):
-            self._heartbeats.clear()  # those of a job that was replaced: no batch may ever cover them
+            self._heartbeats.clear()  # of a replaced job: no batch may ever cover them
         self._heartbeats.append(heartbeat)
         return True
 
     def fresh_us(self, applied: AppliedBatch | None) -> int | None:
-        """Until when the batch was up to date, as the newest heartbeat says whose source's end it covers."""
+        """Until when the batch was up to date, by the newest heartbeat whose source end the batch covers."""
         found = None
         while applied and self._heartbeats and covered(applied, self._heartbeats[0]):
             found = self._heartbeats.popleft()
@@ -85,14 +81,14 @@ class Freshness:
         return found.time_us if found.end_us is None else found.end_us
 
     def forget(self) -> None:
-        """Begin anew: another query's heartbeats say nothing of this one."""
+        """Start again: another query's heartbeats do not apply to this one."""
         self._heartbeats.clear()
 
 
 def covered(applied: AppliedBatch, heartbeat: Heartbeat) -> bool:
-    """Whether the batch has all that the source had at the heartbeat.
+    """Whether the batch has all events that the source had at the heartbeat.
 
-    The position alone does not say so: of a source whose offsets are not understood every batch has the same one.
+    The position alone is not enough: for a source with opaque offsets every batch has the same one.
     """
     if heartbeat.source_end is None or (heartbeat.batch is not None and applied.batch < heartbeat.batch):
         return False
@@ -100,7 +96,7 @@ def covered(applied: AppliedBatch, heartbeat: Heartbeat) -> bool:
 
 
 def follows(heartbeat: Heartbeat, last: Heartbeat) -> bool:
-    """Whether the job went on from the last heartbeat to this one."""
+    """Whether the job continued from the last heartbeat to this one."""
     assert heartbeat.source_end is not None and last.source_end is not None, "others are not kept"
     went_on = last.batch is None or (heartbeat.batch is not None and heartbeat.batch >= last.batch)
     return went_on and heartbeat.source_end.covers(last.source_end)
@@ -110,7 +106,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def explained(error: Exception, checkpoint: str, replica: Path) -> Exception:
-    """The error as one that says where and what to do next; as it is if there is nothing more to say."""
+    """The error with a place and a next step; unchanged if there is nothing to add."""
     if isinstance(error, StatesideError) or not isinstance(error, OSError):
         return error
     where = str(error.filename or checkpoint)
@@ -136,13 +132,13 @@ def explained(error: Exception, checkpoint: str, replica: Path) -> Exception:
 PAUSE_S_MIN = 0.01
 PAUSE_S_MAX = 0.1
 TOLD_PAUSE_S_MAX = 1.0
-STEP_MS = 5  # so often a waiting thread looks whether something was told: a third of a percent of a core
+STEP_MS = 5  # how often a waiting thread checks for notifications: a third of a percent of a core
 log = logging.getLogger(__name__)
 Sign = tuple[tuple[str, int, int], ...]
 
 
 class Waking:
-    """The pauses of one tail. `folders` are watched, those of them that are there; none on a remote file system."""
+    """The pauses of one tail. Watches the existing ones of `folders`; none on a remote file system."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -152,9 +148,9 @@ class Waking:
         self._pause_s = PAUSE_S_MIN
 
     def wait(self, stop: threading.Event, *, found: bool) -> None:
-        """Wait until there may be something new, or it is time to look, or the event is set.
+        """Wait for a notification, the end of the pause, or `stop`.
 
-        `found` says whether there was a batch since the last time.
+        `found`: whether there was a batch since the last call.
         """
         if found:
             self._trusted = self._told
@@ -164,13 +160,12 @@ class Waking:
         self._told = self._wait(stop)
 
     def close(self) -> None:
-        """Watch nothing any more."""
         if self._notify is not None:
             self._notify.close()
         self._notify, self._watched = None, ()
 
     def _wait(self, stop: threading.Event) -> bool:
-        """Whether something was told during the pause."""
+        """Whether a notification came during the pause."""
         if self._notify is None:
             stop.wait(self._pause_s)
             return False
@@ -178,11 +173,11 @@ class Waking:
         if not isinstance(changes, set):
             return False
         if {path for _, path in changes} & {path for path, _, _ in self._watched}:
-            self._watched = ()  # a folder was made anew, perhaps under the number of the old one: watch it anew
+            self._watched = ()  # a folder was created again, perhaps with the old inode number: renew the watch
         return True
 
     def _watch(self) -> None:
-        """Watch the folders that are there now: Spark makes `commits` late, and a checkpoint may be replaced."""
+        """Watch the present folders: Spark creates `commits` late, and a checkpoint may be replaced."""
         found = _sign(self._folders)
         if found == self._watched:
             return
@@ -191,7 +186,7 @@ class Waking:
             if found:
                 self._notify = RustNotify([path for path, _, _ in found], False, False, 0, False, True)
         except (OSError, WatchfilesRustInternalError) as error:
-            # It went away again, or there are too many watches on this machine.
+            # The folder is gone again, or this machine has too many watches.
             log.info("changes are not told, they are looked for: %s", error)
         self._watched = found
 
@@ -208,30 +203,30 @@ def _sign(folders: Sequence[Path]) -> Sign:
 
 
 ERROR_PAUSE_S = 1.0
-GAP_CHECK_S = 5.0  # so often a tail that waits for a batch sees whether later ones are there already
+GAP_CHECK_S = 5.0  # how often a tail that waits for a batch checks for later ones
 
 
 class _Replaced(CheckpointGap):
-    """The checkpoint is not the one that the replica's batch came from, and its state could not be loaded yet."""
+    """The replica's batch is not from this checkpoint, whose state could not be loaded yet."""
 
 
 class _Unaccounted(CheckpointGap):
-    """The replica does not say of how many partitions its rows are, and its state could not be loaded yet."""
+    """The replica does not record its number of partitions, and its state could not be loaded yet."""
 
 
 class _Deleted(ReplicaInvalid):
-    """The replica's folder was deleted under the tail, and the state could not be loaded into a new one yet."""
+    """The replica's folder was deleted, and the state could not be loaded into a new one yet."""
 
 
 class _Invalid(ReplicaInvalid):
-    """The replica was damaged, or an older Stateside's, and the state could not be loaded yet."""
+    """The replica was damaged, or of an older Stateside, and the state could not be loaded yet."""
 
 
 class Tail:
-    """Moves the replica of one view. `step` does what can be done now; `run` does so until it is told to stop.
+    """Advances the replica of one view. `step` does all that is possible now; `run` repeats it until stopped.
 
-    `watch` is told how far it is when the replica has to be loaded. With a share, the replica holds these keys alone.
-    `keep` says for how long older batches can be read.
+    `watch` receives the progress of a bootstrap. With a shard (`share`), the replica holds only its keys. `keep`: how
+    long older batches stay readable.
     """
 
     def __init__(
@@ -239,16 +234,16 @@ class Tail:
     ) -> None:
         self._layout, self._share, self._watch = layout, share, watch
         self._read_catalogue()
-        self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are kept
+        self._catalogue_file: tuple[int, int] | None = None  # the one whose rollups are maintained
         self._writer = ReplicaWriter(layout.replica, share=share, keep=keep)
         self._freshness = Freshness(layout.heartbeat)
         self._stop, self._suspected = threading.Event(), threading.Event()
-        self._trouble = self._writer.trouble()  # that of a tail before this one, until it moves
+        self._trouble = self._writer.trouble()  # of the tail before this one, until the replica advances
         self._logged: str | None = None
         self._gap_checked_s = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the checkpoint until the event is set. After an error readers keep the last batch; it tries again."""
+        """Follow the checkpoint until `stop` is set. After an error readers keep the last batch; then retry."""
         self._stop = stop
         waking = Waking(self._folders())
         while not stop.is_set():
@@ -257,7 +252,7 @@ class Tail:
                 self._tell(None)
             except LoadStopped:
                 break
-            except Exception as error:  # whatever it is, the next try may succeed
+            except Exception as error:  # of any kind: the next try may succeed
                 self._tell(explained(error, self._checkpoint.storage.root, self._layout.replica))
                 stop.wait(ERROR_PAUSE_S)
                 continue
@@ -266,10 +261,10 @@ class Tail:
         self._writer.close()
 
     def step(self) -> bool:
-        """Apply every batch that is committed by now, and the newest heartbeat; whether there was a batch.
+        """Apply all committed batches, and the newest heartbeat; returns whether there was a batch.
 
-        If batches are gone before they were read, the checkpoint is another one, or the replica's folder was deleted or
-        its files are damaged, the replica is loaded again; CheckpointGap or ReplicaInvalid if it cannot be.
+        If batches are gone before they were read, the checkpoint is another one, the replica's folder was deleted, or
+        its files are damaged, the replica is bootstrapped; CheckpointGap or ReplicaInvalid if impossible.
         """
         try:
             return self._follow()
@@ -296,41 +291,40 @@ class Tail:
         return True
 
     def suspect(self) -> None:
-        """Have the next step read all of the replica first: a process that read it was ended by a signal."""
+        """Have the next step verify the whole replica first: a signal ended one of its readers."""
         self._suspected.set()
 
     def close(self) -> None:
-        """Let the replica go."""
         self._writer.close()
 
     def _read_catalogue(self) -> None:
-        """How the checkpoint is read: another query on it may have another catalogue."""
+        """Read the catalogue: another query on the checkpoint may have another one."""
         self._catalogue = Catalogue.load(self._layout.catalogue)
         self._checkpoint = checkpoint_of(self._catalogue, Storage.at(self._layout.checkpoint_location))
         self._translator: Translator | None = None
 
     def _folders(self) -> list[Path]:
-        """What to watch: where Spark commits, and where heartbeats are written."""
+        """The folders to watch: those of Spark's commits, and of heartbeats."""
         if not isinstance(self._checkpoint.storage.filesystem, pafs.LocalFileSystem):
             return []
         root = Path(self._checkpoint.storage.root)
         return [root, root / "commits", self._layout.heartbeat.parent]
 
     def _load(self, gap: StatesideError, why: str) -> None:
-        """Begin anew beside the old replica, which readers have until then; the gap if no state can be had."""
+        """Bootstrap beside the old replica, which readers keep until then; raises `gap` if no state is available."""
         trouble = self._trouble
         with self._loading() as load:
             batch = load.secure()
             if batch is None:
                 raise gap
             self._note(f"{why}, and batch {batch} is being loaded")
-            self._catalogue_file = None  # the writer has to be told anew of the rollups, however the load ends
+            self._catalogue_file = None  # the writer needs the rollups again, however the load ends
             try:
                 load.run(self._made_translator(), self._declared_rollups(), self._stop, self._watch)
             except BaseException:
                 self._note(trouble)
                 raise
-        self._trouble = None  # as the new replica has it
+        self._trouble = None  # as in the new replica
 
     def _follow(self) -> bool:
         self._check_in_place()
@@ -350,7 +344,7 @@ class Tail:
         return moved
 
     def _tell(self, error: Exception | None) -> None:
-        """Tell the log and the readers, once, that the replica does not move, or that it does again."""
+        """Report once, to the log and to readers, that the replica does not advance, or does again."""
         trouble = None if error is None else str(error)
         if error is not None and trouble != self._logged:
             unexpected = None if isinstance(error, StatesideError) else error
@@ -360,7 +354,7 @@ class Tail:
             return
         try:
             self._note(trouble)
-        except StatesideError as unwritten:  # on a full disk, say: readers are told as soon as it can be written
+        except StatesideError as unwritten:  # on a full disk, for example: retried later
             log.warning("view %s: readers cannot be told of it: %s", self._layout.name, unwritten)
 
     def _note(self, trouble: str | None) -> None:
@@ -368,7 +362,7 @@ class Tail:
         self._trouble = trouble
 
     def _check_in_place(self) -> None:
-        """_Deleted if new readers would not find the replica, and those that have it open would be its last ones."""
+        """_Deleted if new readers would not find the replica."""
         if not self._writer.in_place():
             raise _Deleted(
                 "The replica's folder was deleted, and there is no state to load yet",
@@ -377,7 +371,7 @@ class Tail:
             )
 
     def _check_valid(self) -> None:
-        """Damaged, or _Invalid, if readers may not have the replica before it is loaded from the checkpoint."""
+        """ReplicaDamaged or _Invalid if the replica must be bootstrapped before any read."""
         self._writer.check(whole=self._suspected.is_set())
         self._suspected.clear()
         why = self._writer.invalid()
@@ -389,9 +383,9 @@ class Tail:
             )
 
     def _check_belongs(self) -> None:
-        """_Replaced if the checkpoint is another one, or was rolled back behind the replica's batch.
+        """_Replaced if the checkpoint is another one, or was rolled back before the replica's batch.
 
-        _Unaccounted for a replica that an older version made, which may have left partitions out.
+        _Unaccounted for a replica of an older version, which may lack partitions.
         """
         applied = self._writer.batch()
         if applied is None:
@@ -424,7 +418,7 @@ class Tail:
         batch = applied.batch + 1 if applied else 0
         if not self._checkpoint.committed(batch):
             if time.monotonic() - self._gap_checked_s >= GAP_CHECK_S:
-                self._check_no_gap(batch)  # raises before the time is noted: the next look asks again
+                self._check_no_gap(batch)  # raises before the time is recorded: the next call checks again
                 self._gap_checked_s = time.monotonic()
             return False
         self._gap_checked_s = 0.0
@@ -432,7 +426,7 @@ class Tail:
         return True
 
     def _keep_rollups(self) -> None:
-        """Keep the rollups that the catalogue names now: `run` may have been started with others since."""
+        """Maintain the rollups of the present catalogue: `run` may have been restarted with others."""
         found = self._layout.catalogue.stat()
         if (found.st_ino, found.st_mtime_ns) == self._catalogue_file:
             return
@@ -475,7 +469,7 @@ class Tail:
         return changes
 
     def _repartitioned(self, batch: int, before: int, after: int) -> list[lists.Plain]:
-        """What a batch changed that wrote the whole state into other partitions; as a rule, nothing."""
+        """The changes of a batch that wrote the whole state into other partitions; as a rule, none."""
         log.info(
             "view %s: batch %d has its state in %d partitions, not in %d: all of it is compared",
             self._layout.name, batch, after, before,
@@ -508,11 +502,11 @@ class Tail:
         return self._translator
 
     def _prefixed(self) -> bool:
-        """Whether the state has its keys in two parts, if it is in RocksDB."""
+        """Whether the state, if in RocksDB, has its keys in two parts."""
         return self._catalogue.kind == "session"
 
     def _check_no_gap(self, batch: int) -> None:
-        """The next batch is not there: fine if it is still to come, an error if later ones are there already."""
+        """CheckpointGap if the next batch is missing although later ones exist."""
         later = [other for other in self._checkpoint.commits() if other > batch]
         if later:
             raise self._gap(batch, later[0])

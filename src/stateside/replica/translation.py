@@ -1,8 +1,7 @@
-"""Translation: what Spark stored, as the replica's keys and rows.
+"""Translation: Spark's state as the replica's keys and rows.
 
-Each kind of view (`Catalogue.kind`) has its translator; `translator_of` is the one place that knows which.
-
-Turns the changes of a state variable into those of a replica: of all column families its own, by name.
+Each kind of view (`Catalogue.kind`) has its translator; only `translator_of` knows which. `VariableTranslator` selects
+a state variable's own column family, by name.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from stateside.views.state_catalogue import check_state, completed, served_varia
 
 
 class VariableTranslator:
-    """Keys become the replica's: the view's key columns, then a map's key or a timer's time, in byte order.
+    """The replica's keys are the view's key columns, then a map's key or a timer's time, in byte order.
 
-    Values stay as Spark encoded them. Of a list the key is that of the whole list, and the change one of `lists`.
+    Values stay as encoded by Spark. For a list the key is that of the whole list, and the change one of `lists`.
     """
 
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
@@ -50,7 +49,6 @@ class VariableTranslator:
         self._order = [column.stored.index for column in key]
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[lists.Change]:
-        """What a partition's changelog changes in the replica."""
         path = self._storage.path(changelog_name(commit, self._catalogue.operator, partition))
         own = self._own(self._families.names(commit, partition, changelog))
         for change in changelog.changes:
@@ -60,7 +58,6 @@ class VariableTranslator:
                 yield self._row(change, path)
 
     def snapshot(self, partition: int, snapshot: StateSnapshot | HdfsSnapshot) -> Iterator[lists.Change]:
-        """The replica's rows in a snapshot of a partition."""
         assert isinstance(snapshot, StateSnapshot), "Spark refuses a transformWithState on other stores than RocksDB"
         self._families.learn(partition, snapshot.families)
         for family in sorted(self._own(snapshot.families)):
@@ -68,10 +65,10 @@ class VariableTranslator:
                 yield self._row(change, snapshot.path)
 
     def _own(self, names: Mapping[int, str]) -> set[int]:
-        """The ids that the variable's own family has, or had."""
+        """The present and former ids of the variable's own family."""
         own = {family for family, name in names.items() if name == self._family}
-        if len(own) > 1:  # the variable was removed and made anew
-            served_variable(self._catalogue, self._storage)  # refuses it if it is of another type now
+        if len(own) > 1:  # the variable was removed and created again
+            served_variable(self._catalogue, self._storage)  # refuses another type
         return own
 
     def _row(self, change: StateChange, path: str) -> lists.Change:
@@ -93,10 +90,10 @@ AnySnapshot = StateSnapshot | HdfsSnapshot
 
 
 class Translator(Protocol):
-    """Turns what Spark stored into the replica's keys and rows."""
+    """Turns Spark's state into the replica's keys and rows."""
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
-        """What a partition's changelog changes in the replica."""
+        """The replica's changes by a partition's changelog."""
 
     def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
         """The replica's rows in a snapshot of a partition."""
@@ -113,7 +110,7 @@ def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
 
 
 class RowTranslator:
-    """Turns the state's keys into the replica's: the view's key columns, in the view's order, in byte order."""
+    """The replica's keys are the view's key columns, in the view's order, in byte order."""
 
     def __init__(self, catalogue: Catalogue, checkpoint: Checkpoint) -> None:
         check_state(catalogue, checkpoint.storage)
@@ -124,17 +121,15 @@ class RowTranslator:
         self._encoder = KeyEncoder(schema.key, [column.stored.index for column in catalogue.key], codec)
 
     def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
-        """What a partition's changelog changes in the replica."""
         if not isinstance(changelog.changes, ChangeBlock):
             raise self._unexpected("it has column families, and the view is not of such a state")
         return chain.from_iterable(map(self._rows, changelog.changes.parts()))
 
     def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
-        """The replica's rows in a snapshot of a partition."""
         return chain.from_iterable(map(self._rows, snapshot.blocks(prefixed=self._prefixed)))
 
     def _rows(self, block: ChangeBlock) -> list[tuple[bytes, bytes | None]]:
-        """Roughly in order: LMDB takes such rows much faster, and what sorts them exactly has less to do."""
+        """Roughly sorted: LMDB stores such rows much faster, and the exact sort has less to do."""
         try:
             keys = self._encoder.encode(block.keys, block.rests)
         except (struct.error, IndexError, UnicodeDecodeError) as error:

@@ -1,12 +1,11 @@
-"""Upkeep of a journal on files: what it holds, whether all of it is right, and how to take it elsewhere.
+"""Administration of a journal on files: statistics, verification, export and retention.
 
-`place` is where a journal and what belongs to it lie, `statistics` tells how large it is, `selection` which events are
-meant, `exporting` writes them out. `verification` reads all of it and changes nothing: `log_check` has the events'
-order, `index_check` the indexes of ids and sequences, `view_check` the views of queries, `summary_check` the summaries
-of segments. `retention` drops segments that nobody needs any more, `readers` knows who does, and `undisturbed` is how
-others read meanwhile. Of a journal that nodes write, `node_statistics` tells how far the logs are merged,
-`node_verification` compares them with the stream, and `trimming` drops from them what is merged. `stream_verification`
-is for journals that others store, as Kafka does.
+`journal_files` names the files of a journal and guards reads against concurrent retention, `statistics` reports its
+size, `export` selects events and writes them out. `verification` reads everything and changes nothing, also for streams
+stored by others, as Kafka does: `index_check` checks the order of events, the indexes of ids and sequences and the zone
+maps of segments, `view_check` the views of queries, and `findings` has the results. `retention` drops segments that no
+reader needs, knows the readers, and trims merged events from nodes' logs. `node_logs` has the statistics and the
+verification of a journal written by nodes.
 """
 
 from stateside.journal.admin.export import Exported, Selection, export, export_to

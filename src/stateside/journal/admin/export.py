@@ -1,9 +1,8 @@
-"""Exports: events of a journal as JSON lines, which `stateside append` takes, or as a Parquet file.
+"""Exports: selected events of a journal as JSON lines, readable by `stateside append`, or as a Parquet file.
 
-Events come as they are stored, not upcast. A Parquet file has the journal's columns (`columns`), and before them
-`partition` and `offset`. A file is there when all of it is: it is written aside, synced and renamed.
-
-Selections: which events of a journal are meant, by where they stand and what they are.
+Events come as stored, not upcast. A Parquet file has the journal's columns (`columns`), preceded by `partition` and
+`offset`. A file appears only when complete: it is written under a temporary name, synced and renamed. `Selection`
+selects events by position and content.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from stateside.journal.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Events from one position up to another (the end by default) that are all that is asked for here.
+    """A selection of events from `start` up to `stop` (the end by default) with all given properties.
 
-    Times are those at which the events happened: from the one up to, and without, the other.
+    Times are the events' own: from_us <= time < to_us.
     """
 
     start: Position = Position.start()  # noqa: RUF009 - a value
@@ -49,11 +48,11 @@ class Selection:
     to_us: int | None = None
 
     def found(self, queries: Queries) -> Iterator[FoundEvent]:
-        """The events that are there now, in order. The views are asked for what narrows the choice most."""
+        """The present events, in order. The views serve the most selective property."""
         return (one for one in self._query(queries).current(self.start, self.stop) if self._has(one.event))
 
     def live(self, queries: Queries) -> Iterator[FoundEvent]:
-        """The same, and then those that come, for ever or up to the stop.
+        """As `found`, followed by new events forever or up to the stop.
 
         RequestInvalid for a stop in a stream of several partitions, which have no common order.
         """
@@ -68,9 +67,9 @@ class Selection:
         return (one for one in found if self._has(one.event))
 
     def batches(self, stream: Stream) -> Iterator[tuple[str, Offsets, pa.RecordBatch]]:
-        """The events that are there now as they are stored, many at a time: partition, offsets, and themselves.
+        """The present events as stored, in batches: partition, offsets, events.
 
-        Some may be empty. The whole range is read, whatever is asked for: at some millions of events a second.
+        Batches may be empty. Scans the whole range, whatever the selection, at some millions of events per second.
         """
         start, stop = self.range(stream)
         questions = self._questions()
@@ -83,7 +82,7 @@ class Selection:
                 yield partition, rows + first, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
 
     def range(self, stream: Stream) -> tuple[Position, Position]:
-        """From where to where it goes; PositionAhead or RequestInvalid if the journal has no such range."""
+        """The range of positions; PositionAhead or RequestInvalid if the journal has no such range."""
         end = stream.end()
         stop = self.stop or end
         for position in (self.start, stop):
@@ -135,23 +134,23 @@ Format = Literal["jsonl", "parquet"]
 Watch = Callable[[int, int], None]
 _PLACE: Final = [pa.field("partition", pa.string(), nullable=False), pa.field("offset", pa.int64(), nullable=False)]
 EXPORT_SCHEMA: Final = pa.schema([*_PLACE, *SCHEMA])
-_GROUP_EVENTS = 100_000  # a row group of Parquet
+_GROUP_EVENTS = 100_000  # events per row group
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """So many events were written; the next export goes on at `position`."""
+    """The number of events written; the next export resumes at `position`."""
 
     events: int
     position: Position
 
 
 def nobody(offset: int, stop: int) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
 def export(stream: Stream, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
-    """Write the selected events to a new file, or over an old one, in one step."""
+    """Write the selected events to a file, atomically, replacing an old one."""
     with _whole_file(target) as file:
         return export_to(stream, selection, file, format, watch)
 
@@ -167,7 +166,7 @@ def export_to(stream: Stream, selection: Selection, file: IO[bytes], format: For
 def _watched(
     selection: Selection, stream: Stream, start: Position, stop: Position, watch: Watch
 ) -> Iterator[pa.RecordBatch]:
-    """The batches with their places in front; the watch is told how far the range is read."""
+    """The batches preceded by their places; reports progress to `watch`."""
     reached, total = start, stop.events() - start.events()
     for partition, offsets, batch in selection.batches(stream):
         if batch.num_rows:
@@ -198,7 +197,7 @@ def _write_parquet(batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> int:
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """As many batches together as make a row group."""
+    """The batches grouped into row groups."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
@@ -211,7 +210,7 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @contextmanager
 def _whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when it is written to its end, durably; else nothing of it stays."""
+    """A file that gets its name once complete and durable; removed on an error."""
     aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         with aside.open("xb") as file:

@@ -1,6 +1,6 @@
-"""Findings: what a verification found to be wrong, the first of each kind in words and the others as a number.
+"""Findings of a verification, and its result: what was read, what is wrong, and notes.
 
-The verdict of a verification: what was read, what was found to be wrong, and what is worth knowing.
+The first five findings of each kind are kept in words, the others as a number.
 """
 
 from __future__ import annotations
@@ -14,44 +14,41 @@ SHOWN_MAX: Final = 5  # of a kind
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong: of which kind, what, and what to do about it."""
+    """A fault: its kind, a description, and what to do about it."""
 
     kind: str
     what: str
     next_step: str
 
     def sentence(self) -> str:
-        """For people."""
         return f"{self.what}. {self.next_step}."
 
 
 class Findings:
-    """All that was found so far."""
+    """All faults found so far."""
 
     def __init__(self) -> None:
-        self.where: str | None = None  # which part of the journal is looked at now
+        self.where: str | None = None  # the part of the journal under verification
         self.shown: list[Finding] = []
         self._counts: Counter[str] = Counter()
 
     def add(self, kind: str, what: str, next_step: str) -> None:
-        """One more."""
         self._counts[kind] += 1
         if self._counts[kind] <= SHOWN_MAX:
             self.shown.append(Finding(kind, what if self.where is None else f"{self.where}: {what}", next_step))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind, those that are not shown too."""
+        """The number of faults of each kind, including those not shown."""
         return dict(self._counts)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """For JSON."""
         return [asdict(finding) for finding in self.shown]
 
 
 @dataclass(slots=True)
 class VerificationResult:
-    """What was read, and what was found. `notes` are worth knowing, and nothing is wrong with them."""
+    """The result of a verification. `notes` are worth knowing, but no faults."""
 
     findings: Findings
     end: int = 0
@@ -64,31 +61,28 @@ class VerificationResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.findings.shown
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         numbers = {name: getattr(self, name) for name in ("end", "segments", "frames", "events", "entities")}
         found = {"findings": self.findings.as_list(), "counts": self.findings.counts}
         return {"ok": self.ok} | numbers | {"compared": self.compared, "notes": self.notes} | found
 
     def lines(self) -> list[str]:
-        """For people."""
         head = [f"{self.events:,} events of {self.entities:,} entities{self._stored()}"]
         told = [finding.sentence() for finding in self.findings.shown]
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.findings.counts.items())
         return head + self.notes + told + [f"Wrong: {counts}" if counts else "Nothing is wrong."]
 
     def _stored(self) -> str:
-        """How they are stored, where that is Stateside's affair."""
+        """How the events are stored; empty for a stream stored by others."""
         if not self.segments:
             return ""
         frames = f" in {self.frames:,} frames of {self.segments:,} segments, up to offset {self.end:,}"
         return f"{frames}; compared with the log: {', '.join(self.compared) or '-'}"
 
     def add(self, other: VerificationResult) -> None:
-        """What was read of a part of the journal; its findings are the same object."""
+        """Add the result of a part of the journal; its findings are the same object."""
         for name in ("end", "segments", "frames", "events", "entities"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.notes.extend(other.notes)

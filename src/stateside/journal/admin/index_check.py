@@ -1,12 +1,9 @@
-"""Checks of a journal's indexes against its log: that of the ids, and that of the entities' last sequences.
+"""Checks against the log: the indexes of ids and of last sequences, the order of events, and the zone maps of segments.
 
-They are read as they are, each in one transaction of LMDB. `index` makes a wrong one anew; here it is told.
+Each index is read as of one LMDB transaction. `index` rebuilds a wrong index; here the fault is only reported.
 
-The check of the events' order: of every entity 1, 2, 3, …, each once, without gaps.
-
-Memory: a name and a number for each entity, some 150 bytes.
-
-The check of a segment's summary against its events.
+The order of events: every entity's sequences are 1, 2, 3, …, each once, without gaps. Memory: a name and a number for
+each entity, about 150 bytes.
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ _NUMBER = struct.Struct("<Q")
 
 
 class IndexUnreadable(Exception):
-    """What lies there is no index, or a damaged one."""
+    """The files are not an index, or a damaged one."""
 
 
 class StoredIndex:
-    """An index on disk at one moment, for reading alone."""
+    """An index on disk at one moment, read only."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """IndexUnreadable if it cannot be read."""
+        """IndexUnreadable if unreadable."""
         self.directory = directory
         try:
             self._environment = open_environment(directory, readonly=True, create=False, max_dbs=2)
@@ -58,23 +55,22 @@ class StoredIndex:
             raise IndexUnreadable(str(error)) from error
 
     def number(self, key: str) -> int | None:
-        """What stands there for this key."""
+        """The value of a key."""
         found = self._transaction.get(hash_of(key), db=self._numbers)
         return None if found is None else int(_NUMBER.unpack(found)[0])
 
     def entries(self, least: int) -> int:
-        """How many keys have at least this number."""
+        """The number of keys with at least this value."""
         with self._transaction.cursor(self._numbers) as cursor:
             return sum(1 for value in cursor.iternext(keys=False) if _NUMBER.unpack(value)[0] >= least)
 
     def close(self) -> None:
-        """Let it go."""
         self._transaction.abort()
         self._environment.close()
 
 
 def opened(directory: Path, name: str, journal_id: str, findings: Findings) -> StoredIndex | None:
-    """The index there; None, and a finding, if it is none of this journal, and None if there is none yet."""
+    """The index of this journal; None if missing, and None with a finding if unreadable or of another journal."""
     if not (directory / "data.mdb").exists():
         return None
     try:
@@ -90,7 +86,7 @@ def opened(directory: Path, name: str, journal_id: str, findings: Findings) -> S
 
 
 def covered(directory: Path) -> int | None:
-    """Up to which offset the index there has all events; None if there is none that can be read."""
+    """The offset up to which the index has all events; None if there is no readable index."""
     try:
         index = StoredIndex(directory, "events" if directory.name == "ids" else "entities")
     except IndexUnreadable:
@@ -101,10 +97,10 @@ def covered(directory: Path) -> int | None:
 
 
 class IdsCheck:
-    """Whether the index has of every id the offset of the first event with it, and nothing else.
+    """Whether the index maps every id to the offset of the first event with the id, and has no other entry.
 
-    Each event asks for its own id, and must find itself or an earlier event. Each entry must be found so by the very
-    event that it names. Both together leave no room for a wrong one.
+    Each event's id must map to the event itself or to an earlier one, and each entry must be matched by the event that
+    it names. Together these checks detect every wrong entry.
     """
 
     def __init__(self, index: StoredIndex, findings: Findings) -> None:
@@ -112,7 +108,7 @@ class IdsCheck:
         self._own = 0
 
     def take(self, first: int, ids: Sequence[str]) -> None:
-        """The next events."""
+        """Check the next events."""
         for offset, id_ in enumerate(ids[: max(0, self._index.covers - first)], first):
             found = self._index.number(id_)
             if found == offset:
@@ -133,14 +129,14 @@ class IdsCheck:
 
 
 class SequencesCheck:
-    """Whether the index has of every entity the sequence of its last event before the offset that it covers."""
+    """Whether the index has every entity's last sequence before the offset that it covers."""
 
     def __init__(self, index: StoredIndex, findings: Findings) -> None:
         self._index, self._findings = index, findings
         self.covers = index.covers
 
     def compare(self, lasts: Mapping[str, int], *, is_all: bool) -> None:
-        """These are the last sequences there; `is_all` if no entity is missing."""
+        """Compare with the log's last sequences; `is_all` if no entity is missing."""
         for entity, last in lasts.items():
             found = self._index.number(entity)
             if found != last:
@@ -150,7 +146,7 @@ class SequencesCheck:
             self._tell(f"has {others:,} entities that the log does not have")
 
     def finish(self, end: int) -> None:
-        """The log ends there."""
+        """The log ends at `end`."""
         if self.covers > end:
             self._tell(f"covers {self.covers} events, and the log ends at {end}")
 
@@ -163,34 +159,34 @@ _MEND = "Keep the segment as it is and find out which writer stored the event; r
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Events as they are read: the sequence of each (0: a repeat, which counts nothing), and who is new."""
+    """The sequence of each event (0: a repeat, which does not count), and the rows of new entities."""
 
     sequences: Offsets
     born: list[int]
 
 
 class LogCheck:
-    """Follows the log. `lasts` has the sequence of each entity's last event so far."""
+    """Check of the order of events. `lasts` has each entity's last sequence so far."""
 
     def __init__(self, findings: Findings, lasts: Mapping[str, int] | None, *, has_gaps: bool = False) -> None:
-        """`lasts`: of all entities that had events before the log begins; None if that is not known.
+        """`lasts`: of all entities with events before the log begins; None if unknown.
 
-        `has_gaps`: it is a node's log, and other nodes may have written between two events of an entity.
+        `has_gaps`: a node's log, where other nodes may have written between two events of an entity.
         """
         self._findings, self._from_birth, self._has_gaps = findings, lasts is not None, has_gaps
         self.lasts: dict[str, int] = dict(lasts or {})
 
     @property
     def is_all(self) -> bool:
-        """Whether every entity is known here."""
+        """Whether every entity is known."""
         return self._from_birth
 
     def forget(self) -> None:
-        """Events are missing here: what comes next may have any sequence."""
+        """Events are missing: the next ones may have any sequence."""
         self.lasts, self._from_birth = {}, False
 
     def take(self, offsets: Sequence[int] | Offsets, batch: pa.RecordBatch) -> Numbered:
-        """The next events, with their offsets."""
+        """Check the next events, with their offsets."""
         found, born = [], []
         rows = zip(batch.column("entity").to_pylist(), batch.column("sequence").to_pylist(), strict=True)
         for row, (entity, given) in enumerate(rows):
@@ -212,19 +208,18 @@ class LogCheck:
 
 
 class SummaryCheck:
-    """Follows the events of a segment that has a summary; does nothing if it has none."""
+    """Check of a segment's zone map against its events; does nothing if the segment has none."""
 
     def __init__(self, segment: Path, findings: Findings) -> None:
         self._segment, self._findings = segment, findings
         self._collector = Collector() if zone_maps.path_of(segment).exists() else None
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """The next events."""
         if self._collector is not None:
             self._collector.take(batch)
 
     def finish(self, journal_id: str, events: int) -> None:
-        """All events of the segment, so many, were taken."""
+        """All events of the segment were taken; `events` is their number."""
         if self._collector is None or not events:
             return
         kept = zone_maps.load(self._segment, UUID(journal_id), events)

@@ -1,9 +1,7 @@
-"""Where a journal on files and all that belongs to it lie.
+"""The files of a journal, and reads that retention does not disturb.
 
-Reading undisturbed by retention: what is read while segments go is read again, so that nobody takes it for a loss.
-
-A drop lays the journal's base and deletes segments, the oldest first (`retention`). So it came between if the base or
-the first segment is another one than before.
+A drop writes the journal's base and deletes segments, the oldest first (`retention`). So a drop came in between if the
+base or the first segment has changed; then `undisturbed` reads again, so that dropped events are not reported as lost.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from stateside.journal.stream import FileStream
 
 @dataclass(frozen=True, slots=True)
 class JournalFiles:
-    """A journal's folder: segments and end mark, or nodes and the merged stream; and what is made of them.
+    """A journal's folder: segments and end mark, or nodes and the merged stream; and everything derived from them.
 
-    Of one partition of a merged stream `partition` is its name, and `shown` how its stored events are shown to readers.
+    For one partition of a merged stream, `partition` is its name, and `shown` converts its stored events for readers.
     """
 
     directory: Path
@@ -40,7 +38,7 @@ class JournalFiles:
 
     @classmethod
     def of(cls, directory: Path) -> JournalFiles:
-        """The journal there; RequestInvalid if there is none, or one that no merger has made a stream of yet."""
+        """The journal in a folder; RequestInvalid if there is none, or if its nodes' logs were never merged."""
         place = cls(directory)
         if place.has_nodes and not place.stream().partitions():
             raise RequestInvalid(
@@ -65,9 +63,9 @@ class JournalFiles:
 
     @property
     def has_nodes(self) -> bool:
-        """Whether nodes write this journal: then the merged stream is what is read.
+        """Whether nodes write this journal: then readers read the merged stream.
 
-        SettingInvalid if there is a log of the folder's own as well.
+        SettingInvalid if the folder has a log of its own as well.
         """
         return is_merged(self.directory)
 
@@ -78,7 +76,7 @@ class JournalFiles:
         )
 
     def partitions(self) -> dict[str, JournalFiles]:
-        """The journals that its stream consists of: itself, or one for each partition of the merged stream."""
+        """The journals of the stream: the journal itself, or one for each partition of the merged stream."""
         if not self.has_nodes:
             return {self.partition: self}
         names = self.stream().partitions()
@@ -100,12 +98,12 @@ class JournalFiles:
         return self.directory / "sequences"
 
     def torn(self) -> list[Path]:
-        """What crashes left and recovery set aside."""
+        """Torn frames of crashes, set aside by recovery."""
         return sorted(self.directory.glob(f"*{segment.SUFFIX}.torn-*"))
 
     @contextmanager
     def queries(self) -> Iterator[Queries]:
-        """The journal's queries, with the help of its views as far as there are any."""
+        """The journal's queries, with its views if there are any."""
         stream = self.stream()
         with QueryViews(stream, self.views) as views:
             yield Queries(stream, views)
@@ -115,14 +113,14 @@ Result = TypeVar("Result")
 
 
 def anything(found: object) -> bool:
-    """Whatever was read is right."""
+    """Accept any result."""
     return True
 
 
 def undisturbed(
     place: JournalFiles, read: Callable[[], Result], is_right: Callable[[Result], bool] = anything
 ) -> Result:
-    """What `read` gives; once more if it misses something, or that is not right, and a drop came between."""
+    """The result of `read`; repeated if it fails or is not right, and a drop came in between."""
     while True:
         before = _beginnings(place)
         try:
@@ -136,7 +134,7 @@ def undisturbed(
 
 
 def _beginnings(place: JournalFiles) -> list[tuple[int | None, int | None]]:
-    """Where each of the place's journals begins: by its segments, and by its base."""
+    """Where each journal of the folder begins: by its segments, and by its base."""
     logs = node_logs(place.directory).values() if place.has_nodes else ()
     directories = [*(part.directory for part in place.partitions().values()), *(log.directory for log in logs)]
     return [(_first(directory), _base(directory)) for directory in directories]
@@ -147,7 +145,7 @@ def _first(directory: Path) -> int | None:
 
 
 def _base(directory: Path) -> int | None:
-    """None if it cannot be read: who reads the journal tells that."""
+    """None if unreadable, which a reader of the journal reports."""
     with suppress(JournalCorrupt):
         return retention_base.offset(directory)
     return None

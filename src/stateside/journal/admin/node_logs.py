@@ -1,13 +1,13 @@
-"""Statistics of a journal that nodes write: their logs, how far each is merged, and what waits for a missing event.
+"""Statistics and verification of a journal written by nodes.
 
-Verification of a journal that nodes write.
+The statistics report the logs, how far each is merged, and the gaps. The verification:
 
-1. Up to where the logs are *done* is looked up: all before is in the stream.
-2. Every partition of the merged stream: as any journal, with the views of queries.
-3. Every log of a node, up to its seal or end mark: frames, and that an entity's sequences grow in it. Gaps are no fault
-   there: other nodes may have written between.
-4. The events of each log before what is done, against those of the stream that come from there: by number, and by a sum
-   over all of them (`view_check.Sums`). What was trimmed or dropped on either side is left out.
+1. Look up how far the logs are *done*: all earlier events are in the stream.
+2. Verify every partition of the merged stream as a journal, with the views of queries.
+3. Verify every log of a node, up to its seal or end mark: its frames, and that each entity's sequences grow. Gaps are
+   no fault there: other nodes may have written in between.
+4. Compare the done events of each log with the stream's events from the log: by number, and by a sum over all of them
+   (`view_check.StatementSums`). Events trimmed or dropped on either side are left out.
 
 Memory: a name and a number for each entity.
 """
@@ -42,7 +42,7 @@ GAPS_SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """One log of a node; `merged` is up to where all of it is in the stream."""
+    """One log of a node; all events before `merged` are in the stream."""
 
     log: str
     begin: int
@@ -54,7 +54,7 @@ class LogStatistics:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatistics:
-    """What `stateside journal stat` tells of such a journal. The numbers of segments and bytes are the stream's."""
+    """The output of `stateside journal stat` for such a journal. The numbers of segments and bytes are the stream's."""
 
     journal: str
     begin: str
@@ -71,12 +71,11 @@ class NodeStatistics:
     logs: tuple[LogStatistics, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
 def node_statistics(place: JournalFiles) -> NodeStatistics:
-    """How the journal is now. Reads a few headers, not the events."""
+    """The present state of the journal. Reads a few headers, not the events."""
     return undisturbed(place, lambda: _statistics(place))
 
 
@@ -107,7 +106,7 @@ def _statistics(place: JournalFiles) -> NodeStatistics:
 
 
 def _logs(directory: Path, stream: MergedStream) -> Iterator[LogStatistics]:
-    done = stream.sources().done  # before the ends: so nothing is merged that a log does not have
+    done = stream.sources().done  # before the ends, so that `merged` never exceeds a log's end
     for name, log in node_logs(directory).items():
         sizes = (path.stat().st_size for path in _segments(log.directory))
         end, begin = log.durable_end().offset, log.begin()[PARTITION]
@@ -122,9 +121,9 @@ _MEND = "Restore the folder `merged` or the log from a copy; nothing was changed
 
 
 def verify(place: JournalFiles, watch: Watch = nobody) -> VerificationResult:
-    """Read all of it, whoever writes the journal. The watch is told how many events are read, of how many.
+    """Verify any journal, also while written. Reports to `watch` the number of events read, and the total.
 
-    If segments are dropped meanwhile, and something seems to be wrong, it begins anew.
+    Starts again if segments were dropped meanwhile and a fault was found.
     """
     return undisturbed(place, lambda: _verdict(place, watch), lambda found: found.ok)
 
@@ -136,8 +135,6 @@ def _verdict(place: JournalFiles, watch: Watch) -> VerificationResult:
 
 
 class _NodeVerification:
-    """One run."""
-
     def __init__(self, place: JournalFiles, watch: Watch) -> None:
         self._place, self._watch = place, watch
         self._stream, self._logs = MergedStream(place.directory), node_logs(place.directory)
@@ -148,7 +145,7 @@ class _NodeVerification:
         self._merged, self._logged = StatementSums(), StatementSums()
 
     def run(self) -> VerificationResult:
-        with suppress(JournalCorrupt):  # which is found again, and told, where it belongs
+        with suppress(JournalCorrupt):  # found again, and reported, by the verification of its part
             self._done = self._stream.sources().done
             ends = (log.durable_end().offset for log in self._logs.values())
             self._total = self._stream.end().events() + sum(ends)
@@ -157,7 +154,7 @@ class _NodeVerification:
         entities = self._verdict.entities
         for name, log in self._logs.items():
             self._verify_log(name, log)
-        self._verdict.entities = entities  # those of the logs are the same
+        self._verdict.entities = entities  # the logs have the same entities
         self._findings.where = None
         self._compare()
         return self._verdict
@@ -193,7 +190,7 @@ class _NodeVerification:
         self._add(self._logged, name, batch, np.arange(first, first + batch.num_rows))
 
     def _add(self, sums: StatementSums, name: str, batch: pa.RecordBatch, offsets: np.ndarray) -> None:
-        """Events of a log that must be on both sides."""
+        """Add the events of a log that must be on both sides."""
         there = (offsets >= self._begins.get(name, 0)) & (offsets < self._done[name])
         sums.add(name, hashes_of(batch.column("id"))[there], offsets[there], batch.column("sequence").to_numpy()[there])
 

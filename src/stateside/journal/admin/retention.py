@@ -1,33 +1,30 @@
-"""Retention: whole segments at a journal's beginning are dropped once nobody needs them, and archived before if wanted.
+"""Retention: drops whole segments at a journal's beginning that no reader needs, after an optional archival.
 
-How; a crash between any two steps loses nothing that is not archived or was not to be dropped, and the same call again
-goes on:
+A crash between any two steps loses no event that was to be kept or archived; the same call again continues:
 
-1. The lock: one at a time.
-2. What goes is every segment that lies wholly before the position, but never the newest one, nor what a reader has not
-   passed: then EventsNeeded names it. The first segment that stays must be one whose events have their own sequences.
-3. With an archive: each segment becomes a Parquet file there, named after its offsets; durable, and its rows counted.
-4. The writers' turn: none of them reads what goes, or counts from what was there before. The index of ids takes in
-   what it has not yet.
-5. The base (`journal.base`) says how far the journal may be gone, and every entity's last sequence there; durable.
-6. The segments are deleted, the oldest first.
+1. Take the lock: one retention at a time.
+2. Select every segment wholly before the position, except the newest one. EventsNeeded if a reader has not passed them
+   all. The first remaining segment must be one whose events have their own sequences.
+3. With an archive: write each segment to a Parquet file named after its offsets; durable, with its rows counted.
+4. Take the writers' turn: no writer reads the segments, or counts from their former beginning. The index of ids takes
+   in its missing events.
+5. Write the base (`journal.retention_base`), durably: how far the journal may be gone, and every entity's last sequence
+   there.
+6. Delete the segments, the oldest first.
 
-Who reads a segment that is deleted meanwhile reads on in it. What comes later is an error, EventsGone. The ids of
-dropped events are known as long as the index of ids is not made anew; afterwards the same event again is a new one. Of
-what they said nothing is known: an event under such an id counts as the stored one, whatever its content.
+A reader of a deleted segment keeps its open file. Later reads raise EventsGone. The ids of dropped events are known
+until the index of ids is rebuilt; afterwards the same event again is a new one. Their content is unknown: an event with
+such an id counts as the stored one, whatever its content.
 
-Readers: who still needs a journal's events, and from which position on. Retention drops nothing that one needs.
+Readers: a reader outside of Stateside registers itself, as `readers/NAME.json` in the journal's folder, and again with
+each new position. Known without registration: the views of queries here, and the Spark applications collected by
+`ops.journal_readers`. Retention drops nothing that a reader needs.
 
-A reader that is not part of Stateside registers itself, as `readers/NAME.json` in the journal's folder, and again
-whenever it has come further. Others are known anyway: the views of queries here, those of Spark to who collects them
-(`ops.journal_readers`).
-
-Trimming: from the nodes' logs goes what the merged stream has, by the rules of retention (`retention`).
-
-The merger is a log's reader: what it says is done lies in the stream for good, and its last frames say so durably. The
-newest segment of a log stays, and so does what a reader needs that registered itself with the log's own folder. Of what
-is gone the log's base keeps every entity's last sequence, so that nodes go on giving sequences without gaps, even if
-their indexes are made anew. The ids of trimmed events they find in the stream (`nodes.trimmed`).
+Trimming drops merged events from the nodes' logs, by the same rules. The merger is a log's reader: its done events are
+in the stream for good, and its last frames record so durably. The newest segment of a log stays, and so do events
+needed by a reader registered in the log's own folder. The log's base keeps every entity's last sequence, so that nodes
+continue sequences without gaps, even with rebuilt indexes. Nodes find the ids of trimmed events in the stream
+(`nodes.ids.trimmed`).
 """
 
 from __future__ import annotations
@@ -65,24 +62,24 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads a journal, and up to where it has."""
+    """A reader of a journal, and how far it has read."""
 
     name: str
     position: Position
 
 
 def register(place: JournalFiles, name: str, position: Position) -> None:
-    """Let nothing be dropped that this reader has not read: it has read up to the position."""
+    """Protect all events from `position` on, up to which this reader has read."""
     write_atomically(_path(place, name), json.dumps({"position": str(position)}).encode())
 
 
 def unregister(place: JournalFiles, name: str) -> None:
-    """Forget a reader that reads no more."""
+    """Remove a reader that has ended."""
     _path(place, name).unlink(missing_ok=True)
 
 
 def readers(place: JournalFiles) -> list[Reader]:
-    """The registered ones, and the journal's own views, if there are any."""
+    """The registered readers, and the journal's own views, if there are any."""
     found = registered(place)
     if generation.current(place.views) is not None:
         with QueryViews(place.stream(), place.views) as views:
@@ -91,7 +88,7 @@ def readers(place: JournalFiles) -> list[Reader]:
 
 
 def registered(place: JournalFiles) -> list[Reader]:
-    """Those that registered themselves."""
+    """The readers that registered themselves."""
     return [Reader(path.stem, _position(path)) for path in sorted((place.directory / "readers").glob("*.json"))]
 
 
@@ -117,7 +114,7 @@ Watch = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """So many segments and events are gone; the journal begins at `begin` now."""
+    """The numbers of dropped segments and events; the journal now begins at `begin`."""
 
     segments: int
     events: int
@@ -126,13 +123,13 @@ class Dropped:
 
 
 def nobody(done: int, total: int) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
 def drop(
     place: JournalFiles, before: int, readers: Sequence[Reader], archive: Path | None = None, watch: Watch = nobody
 ) -> Dropped:
-    """Drop the segments that lie wholly before this offset. The watch is told how many are archived, of how many."""
+    """Drop the segments wholly before this offset. `watch` receives the number of archived segments, and the total."""
     with _lock(place):
         ranges = whole_segments(place, before)
         if not ranges:
@@ -152,9 +149,9 @@ def drop(
 def drop_all(
     place: JournalFiles, before: Position, readers: Sequence[Reader], archive: Path | None = None, watch: Watch = nobody
 ) -> dict[str, Dropped]:
-    """The same in every partition of the journal's stream; what went, by partition.
+    """As `drop`, in every partition of the journal's stream; returns the results by partition.
 
-    EventsNeeded, before anything goes, if a reader needs something in any of them.
+    EventsNeeded, before anything is dropped, if a reader needs events in any partition.
     """
     parts = place.partitions()
     for name, part in parts.items():
@@ -164,19 +161,19 @@ def drop_all(
 
 
 def position_before(place: JournalFiles, appended_us: int) -> Position:
-    """Where in each partition the first segment begins that has an event appended at this time or later."""
+    """Per partition, the beginning of the first segment with an event appended at this time or later."""
     return Position.of({name: offset_before(part, appended_us) for name, part in place.partitions().items()})
 
 
 def whole_segments(place: JournalFiles, before: int) -> list[tuple[int, int]]:
-    """Step 2: the ranges of offsets of the segments that lie wholly before this offset; never the newest one's."""
+    """Step 2: the offset ranges of the segments wholly before this offset, except the newest segment."""
     end = Journal(place.directory).durable_end()
     offsets = [offset for offset in segment.segment_offsets(place.directory) if offset <= end.segment_offset]
     return [(first, behind) for first, behind in pairwise(offsets) if behind <= before]
 
 
 def offset_before(place: JournalFiles, appended_us: int) -> int:
-    """Where the first segment begins that has an event which was appended at this time or later."""
+    """The beginning of the first segment with an event appended at this time or later."""
     journal = Journal(place.directory)
     reached = _first(place)
     for first, behind in whole_segments(place, journal.durable_end().offset):
@@ -188,7 +185,7 @@ def offset_before(place: JournalFiles, appended_us: int) -> int:
 
 
 def _first(place: JournalFiles) -> int:
-    """Where the first segment begins; a log that its owner has not begun yet has none."""
+    """Where the first segment begins; a log not yet begun by its owner has none."""
     return next(iter(segment.segment_offsets(place.directory)), 0)
 
 
@@ -213,7 +210,7 @@ def _check_sequences(place: JournalFiles, cut: int) -> None:
 
 
 def _archived(place: JournalFiles, archive: Path, ranges: Sequence[tuple[int, int]], watch: Watch) -> Iterator[Path]:
-    """Step 3. A file that an earlier call has written is kept if it has all rows."""
+    """Step 3. An earlier call's file is kept if it has all rows."""
     folder = archive / (Journal(place.directory).id() or "")
     folder.mkdir(parents=True, exist_ok=True)
     for number, (first, behind) in enumerate(ranges, 1):
@@ -240,7 +237,7 @@ def _check_archive(target: Path, events: int) -> None:
 
 
 def _base(place: JournalFiles, cut: int) -> Base:
-    """What is to be known when all before this offset is gone."""
+    """The base for a cut at this offset."""
     known = retention_base.read(place.directory)
     if known.offset >= cut:  # an earlier call came so far
         return known
@@ -298,9 +295,9 @@ def _lock(place: JournalFiles) -> Iterator[None]:
 
 
 def trim(folder: Path, appended_before_us: int | None = None) -> dict[str, Dropped]:
-    """Drop the segments of all logs that are wholly merged, and wholly appended before a time; what went, by log.
+    """Drop the segments of all logs that are wholly merged and wholly appended before a time; results by log.
 
-    If a log cannot be trimmed, the others are all the same, and then its error is raised.
+    If a log cannot be trimmed, the others are trimmed all the same, and then its error is raised.
     """
     stream = MergedStream(folder)
     if stream.id() is None:

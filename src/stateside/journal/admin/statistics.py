@@ -1,4 +1,4 @@
-"""Statistics: how large a journal is, and how far what is made of it has come. Reads a few headers, not the events."""
+"""Statistics: the size of a journal, and the coverage of its indexes and views. Reads headers, not events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE_TAGS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What `stateside journal stat` tells. Offsets of an index or of the views: None if there are none."""
+    """The output of `stateside journal stat`. Offsets of an index or of the views: None if there are none."""
 
     journal: str
     begin: str
@@ -40,12 +40,11 @@ class Statistics:
     entities_in_views: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
 def statistics(place: JournalFiles) -> Statistics:
-    """How the journal is now."""
+    """The present state of the journal."""
     return undisturbed(place, lambda: _statistics(place))
 
 
@@ -72,7 +71,7 @@ def _statistics(place: JournalFiles) -> Statistics:
 
 
 def tags(views: QueryViews, prefix: str = "") -> dict[str, int]:
-    """All tags with a prefix by name, and how many events have each. Memory: the tags, not the events."""
+    """All tags with a prefix by name, with their numbers of events. Memory: the tags, not the events."""
     stream = views.stream
     begin, end = begin_of(stream), stream.end()
     found, known = _known_tags(views, prefix)
@@ -85,7 +84,7 @@ def tags(views: QueryViews, prefix: str = "") -> dict[str, int]:
 
 
 def _known_tags(views: QueryViews, prefix: str) -> tuple[Counter[str], Position]:
-    """What the views know, in one snapshot, and the position up to which they do."""
+    """The tags in the views, in one snapshot, and the position of the views."""
     found: Counter[str] = Counter()
     try:
         with views.snapshot() as snapshot:
@@ -103,7 +102,7 @@ def _known_tags(views: QueryViews, prefix: str) -> tuple[Counter[str], Position]
 
 
 def views_of(place: JournalFiles) -> tuple[Position | None, int | None]:
-    """Up to where the views of queries have all events, and of how many entities; None if there are none."""
+    """The position of the views of queries, and their number of entities; None if there are no views."""
     with QueryViews(place.stream(), place.views) as views:
         try:
             with views.snapshot() as snapshot:
@@ -119,5 +118,5 @@ def _appended(journal: Journal, offset: int) -> str:
 
 
 def time_text(time_us: int) -> str:
-    """A time as people and machines read it."""
+    """A time in ISO 8601."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")

@@ -1,22 +1,21 @@
-"""Verification: reads a whole journal and all that is made of it, changes nothing, and says what is wrong.
+"""Verification: reads a whole journal and everything derived from it, changes nothing, and reports faults.
 
-1. The indexes of ids and sequences, and the views, are taken as they are at one moment; and then the end mark.
-2. Every segment up to the end: its header, that it follows the one before, and every frame with its checksum.
-3. Every event: that its entity's sequences go on by one (`log_check`).
-4. Indexes and views against the events up to where they have come (`index_check`, `view_check`), and the summaries of
-   segments (`summary_check`). Where the log itself is damaged indexes and views are not compared: what they know may be
-   more than what can be read.
+1. Open the indexes of ids and sequences, and the views, as of one moment; then read the end mark.
+2. Read every segment up to the end: its header, its place after the segment before, and every frame with its checksum.
+3. Check for every event that its entity's sequences grow by one (`index_check.LogCheck`).
+4. Compare indexes and views with the events that they cover (`index_check`, `view_check`), and the zone maps of
+   segments (`index_check.SummaryCheck`). If the log itself is damaged, indexes and views are not compared: they may
+   know more events than are readable.
 
-Of a journal that nodes write this is done for every partition of the merged stream, and then for every log of a node
-(`node_verification`).
+For a journal written by nodes the same steps run for every partition of the merged stream, and then for every log of a
+node (`node_logs`).
 
-It may run beside writers and readers, and beside retention (`undisturbed`). What a crash left behind the end mark is
-not looked at: the next writer does.
+A verification may run beside writers, readers and retention (`undisturbed`). A crash's remains beyond the end mark are
+skipped: the next writer checks them.
 
-Verification of a journal that others store, as a topic of Kafka: reads all of it, changes nothing.
-
-Checksums and copies are the broker's affair. Checked are that every message is an event, and that each entity's
-sequences go on by one. Views are not compared: a query does that with every event which it reads by them.
+`verify_stream` is for a journal stored by others, as a topic of Kafka. Checksums and copies are the broker's task. It
+checks that every message is an event, and that each entity's sequences grow by one. Views are not compared: a query
+checks every event that it finds through them.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ Watch = Callable[[int, int], None]
 
 
 def nobody(offset: int, stop: int) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a verification is of: a journal's folder, and what beside it is made of its events.
+    """The journal under verification, and everything derived from its events.
 
-    `stream`: the id that its views know it by; of None they are not looked at. `has_gaps`: sequences grow, and no more.
-    `observe` is given every batch, as it is stored, with its first offset.
+    `stream`: the stream id in the views; None for the journal's own id. `has_gaps`: sequences grow, but not by one.
+    `observe` receives every stored batch, with its first offset.
     """
 
     place: JournalFiles
@@ -80,11 +79,10 @@ class Verification:
 
     @property
     def damaged(self) -> bool:
-        """Whether some of its events could not be read."""
+        """Whether some events could not be read."""
         return self._damaged
 
     def run(self) -> VerificationResult:
-        """All of it."""
         try:
             journal_id = self._subject.journal.id() or ""
             self._open(journal_id)
@@ -95,7 +93,7 @@ class Verification:
                 for index in (self._ids, self._sequences):
                     if index is not None:
                         index.close()
-        except JournalCorrupt as damage:  # the newest segment's header, or the end mark: nothing can be read without
+        except JournalCorrupt as damage:  # of the newest segment's header, or the end mark: nothing is readable
             self._tell(damage)
         self._note_torn()
         return self._verdict
@@ -114,7 +112,7 @@ class Verification:
         )
 
     def _read(self, journal_id: str) -> None:
-        """Steps 2 and 3, and of step 4 what goes along with the events."""
+        """Steps 2 and 3, and the part of step 4 done per event."""
         directory = self._place.directory
         end = self._subject.journal.durable_end()
         offsets = [offset for offset in segment.segment_offsets(directory) if offset <= end.segment_offset]
@@ -122,8 +120,8 @@ class Verification:
         self._verdict.end = end.offset
         known = retention_base.read(directory)
         if known.offset < self._begin:
-            reached = known.offset  # what is missing before that nobody dropped
-        before = known.lasts if self._begin == known.offset else None  # else a drop was ended between two deletions
+            reached = known.offset  # events before were not dropped by retention
+        before = known.lasts if self._begin == known.offset else None  # else a drop was interrupted
         if self._subject.has_gaps:
             before = None
         self._log = LogCheck(self._findings, before if self._begin else {}, has_gaps=self._subject.has_gaps)
@@ -134,7 +132,7 @@ class Verification:
         self._verdict.entities = len(self._log.lasts)
 
     def _read_segment(self, first_offset: int, end: DurableEnd, journal_id: str) -> int:
-        """The offset up to which its events could be read."""
+        """Returns the offset up to which the events are readable."""
         reached = first_offset
         self._verdict.segments += 1
         summary = SummaryCheck(segment.segment_path(self._place.directory, first_offset), self._findings)
@@ -169,7 +167,7 @@ class Verification:
             opened.close()
 
     def _take(self, first: int, batch: pa.RecordBatch) -> None:
-        """The events of a frame, in two parts where the index of sequences ends between them."""
+        """Check the events of a frame, in two parts where the index of sequences ends between them."""
         self._verdict.events += batch.num_rows
         if self._ids_check is not None and not self._damaged:
             self._ids_check.take(first, batch.column("id").to_pylist())
@@ -184,7 +182,7 @@ class Verification:
                     self._views.take(first + low, part, numbered)
 
     def _compare_sequences(self, offset: int) -> None:
-        """If the log is read up to where the index of sequences ends, and this was not done yet."""
+        """Compare once, when the log is read up to the end of the index of sequences."""
         check = self._sequences_check
         if check is None or check.covers != offset or self._damaged or "sequences" in self._verdict.compared:
             return
@@ -192,7 +190,7 @@ class Verification:
         self._verdict.compared.append("sequences")
 
     def _expect(self, reached: int, offset: int) -> None:
-        """The events up to this offset must have been read."""
+        """A finding unless the events up to `offset` have been read."""
         if reached == offset:
             return
         self._damaged = True
@@ -232,7 +230,7 @@ class Verification:
 
 
 def verify_stream(stream: Stream, watch: Watch = nobody) -> VerificationResult:
-    """Read every partition up to its end now. The watch is told how many offsets are read, of how many."""
+    """Read every partition up to its present end. Reports to `watch` the number of offsets read, and the total."""
     findings = Findings()
     verdict = VerificationResult(findings)
     begin, end = begin_of(stream), stream.end()

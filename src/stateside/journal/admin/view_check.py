@@ -1,9 +1,9 @@
-"""The check of the views of queries against the log.
+"""Check of the views of queries against the log.
 
-Views say where the events of an entity, a tag or a type stand. To compare that with the log in little memory, each
-statement (kind, name, sequence, offset) becomes a number by a hash, and the numbers are added up: those that the views
-make, those that the log makes. A statement too many, one too few or a wrong one changes a sum. The times of zones are
-compared with each event.
+Views state the places of an entity's, a tag's or a type's events. To compare the statements with the log in little
+memory, each statement (kind, name, sequence, offset) is hashed to a number, and the numbers are summed: once for the
+views, once for the log. An additional, missing or wrong statement changes a sum. The times of zone maps are compared
+with each event.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from stateside.journal.queries.view_snapshot import ViewsSnapshot
 MEND: Final = "Make them anew with `stateside journal views --rebuild`; queries read the log meanwhile"
 KINDS: Final = {"entities": "events of entities", "tags": "events with tags", "types": "events of types"}
 _PAGE_NAMES = 1_000
-_BLOCKS_MAX = 1_000  # looked at together: 4 million events at most, some 150 MB
+_BLOCKS_MAX = 1_000  # per step: at most 4 million events, about 150 MB
 
 Hashes = npt.NDArray[np.uint64]
 
 
 class StatementSums:
-    """Statements, counted and added up by kind."""
+    """Statements, counted and summed by kind."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, int]] = {}
 
     def add(self, kind: str, names: Hashes, offsets: Any, sequences: Any) -> None:
-        """Statements about these names, one for each offset."""
+        """Add a statement for each name, offset and sequence."""
         offsets, sequences = (np.asarray(column).astype(np.uint64) for column in (offsets, sequences))
         numbers = _mixed(names ^ _mixed(offsets ^ _mixed(sequences)))
         count, total = self._sums.get(kind, (0, 0))
         self._sums[kind] = count + len(numbers), (total + int(numbers.sum(dtype=np.uint64))) % 2**64
 
     def of(self, kind: str) -> tuple[int, int]:
-        """How many statements there are, and their sum."""
+        """The number of statements, and their sum."""
         return self._sums.get(kind, (0, 0))
 
 
 class ViewCheck:
-    """The views at one moment, and what the log says of the same events."""
+    """The views at one moment, and the log's statements about the same events."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class ViewCheck:
         *,
         from_birth: bool = True,
     ) -> None:
-        """`from_birth`: the log has every entity's first event; else these are not compared."""
+        """`from_birth`: the log has every entity's first event; else first events are not compared."""
         self._kinds = {**KINDS, "born": "first events of entities"} if from_birth else KINDS
         self.covers, self._stated, self._findings = covers, stated, findings
         self._zones, self._firsts = zones, [first for first, _ in zones]
         self._logged = StatementSums()
 
     def take(self, first: int, batch: pa.RecordBatch, numbered: Numbered) -> None:
-        """The next events of the log."""
+        """Add the next events of the log."""
         rows = min(batch.num_rows, self.covers - first)
         if rows <= 0:
             return
@@ -89,7 +89,7 @@ class ViewCheck:
         self._check_times(first, batch.column("time").cast(pa.int64()).to_numpy())
 
     def finish(self, end: int) -> None:
-        """All events were taken; the log ends there."""
+        """All events were taken; the log ends at `end`."""
         if self.covers > end:
             self._tell(f"The views cover {self.covers} events, and the log ends at {end}")
             return
@@ -118,9 +118,9 @@ class ViewCheck:
 
 
 def opened(folder: Path, stream: str, partition: str, begin: int, findings: Findings) -> ViewCheck | None:
-    """The check of what the views there know of a partition of a stream, which begins at this offset.
+    """A check of the views' statements about a partition of a stream, which begins at this offset.
 
-    None if there are no views, or they are so wrong that nothing can be compared.
+    None if there are no views, or if they are too damaged to compare.
     """
     path = generations.current(folder)
     if path is None:
@@ -141,7 +141,7 @@ def opened(folder: Path, stream: str, partition: str, begin: int, findings: Find
 
 
 def _read(snapshot: ViewsSnapshot, stream: str, partition: str, begin: int, findings: Findings) -> ViewCheck | None:
-    """What the views state, in one transaction."""
+    """Read the views' statements, in one transaction."""
     state = snapshot.state
     if state.stream not in (None, stream):
         findings.add("views", f"The views are of another journal, {state.stream}", MEND)
@@ -175,7 +175,7 @@ def _add_page(
     partition: int,
     begin: int,
 ) -> None:
-    """What the views state of these names in a partition, many blocks together: most are small."""
+    """Add the views' statements about some names in a partition, many blocks at a time: most are small."""
     hashes = hashed([name for name, _ in page])
     blocks = (
         (number, place, block)
@@ -190,7 +190,7 @@ def _add_page(
 def _add_blocks(
     sums: StatementSums, kind: str, hashes: Hashes, found: list[tuple[int, int, PostingBlock]], begin: int
 ) -> None:
-    """Each block with the place of its name's hash, and of its first event."""
+    """Add blocks; each comes with the index of its name's hash, and the place of its first event."""
     rows = np.array([len(block.offsets) for _, _, block in found])
     names = np.repeat(hashes[[number for number, _, _ in found]], rows)
     offsets = np.concatenate([block.offsets for _, _, block in found])
@@ -216,7 +216,7 @@ def hashes_of(column: pa.Array) -> Hashes:
 
 
 def _tagged(column: pa.Array) -> tuple[Hashes, Any]:
-    """The tags of all rows, and of which row each is; one that an event has twice counts once."""
+    """The hashed tags of all rows, and the row of each; a tag given twice in one event counts once."""
     if not len(column.flatten()):
         return np.empty(0, np.uint64), np.empty(0, np.int64)
     pairs = np.stack([hashes_of(column.flatten()), pc.list_parent_indices(column).to_numpy().astype(np.uint64)])
@@ -225,7 +225,7 @@ def _tagged(column: pa.Array) -> tuple[Hashes, Any]:
 
 
 def _mixed(numbers: Hashes) -> Hashes:
-    """Each number scattered over all 64 bits, so that sums of them tell sets apart."""
+    """Each number scattered over all 64 bits, so that sums distinguish sets."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

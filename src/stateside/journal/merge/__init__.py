@@ -1,21 +1,21 @@
 """Merge: one stream of all events out of the logs of all nodes.
 
     with Merger(folder, partitions=4) as merger:
-        merger.merge()                                   # or merger.run(stop), for as long as it lasts
+        merger.merge()                                   # one pass; merger.run(stop) merges until stopped
 
     stream = MergedStream(folder)
-    stream.wait_for(receipt.position, timeout_s=1)       # where a node's event stands in the stream
+    stream.wait_for(receipt.position, timeout_s=1)       # the position of a node's event in the stream
 
-In the folder, beside the nodes:
+Files in the folder, beside the nodes:
 
-    merged/born         which stream this is, and how many partitions it has
-    merged/P/           partition P: a journal with some columns more, which say where each event comes from
+    merged/born         the stream's id and number of partitions
+    merged/P/           partition P: a journal with additional columns for the source of each event
     merged/index/       derived: each entity's last sequence in the stream
-    merged/gaps.json    which entities wait for an event that is missing
+    merged/gaps.json    entities whose next event is missing
     merged/lock         locked by the merger
 
-`merger` has the protocol, `columns` what a merged event has, `partition` the files, `waiting` the events that cannot be
-merged yet, `gaps` what they wait for, `output` what is on its way, `stream`, `receipts` and `tail` the reading.
+`merger` has the protocol and the events not yet merged, `partition` the columns and files, `gaps` the missing events,
+`merge_stream` and `receipts` the reading side.
 """
 
 from stateside.journal.merge.gaps import Gap

@@ -1,7 +1,7 @@
-"""Gaps: entities whose next event is missing, and how a merger tells other processes of them.
+"""Gaps: entities whose next event is missing, published by the merger for other processes.
 
-The file `gaps.json` in the folder of the merged stream: how many there are, and those that have waited for the longest.
-It is written when they change, and not synced: after a loss of power the next merger writes it anew.
+The file `gaps.json` in the folder of the merged stream has the number of gaps and the oldest 1,000 of them. The merger
+writes the file when the gaps change, without a sync: after a loss of power the next merger writes the file again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME: Final = "gaps.json"
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An entity whose next event is missing, since its first waiting one was appended."""
+    """An entity whose next event is missing. `since_us`: when the entity's first waiting event was appended."""
 
     entity: str
     missing_sequence: int
@@ -29,26 +29,26 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """So many there are; `shown` has those that have waited for the longest."""
+    """The number of gaps, and the oldest ones in `shown`."""
 
     count: int = 0
     shown: tuple[Gap, ...] = ()
 
     @classmethod
     def of(cls, gaps: Sequence[Gap]) -> Gaps:
-        """All gaps, for the longest first."""
+        """`gaps`: all gaps, oldest first."""
         return cls(len(gaps), tuple(gaps[:SHOWN_MAX]))
 
     @classmethod
     def read(cls, merged: Path) -> Gaps:
-        """As the merger of the stream in this folder told last."""
+        """The gaps last published by the merger of the stream in this folder."""
         try:
             told = json.loads((merged / _NAME).read_bytes())
-        except (FileNotFoundError, ValueError):  # after a loss of power there may be nothing in it
+        except (FileNotFoundError, ValueError):  # a loss of power may leave the file empty
             return cls()
         return cls(told["count"], tuple(Gap(**gap) for gap in told["gaps"]))
 
     def write(self, merged: Path) -> None:
-        """Tell other processes."""
+        """Publish the gaps for other processes."""
         content = {"count": self.count, "gaps": [asdict(gap) for gap in self.shown]}
         write_atomically(merged / _NAME, json.dumps(content).encode(), durable=False)

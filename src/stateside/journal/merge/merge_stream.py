@@ -1,9 +1,7 @@
-"""The merged stream, as its readers see it.
+"""The merged stream for readers, and its tail: events that are durable in a node's log but not in the stream yet.
 
-The tail: events that are durable in a node's log and not in the merged stream yet.
-
-For who must not wait for the merger: an entity that reads what it wrote just now. What the stream's last frames say is
-done lies before the tail of each log; behind it everything is read, and what the stream has already is there twice.
+The tail serves an entity that reads its own writes without waiting for the merger. The stream's last frames record how
+far each log is done; the tail reads each log from there to its end, so some events are in both the stream and the tail.
 """
 
 from __future__ import annotations
@@ -29,9 +27,10 @@ from stateside.journal.stream import FileStream, moved
 
 
 def tail(folder: Path, done: Position, entity: str, first: int, last: int) -> list[Event]:
-    """Of the entity's events with the sequences from one to another, both included, those that follow without a gap.
+    """The entity's events with sequences `first` to `last`, both included, up to the first gap.
 
-    `done`: up to where all of the logs is in the stream. Memory: these events, and one append.
+    `done`: the position up to which all events of the logs are in the stream. Memory: the returned events and one
+    append.
     """
     found: dict[int, Event] = {}
     for name, log in node_logs(folder).items():
@@ -47,7 +46,7 @@ def tail(folder: Path, done: Position, entity: str, first: int, last: int) -> li
 
 
 class MergedStream:
-    """All events of all nodes, by partition and offset: a `Stream`. Any number of processes and threads may read it.
+    """All events of all nodes, by partition and offset: a `Stream`. Any number of processes and threads may read.
 
     An entity's events stand in one partition, in the order of their sequences. An offset keeps its event for good.
     Before its first merger a stream is empty, and has no partitions.
@@ -58,21 +57,21 @@ class MergedStream:
         self._files: dict[str, FileStream] = {}
 
     def id(self) -> str | None:
-        """Which stream this is, the same for its whole life and for no other one; None before its first merger."""
+        """The stream's id, unique and constant for the stream's whole life; None before its first merger."""
         born = StreamIdentity.read(self._merged)
         return None if born is None else born.id
 
     def partitions(self) -> Sequence[str]:
-        """The names of the partitions, always the same."""
+        """The names of the partitions. They never change."""
         born = StreamIdentity.read(self._merged)
         return [] if born is None else born.names()
 
     def end(self) -> Position:
-        """The position after the last event of every partition. It never goes back."""
+        """The position after the last event of every partition. The end never moves back."""
         return Position.of({name: self._partition(name).durable_end().offset for name in self.partitions()})
 
     def begin(self) -> Position:
-        """The position of the first events that are there: the start, until retention drops some."""
+        """The position of the first events still stored: the start, until retention drops events."""
         return Position.of({name: self._partition(name).begin()[PARTITION] for name in self.partitions()})
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -83,33 +82,34 @@ class MergedStream:
         yield from self._opened(partition).batches(partition, start, stop)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """The events at these offsets, which ascend: some of them at a time. Reads the frames that have them alone."""
+        """The events at these ascending offsets, in several batches. Reads only the frames with these events."""
         yield from self._opened(partition).gather(partition, offsets)
 
     def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
-        """The events of a partition from one offset up to another (its end by default), in order."""
+        """The events of a partition from `start` up to `stop` (the end by default), in order."""
         for _, batch in self.batches(partition, start, self.end()[partition] if stop is None else stop):
             yield from decode(batch)
 
     def wait(self, position: Position, timeout_s: float) -> bool:
-        """Wait until the end has moved beyond the position, so long at most; whether it has. 0 s: only look."""
+        """Wait at most `timeout_s` for the end to move beyond the position; returns whether it has. 0 s: no wait."""
         return moved(self.end, position, timeout_s)
 
     def position_of(self, receipt: Position) -> Position | None:
-        """The position in this stream just behind the events that a node's receipt is for; None if they are not merged.
+        """The position in this stream just after the events of a node's receipt; None if the events are not merged.
 
-        PositionInvalid if there is no such log, PositionAhead if it does not go so far. Where the node's log has been
-        trimmed it is this stream's end now: they are before that, and nothing tells any more where.
+        PositionInvalid if there is no such log, PositionAhead if the log ends before the receipt. If retention has
+        trimmed the receipt's events from the node's log, returns the stream's current end: the events are before it,
+        and their exact place is lost.
         """
         wanted = self.wanted(receipt)
         return None if wanted is None else wanted.position()
 
     def covers(self, receipt: Position) -> bool:
-        """Whether the events that a node's receipt is for are in the stream."""
+        """Whether the events of a node's receipt are in the stream."""
         return self.position_of(receipt) is not None
 
     def wait_for(self, receipt: Position, timeout_s: float) -> Position | None:
-        """Wait until a node's events are merged, so long at most; then as `position_of`, None if they are not."""
+        """Wait at most `timeout_s` for a node's events to be merged; returns as `position_of`."""
         deadline, wanted = time.monotonic() + timeout_s, None
         while True:
             end = self.end()
@@ -119,31 +119,31 @@ class MergedStream:
                 return found
 
     def tail(self, entity: str, first: int, last: int) -> list[Event]:
-        """An entity's events of these sequences that are in a node's log and may not be merged yet (`merge.tail`)."""
+        """An entity's events of these sequences in the nodes' logs that may not be merged yet (see `tail`)."""
         return tail(self._folder, self.sources().done, entity, first, last)
 
     def sources(self) -> Sources:
-        """Up to where the nodes' logs are in this stream, and up to where its merger had read them."""
+        """How far the nodes' logs are in this stream, and how far the merger had read them."""
         found = Sources()
         for name in self.partitions():
             found = found.joined(self._partition(name).sources())
         return found
 
     def gaps(self) -> list[Gap]:
-        """The entities that wait for a missing event, for the longest first, as the merger told last."""
+        """The gaps last published by the merger, oldest first, at most 1,000."""
         return list(self.stalled().shown)
 
     def stalled(self) -> Gaps:
-        """The same, the first thousand of them, and how many there are."""
+        """As `gaps`, with the number of all gaps."""
         return Gaps.read(self._merged)
 
     def wanted(self, receipt: Position) -> Wanted | None:
-        """As `position_of`, to be asked again and again; None before the first merger."""
+        """A repeatable `position_of`; None before the first merger."""
         born = StreamIdentity.read(self._merged)
         return None if born is None else Wanted(self._folder, born, receipt, self.end)
 
     def _opened(self, partition: str) -> FileStream:
-        """A partition to read; JournalCorrupt if what lies there is another stream's, or another partition."""
+        """A partition to read; JournalCorrupt if the files belong to another stream or another partition."""
         born = StreamIdentity.read(self._merged)
         if born is None or partition not in born.names():
             raise PositionInvalid(

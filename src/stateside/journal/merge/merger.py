@@ -1,11 +1,10 @@
-"""The merger: puts the events of all nodes' logs into one stream, each entity's in the order of its sequences.
+"""The merger: writes the events of all nodes' logs into one stream, in the order of each entity's sequences.
 
-Output: merged events on their way into the partitions, until there are enough of them for a frame.
+`Output` collects merged events per partition until there are enough for a frame. `Waiting` holds events read before
+their predecessor, and the gaps. `Merger` runs the protocol.
 
-Waiting: events that were read before the one that comes before them, and the gaps that they wait for.
-
-Memory is bounded: what finds no room is forgotten, and its log read again from there when something has moved. The gaps
-are remembered longer than the events, but not without end either.
+Memory is bounded: an event beyond `BYTES_MAX` is forgotten, and its log read again from there once another event has
+been merged. Gaps outlive forgotten events, up to `GAPS_MAX`.
 """
 
 from __future__ import annotations
@@ -44,22 +43,21 @@ class Output:
         self._log, self._first, self._batch = "", 0, None
 
     def begin(self, log: str, first: int, batch: pa.RecordBatch) -> None:
-        """What comes next are rows of this batch, whose first event has this offset in its log."""
+        """Start a batch, the source of the rows to `add`; `first` is the offset of its first event in its log."""
         self._log, self._first, self._batch = log, first, batch
 
     def add(self, partition: str, row: int) -> None:
-        """A row of the batch."""
         self._runs[partition].append(row)
         self.events += 1
 
     def add_piece(self, partition: str, piece: Piece) -> None:
-        """Events that come from somewhere else, behind the rows so far."""
+        """Add events from elsewhere, after the rows so far."""
         self._end_run(partition)
         self._add(partition, piece)
         self.events += len(piece.offsets)
 
     def end(self) -> None:
-        """No more rows of this batch."""
+        """End the batch."""
         for partition in list(self._runs):
             self._end_run(partition)
         self._batch = None
@@ -79,12 +77,12 @@ class Output:
 
 BYTES_MAX = 64 << 20
 GAPS_MAX = 10_000
-_ROW_BYTES = 1_000  # what Python and Arrow take for a batch of one event beside its values
+_ROW_BYTES = 1_000  # overhead of Python and Arrow for a batch of one event
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An event that waits: where it stands, and itself."""
+    """A waiting event and its place."""
 
     log: str
     offset: int
@@ -92,29 +90,29 @@ class Row:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory, roughly."""
+        """Approximate memory in bytes."""
         return int(self.batch.nbytes) + _ROW_BYTES
 
     @property
     def appended_us(self) -> int:
-        """When its node took it in."""
+        """When the node appended the event."""
         return int(self.batch.column("appended")[0].value)
 
 
 class Waiting:
-    """The events that wait, by entity and sequence."""
+    """The waiting events, by entity and sequence."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
         self._rows: dict[str, dict[int, Row]] = {}
         self._since_us: dict[str, int] = {}
-        self.forgotten: dict[str, int] = {}  # in each log the offset of the first event that found no room
+        self.forgotten: dict[str, int] = {}  # per log: the offset of the first event beyond the memory limit
 
     def __contains__(self, entity: str) -> bool:
         return entity in self._since_us
 
     def put(self, entity: str, sequence: int, row: Row) -> Row | None:
-        """Let an event wait. Returns another one that waits as this entity's event of this sequence, if there is."""
+        """Let an event wait. Returns another event that waits with the same entity and sequence, if any."""
         found = self._rows.get(entity, {}).get(sequence)
         if found is not None:
             return found if (found.log, found.offset) != (row.log, row.offset) else None
@@ -128,7 +126,7 @@ class Waiting:
         return None
 
     def take(self, entity: str, after: int) -> Iterator[Row]:
-        """The entity's events that follow this sequence without a gap, which wait no longer."""
+        """Remove and return the entity's events that follow sequence `after` without a gap."""
         rows = self._rows.get(entity, {})
         while (row := rows.pop(after + 1, None)) is not None:
             self._bytes -= row.bytes
@@ -139,12 +137,12 @@ class Waiting:
             self._since_us.pop(entity, None)
 
     def take_forgotten(self) -> dict[str, int]:
-        """From where on each log must be read again; to be asked once."""
+        """Return and clear the offset per log from which to read again."""
         forgotten, self.forgotten = self.forgotten, {}
         return forgotten
 
     def lowest(self) -> dict[str, int]:
-        """In each log the offset of the first event that waits, here or forgotten."""
+        """Per log, the offset of the first waiting or forgotten event."""
         found = dict(self.forgotten)
         for rows in self._rows.values():
             for row in rows.values():
@@ -152,54 +150,55 @@ class Waiting:
         return found
 
     def entities(self) -> list[str]:
-        """The entities with a gap, those that wait for the longest first."""
+        """The entities with a gap, oldest gap first."""
         return sorted(self._since_us, key=self._since_us.__getitem__)
 
     def gaps(self, lasts: Mapping[str, int]) -> list[Gap]:
-        """What is missing; `lasts` has the last merged sequence of each entity."""
+        """The gaps; `lasts` has the last merged sequence of each entity."""
         return [Gap(entity, lasts[entity] + 1, self._since_us[entity]) for entity in self.entities()]
 
 
 FRAME_EVENTS_MAX = 20_000
-FRAME_BYTES_MAX = 16 << 20  # about: a batch of a log that comes on top may be larger
+FRAME_BYTES_MAX = 16 << 20  # approximate: one batch of a log may exceed the limit
 PAUSE_S_MIN, PAUSE_S_MAX = 0.001, 0.01
 TROUBLE_PAUSE_S = 0.5
 _ONE_IS_ENOUGH = "One merger is enough. If that process is paused, end it, then start this one again"
-Watch = Callable[[int], None]  # told how many events of the logs were read so far
+Watch = Callable[[int], None]  # receives the number of events read from the logs so far
 log = logging.getLogger(__name__)
 
 
 def nobody(read: int) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
 class Merger:
     """The one merger of a folder. For one thread.
 
-    What it goes by: an entity's events have the sequences 1, 2, 3, … and no two have the same one (`NodeWriter`). So an
-    event is in the stream already exactly if its sequence is not beyond that of the entity's last merged event, and its
-    turn is now exactly if it is the next one. That alone decides what is merged; all marks only spare reading.
+    Invariant: an entity's events have the sequences 1, 2, 3, …, and no two have the same sequence (`NodeWriter`). So an
+    event is in the stream already exactly if its sequence is at most the entity's last merged sequence, and is merged
+    now exactly if its sequence is the next one. Sequences alone decide; all marks only save reading.
 
-    How events are merged:
+    Protocol:
 
-    1. The lock is taken; a second merger gets JournalLocked.
-    2. Each log is read from where the merger stands in it up to its end mark or seal. What is there is durable and
-       stays (`log.seal`).
-    3. Of each event: if it is its entity's next one, it goes to the output of the entity's partition, and behind it
-       those that waited for it. If it comes later, it waits. If it was merged before, it is dropped.
-    4. When the output is large enough, and at the end of a pass, it is stored: one frame for each partition, as a
-       journal stores it (`JournalWriter`, steps 4 to 6). The last event of a frame says up to where the logs were read,
-       and up to where they are *done*: all before is in the stream. Only the last one of the frames that are stored
-       together may say what is done with them: the others repeat what was done before.
+    1. The merger takes the lock; a second merger gets JournalLocked.
+    2. The merger reads each log from its cursor up to the log's end mark or seal. Events before the mark or seal are
+       durable and stay (`log.seal`).
+    3. For each event: if its sequence is the entity's next one, the event goes to the output of the entity's partition,
+       followed by the events that waited for it. If its sequence is later, the event waits. If the event was merged
+       before, it is dropped.
+    4. When the output is large enough, and at the end of a pass, the merger stores one frame per partition, as a
+       journal does (`JournalWriter`, steps 4 to 6). The last event of a frame records how far the logs were read, and
+       up to where they are *done*: all earlier events are in the stream. Of the frames stored together only the last
+       one records the new done position; the others repeat the previous one.
     5. The index of the entities' last sequences takes the frame in.
 
-    A crash before a frame is durable: it was never there; its events are read again. After: the index, which is behind
-    then, follows the stream when the merger starts again, so its events are dropped when they are read again. Between
-    the frames of two partitions: the marks are those of before, so the second one's events are read again, and the
-    first one's dropped. There is no other record of progress. Offsets are those of a journal: they never change.
+    A crash before a frame is durable: the frame never existed; its events are read again. A crash after: on restart the
+    index first follows the stream, so the frame's events are dropped when read again. A crash between the frames of two
+    partitions: the marks are still the previous ones, so the second partition's events are read again, and the first
+    partition's are dropped. There is no other record of progress. Offsets are those of a journal: they never change.
 
-    A merger starts again from the marks of the last frames, all partitions together. An event that waits lies behind
-    what is done, so it is read again, too.
+    A merger restarts from the marks of the last frames of all partitions together. A waiting event lies beyond the done
+    position, so it is read again, too.
     """
 
     def __init__(
@@ -214,7 +213,7 @@ class Merger:
         self._index: Lasts | None = None
         self._doubtful = self._output_failed = False
         self._watch: Watch = nobody
-        self.duplicates = 0  # events that were dropped although they were read for the first time
+        self.duplicates = 0  # events dropped although read for the first time
         try:
             with reaching(self._merged):
                 self._born = opened(folder, partitions)
@@ -224,7 +223,7 @@ class Merger:
             raise
 
     def merge(self, watch: Watch = nobody) -> int:
-        """Merge whatever is durable in the logs; how many events that were.
+        """Merge all durable events of the logs; returns their number.
 
         If a log cannot be read, the others are merged all the same, and then its error is raised.
         """
@@ -243,13 +242,13 @@ class Merger:
         return self._stored - before
 
     def run(self, stop: threading.Event) -> None:
-        """Merge until the event is set."""
+        """Merge until `stop` is set."""
         for _ in self.passes():
             if stop.is_set():
                 return
 
     def passes(self, watch: Watch = nobody) -> Iterator[int]:
-        """Merge for ever: of each pass how many events. What goes wrong is logged, once, and tried again."""
+        """Merge forever; yields the number of events of each pass. Logs an error once, and tries again."""
         pause_s, told = PAUSE_S_MIN, None
         while True:
             moved = 0
@@ -264,21 +263,20 @@ class Merger:
             time.sleep(pause_s)
 
     def gaps(self) -> list[Gap]:
-        """The entities that wait for a missing event, for the longest first."""
+        """The entities with a missing event, oldest gap first."""
         return self._waiting.gaps(self._last(self._waiting.entities()))
 
     @property
     def end(self) -> Position:
-        """The stream's end."""
         return Position.of({name: merged.end[PARTITION] for name, merged in self._logs.items()})
 
     @property
     def sources(self) -> Sources:
-        """Up to where the logs are merged, and were read."""
+        """How far the logs are merged, and how far they were read."""
         return Sources(self._done, Position.of(self._read))
 
     def close(self) -> None:
-        """Merge no more. All that was stored is durable."""
+        """Stop merging. All stored events are durable."""
         self._close_files()
         lock, self._lock = self._lock, CLOSED
         if lock != CLOSED:
@@ -291,7 +289,7 @@ class Merger:
         self.close()
 
     def _start(self) -> None:
-        """Know what the stream has, and stand where its last frames say."""
+        """Bring the index up to date, and set the cursors to the marks of the last frames."""
         self._close_files()
         names = self._born.names()
         for name in names:
@@ -305,15 +303,15 @@ class Merger:
         self._done, self._read = sources.done, sources.read.as_dict()
         self._cursors = self._done.as_dict()
         self._marks: dict[str, DurableEnd] = {}
-        self._finished: dict[str, int] = {}  # logs that are sealed, and where
+        self._finished: dict[str, int] = {}  # sealed logs, and their ends
         self._waiting, self._output = Waiting(self._waiting_bytes_max), Output()
-        self._lasts: dict[str, int] = {}  # of what is in the output
+        self._lasts: dict[str, int] = {}  # of events in the output
         self._stored, self._stored_at_look_back = 0, 0
         self._doubtful = self._output_failed = False
         self._gaps_shown: Gaps | None = None
 
     def _pass(self) -> list[StatesideError]:
-        """Go through all logs once; what was wrong with some of them."""
+        """Read all logs once; returns the errors of those that failed."""
         self._look_back()
         errors = []
         for name, source in node_logs(self._folder).items():
@@ -327,7 +325,7 @@ class Merger:
         return errors
 
     def _look_back(self) -> None:
-        """Go back to what was forgotten, if anything was merged since it was last read: only then can it matter."""
+        """Move the cursors back to forgotten events, if anything was merged since: only then can they follow."""
         if self._stored == self._stored_at_look_back:
             return
         self._stored_at_look_back = self._stored
@@ -335,7 +333,7 @@ class Merger:
             self._cursors[name] = min(offset, self._cursors[name])
 
     def _merge_log(self, name: str, source: NodeLog) -> None:
-        """Steps 2 to 4 for one log. One that is sealed, and read to its end, is not even looked at."""
+        """Steps 2 to 4 for one log. A sealed log that was read to its end is skipped."""
         start = self._cursors.get(name, 0)
         if self._finished.get(name) == start:
             return
@@ -367,7 +365,7 @@ class Merger:
         self._lasts.update(lasts)
 
     def _emit(self, entity: str, sequence: int, row: int) -> int:
-        """An event whose turn it is, and those that waited for it; the sequence that the entity is at then."""
+        """Output the entity's next event and its waiting successors; returns the entity's new last sequence."""
         partition = self._born.partition_of(entity)
         self._output.add(partition, row)
         if entity in self._waiting:
@@ -385,14 +383,14 @@ class Merger:
         log.warning("dropped the event at %s:%d: %r has a sequence %d already", name, offset, entity, sequence)
 
     def _last(self, entities: set[str] | list[str]) -> dict[str, int]:
-        """The last sequence of each entity, with what is in the output."""
+        """The last sequence of each entity, including events in the output."""
         assert self._index is not None
         unknown = [entity for entity in entities if entity not in self._lasts]
         found = self._index.last(unknown)
         return {entity: self._lasts[entity] if entity in self._lasts else found[entity] for entity in entities}
 
     def _flush(self) -> None:
-        """Steps 4 and 5. After an error here everything is read anew from the stream."""
+        """Steps 4 and 5. After an error here, everything is read again from the stream."""
         assert self._index is not None
         self._output_failed = True
         done, read = self._now_done(), Position.of(self._read)
@@ -409,12 +407,12 @@ class Merger:
         self._watch(read.events())
 
     def _now_done(self) -> Position:
-        """Up to where nothing of the logs is missing, once the output is stored."""
+        """Up to where no event of the logs is missing, once the output is stored."""
         lowest = self._waiting.lowest()
         return Position.of({name: min(at, lowest.get(name, at)) for name, at in self._cursors.items()})
 
     def _show_gaps(self) -> None:
-        """Tell other processes of the gaps, when they have changed."""
+        """Publish the gaps when they have changed."""
         gaps = Gaps.of(self.gaps())
         if gaps != self._gaps_shown:
             gaps.write(self._merged)

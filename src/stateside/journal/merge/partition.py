@@ -1,13 +1,13 @@
-"""The files of a merged stream: how it is born, and the journal of each partition.
+"""The files of a merged stream: its identity, and the journal of each partition.
 
-What a merged event has beside the journal's columns.
+Columns of a merged event beside the journal's own:
 
-    source         string  the log that it comes from, NAME.EPOCH
-    source_offset  int64   its offset there
-    sources_done   string  in the last event of a frame: a position in the logs, before which nothing is missing here
-    sources_read   string  in the last event of a frame: a position in the logs, behind which nothing is here yet
+    source         string  the event's log, NAME.EPOCH
+    source_offset  int64   the event's offset in its log
+    sources_done   string  in the last event of a frame: a position in the logs; all earlier events are in the stream
+    sources_read   string  in the last event of a frame: a position in the logs; no later event is in the stream yet
 
-The last two are what a merger goes on from, and how a reader finds the place of an event without an index.
+From the last two columns a merger resumes, and a reader finds the place of an event without an index.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _START: Final = Position.start()
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Events of one log, in the order in which they are merged."""
+    """Events of one log, in merge order."""
 
     log: str
     offsets: Sequence[int]
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Up to where the logs are merged, and up to where they were read."""
+    """How far the logs are merged, and how far they were read."""
 
     done: Position = _START
     read: Position = _START
@@ -64,7 +64,7 @@ class Sources:
 
 
 def merged_frame(pieces: Sequence[Piece], sources: Sources) -> pa.RecordBatch:
-    """The pieces as one batch, as it is stored."""
+    """The pieces as one batch in the stored schema."""
     table = pa.Table.from_batches([_with_source(piece) for piece in pieces]).combine_chunks()
     (batch,) = table.to_batches()
     for text in (sources.done, sources.read):
@@ -74,13 +74,13 @@ def merged_frame(pieces: Sequence[Piece], sources: Sources) -> pa.RecordBatch:
 
 
 def sources_of(batch: pa.RecordBatch) -> Sources | None:
-    """What the last event of a batch says of the sources; None if it is not the last one of a frame."""
+    """The sources recorded by the last event of a batch; None if the event is not the last one of a frame."""
     done, read = (batch.column(name)[-1].as_py() for name in ("sources_done", "sources_read"))
     return None if done is None else Sources(Position.parse(done), Position.parse(read))
 
 
 def without_sources(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The events as every journal has them."""
+    """The events with the journal's columns only."""
     return conformed(batch.drop_columns([field.name for field in _ADDED]))
 
 
@@ -92,19 +92,19 @@ def _with_source(piece: Piece) -> pa.RecordBatch:
 
 MERGED = "merged"
 PARTITIONS_MAX = 1_000
-SEGMENT_BYTES_MAX = 16 * 1024 * 1024  # less than a node's: who looks for an event's place reads one of them through
+SEGMENT_BYTES_MAX = 16 * 1024 * 1024  # smaller than a node's: a search for an event's place scans one segment
 
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Which stream this is, for life."""
+    """The stream's id and number of partitions, constant for the stream's life."""
 
     id: str
     partitions: int
 
     @classmethod
     def read(cls, merged: Path) -> StreamIdentity | None:
-        """The stream in this folder; None before its first merger."""
+        """The identity of the stream in this folder; None before its first merger."""
         try:
             return cls(**json.loads((merged / "born").read_bytes()))
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class StreamIdentity:
 
     @classmethod
     def bear(cls, merged: Path, partitions: int) -> StreamIdentity:
-        """Make an empty stream. It is there when the file `born` is; what an earlier attempt left is made anew."""
+        """Create an empty stream, over leftovers of an earlier attempt. The stream exists once the file `born` does."""
         _refuse_orphans(merged)
         born = cls(str(uuid4()), partitions)
         for partition in born.names():
@@ -131,11 +131,11 @@ class StreamIdentity:
         return [str(number) for number in range(self.partitions)]
 
     def journal_id(self, partition: str) -> UUID:
-        """The id of a partition's journal: a folder of another stream is told by it."""
+        """The id of a partition's journal, which identifies a folder of another stream."""
         return uuid5(UUID(self.id), partition)
 
     def partition_of(self, entity: str) -> str:
-        """Where an entity's events stand, for good."""
+        """The partition of an entity's events, for good."""
         return str(zlib.crc32(entity.encode()) % self.partitions)
 
 
@@ -144,11 +144,11 @@ class MergedPartition(Journal):
 
     @staticmethod
     def shown(batch: pa.RecordBatch) -> pa.RecordBatch:
-        """As it is stored."""
+        """The batch as stored, with the source columns."""
         return batch
 
     def sources(self) -> Sources:
-        """What the last frame says of the sources."""
+        """The sources recorded by the last frame."""
         end = self.durable_end().offset
         for _, batch in self.batches(max(0, end - 1), end):
             return sources_of(batch) or Sources()
@@ -156,7 +156,7 @@ class MergedPartition(Journal):
 
 
 class MergedLog(JournalWriter):
-    """A partition's journal, as the merger writes it."""
+    """The merger's writer of a partition's journal."""
 
     schema = MERGED_SCHEMA
 
@@ -164,7 +164,7 @@ class MergedLog(JournalWriter):
         super().__init__(directory, clock=clock, known=journal_id, segment_bytes_max=SEGMENT_BYTES_MAX)
 
     def store(self, batch: pa.RecordBatch) -> int:
-        """Store a frame durably, with its columns; the offset of its first event."""
+        """Store a frame durably, with its source columns; returns the offset of its first event."""
         with self._turn():
             first = self._end.offset
             self._store(batch)
@@ -172,7 +172,7 @@ class MergedLog(JournalWriter):
 
 
 def opened(folder: Path, partitions: int) -> StreamIdentity:
-    """The folder's stream, which is born if there is none; SettingInvalid if it has another number of partitions."""
+    """The folder's stream, created if there is none; SettingInvalid if it has another number of partitions."""
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise SettingInvalid(f"A stream of {partitions} partitions", next_step=f"Give it 1 to {PARTITIONS_MAX}")
     born = StreamIdentity.read(folder / MERGED) or StreamIdentity.bear(folder / MERGED, partitions)
@@ -187,7 +187,7 @@ def opened(folder: Path, partitions: int) -> StreamIdentity:
 
 
 def _refuse_orphans(merged: Path) -> None:
-    """JournalCorrupt if there are events of a stream whose file `born` is gone."""
+    """JournalCorrupt if there are events of a stream whose file `born` is missing."""
     for path in merged.glob("*/end"):
         marked = DurableEnd.read(path.parent)
         if marked is not None and marked.offset:

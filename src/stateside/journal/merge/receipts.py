@@ -1,11 +1,10 @@
-"""Receipts: where in the merged stream the events of an append to a node stand.
+"""Receipts: the place in the merged stream of the events of an append to a node.
 
-A receipt is a position in a node's log, just behind the last event of an append. The append is one frame of that log;
-all its events are looked for, as each may be in another partition. They are told by source and offset.
+A receipt is a position in a node's log, just after the last event of an append. The append is one frame of the log. The
+search looks for all events of the append, by source and offset, as each event may be in another partition.
 
-Where to look: what a frame of the stream says it has read ends the way back, for an event that lies beyond that is in
-no earlier frame; what it says is done ends the way on, for then an event that was not found is one that was dropped,
-since an equal one is there.
+Bounds of the search: `sources_read` of a frame bounds the start, for an event beyond that position is in no earlier
+frame. `sources_done` of a frame bounds the end: an event not found by then was dropped as a duplicate of a stored one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from stateside.journal.segment import Segment
 
 
 class Search:
-    """Looks for the events of one append in one partition of the stream; goes on where it was when asked again."""
+    """A search for the events of one append in one partition of the stream. A repeated call resumes at the last end."""
 
     def __init__(self, partition: MergedPartition, log: str, offsets: set[int]) -> None:
         self._partition, self._log = partition, log
@@ -35,7 +34,7 @@ class Search:
         self._looked: int | None = None
 
     def behind(self) -> int | None:
-        """The offset behind the last of the events; None while one of them is not merged."""
+        """The offset after the last of the events; None while one of them is not merged."""
         if self._missing:
             end = self._partition.durable_end().offset
             start = self._begin() if self._looked is None else self._looked
@@ -53,10 +52,10 @@ class Search:
         for first in reversed([offset for offset in offsets if offset < end]):
             if self._read_at(first) <= self._first:
                 return first
-        return offsets[0] if offsets else 0  # what was before is dropped: whoever asks has it covered by what is done
+        return offsets[0] if offsets else 0  # earlier segments are dropped; `sources_done` covers their events
 
     def _read_at(self, first: int) -> int:
-        """How far the log was read when the frame that begins at this offset was stored."""
+        """How far the log was read when the frame at this offset was stored."""
         opened = Segment(segment.segment_path(self._partition.directory, first))
         try:
             sources = sources_of(opened.batch(next(opened.frames())))
@@ -77,7 +76,7 @@ class Search:
 
 
 class Wanted:
-    """The place of a receipt in the stream, which may not be there yet. `end` tells the stream's end."""
+    """The place of a receipt in the stream, possibly in the future. `end` returns the stream's end."""
 
     def __init__(self, folder: Path, born: StreamIdentity, receipt: Position, end: Callable[[], Position]) -> None:
         self._end, self._trimmed = end, False
@@ -92,7 +91,7 @@ class Wanted:
                 self._searches[log, partition] = Search(merged, log, offsets)
 
     def position(self) -> Position | None:
-        """The position in the stream just behind the events; None while one of them is not merged."""
+        """The position in the stream just after the events; None while one of them is not merged."""
         found: dict[str, int] = self._end().as_dict() if self._trimmed else {}
         for (_, partition), search in self._searches.items():
             behind = search.behind()
@@ -103,7 +102,7 @@ class Wanted:
 
 
 def _log(folder: Path, log: str, offset: int) -> NodeLog:
-    """The log that a receipt is of."""
+    """The receipt's log."""
     source = node_logs(folder).get(log)
     if source is None:
         raise PositionInvalid(f"There is no log {log}", where=str(folder), next_step="Give a receipt of this folder")
@@ -115,7 +114,7 @@ def _log(folder: Path, log: str, offset: int) -> NodeLog:
 
 
 def _append(source: NodeLog, born: StreamIdentity, offset: int) -> dict[str, set[int]]:
-    """The offsets of the events of the append that ended at this offset of a log, by their partition in the stream."""
+    """The offsets of the events of the append that ended at this offset of a log, by partition of the stream."""
     found: dict[str, set[int]] = {}
     for first, batch in _frame_before(source, offset):
         for at, entity in enumerate(batch.column("entity").to_pylist(), first):
@@ -125,7 +124,7 @@ def _append(source: NodeLog, born: StreamIdentity, offset: int) -> dict[str, set
 
 
 def _frame_before(source: NodeLog, offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The frame that has the event just before this offset."""
+    """The frame with the event just before this offset."""
     before = [first for first in segment.segment_offsets(source.directory) if first < offset]
     if not before:
         raise retention_base.missing(source.directory, offset - 1)

@@ -1,17 +1,15 @@
-"""A node's ids: where the event with an id stands, over all nodes' logs.
+"""A node's index of event ids: the place of the event with an id, over all nodes' logs.
 
-An index as `lasts` draws it, but with
+An LMDB index as drawn in `last_sequences`, but with
 
-    "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset behind it,
+    "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset after the event,
                                                blake2b of the entity, 16 bytes, name of the log
 
-which is the first of them where several events have one id. An event takes about 150 bytes there. So whether an append
-is a repetition can be told even when its events were trimmed from the log. If they were before this index had them,
-they are found in the merged stream.
+Where several events have one id, the first one counts. An event takes about 150 bytes in the index.
 
-Trimmed events: what a node's log has no more the merged stream has, and says of each where it came from.
-
-Known ids: which events the nodes' logs have already, as the owner of one node asks for them in its turn.
+The index detects a repeated append even when retention has trimmed the events from the log. Events trimmed before the
+index had them come from the merged stream, where every event carries its source (`trimmed`). `KnownIds` is the index as
+the owner of one node uses it in its turn.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ from stateside.journal.segment import PARTITION
 
 
 def trimmed(folder: Path, log: str, start: int, stop: int) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    """The events of a log with offsets start <= offset < stop, some at a time, with these offsets.
+    """The events of a log with offsets start <= offset < stop, in several batches, each with its offsets.
 
-    Reads all of the stream. What retention has dropped there as well does not come.
+    Reads the whole stream. Omits events also dropped from the stream by retention.
     """
     born = StreamIdentity.read(folder / MERGED)
     for name in () if born is None else born.names():
@@ -60,7 +58,7 @@ _COLUMNS = ["id", "entity", "sequence"]
 
 @dataclass(frozen=True, slots=True)
 class NodeEventPlace:
-    """Where an event stands: its sequence, its entity's hash, its log, and the offset just behind it there."""
+    """The place of an event: its sequence, its entity's hash, its log, and the offset just after the event there."""
 
     sequence: int
     entity: bytes
@@ -69,24 +67,24 @@ class NodeEventPlace:
 
 
 class NodeIds(Lasts):
-    """The ids of the events in all logs. What the owner appends itself it remembers for a while (`note_later`)."""
+    """The ids of the events in all logs. Recent appends of the owner stay in memory for a while (`note_later`)."""
 
     def __init__(self, directory: Path, logs: Logs, folder: Path) -> None:
-        """`folder`: where the nodes and the merged stream lie."""
+        """`folder`: has the nodes and the merged stream."""
         super().__init__(directory, logs)
         self._folder = folder
         self._later: list[tuple[str, int, pa.RecordBatch]] = []
         self._later_events = 0
 
     def note_later(self, name: str, first: int, batch: pa.RecordBatch) -> None:
-        """Take this batch in when the index is asked next, without reading it from the log if that is soon."""
+        """Remember a batch for the next lookup, up to `LATER_EVENTS_MAX` events, to save reading it from the log."""
         if self._later_events + batch.num_rows > LATER_EVENTS_MAX:
             self._later, self._later_events = [], 0  # `follow` reads them
         self._later.append((name, first, batch.select(_COLUMNS)))  # not the payloads
         self._later_events += batch.num_rows
 
     def catch_up(self) -> None:
-        """Take in what is remembered, as far as nothing before it is missing."""
+        """Take in the remembered batches, up to the first gap."""
         later, self._later, self._later_events = self._later, [], 0
         for name, first, batch in later:
             if first == self.covers(name):
@@ -94,7 +92,7 @@ class NodeIds(Lasts):
                 self.write_if_due()
 
     def places(self, ids: Sequence[str]) -> list[NodeEventPlace | None]:
-        """Where the events with these ids stand; None for one that is in no log, as far as they were followed."""
+        """The places of the events with the given ids, as far as the logs were followed; None for an unknown id."""
         with keeping("ids", self._directory), self._environment.begin() as transaction:
             found = [self._value(transaction, key_of(IDS, id_)) for id_ in ids]
         return [None if value is None else _place(value) for value in found]
@@ -114,7 +112,7 @@ class NodeIds(Lasts):
 
 
 def _entries_at(name: str, offsets: Sequence[int], batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-    """What events at these offsets of a log add to the index."""
+    """The index entries of events at the given offsets of a log."""
     ids, entities, sequences = (batch.column(column).to_pylist() for column in _COLUMNS)
     hashes = {entity: hash_of(entity) for entity in entities}
     for offset, id_, entity, sequence in zip(offsets, ids, entities, sequences, strict=True):
@@ -122,7 +120,7 @@ def _entries_at(name: str, offsets: Sequence[int], batch: pa.RecordBatch) -> Ite
 
 
 def copy_index(old: Path, new: Path) -> None:
-    """Begin an index with what another one has written so far, if that can be read: it only spares reading logs."""
+    """Start an index from a copy of another one, if readable. The copy only saves reading logs."""
     if new.exists() or not (old / "data.mdb").exists():
         return
     new.mkdir(parents=True)
@@ -130,7 +128,7 @@ def copy_index(old: Path, new: Path) -> None:
         with open_environment(old, readonly=True, create=False) as environment:
             environment.copy(str(new), compact=True)
     except lmdb.Error:
-        (new / "data.mdb").unlink(missing_ok=True)  # it is made anew
+        (new / "data.mdb").unlink(missing_ok=True)  # then rebuilt from the logs
 
 
 def _place(value: bytes) -> NodeEventPlace:
@@ -139,25 +137,25 @@ def _place(value: bytes) -> NodeEventPlace:
 
 
 class KnownIds:
-    """The index of ids of a node, made when it is asked for the first time: whoever compares no ids pays for none."""
+    """A node's index of ids, opened at the first lookup: writers that compare no ids pay nothing."""
 
     def __init__(self, directory: Path, log: str, logs: Logs, folder: Path) -> None:
-        """`log` is the owner's own one, `logs` names all that there are, `folder` has them and the merged stream."""
+        """`log`: the owner's own log. `logs`: returns all logs. `folder`: has the logs and the merged stream."""
         self._directory, self._log, self._logs, self._folder = directory, log, logs, folder
         self._ids: NodeIds | None = None
         self._followed = False
 
     def others_wrote(self) -> None:
-        """The node has entities now that other nodes may have written."""
+        """Follow all logs at the next lookup: the node has got entities that other nodes may have written."""
         self._followed = False
 
     def note(self, first: int, batch: pa.RecordBatch) -> None:
-        """The owner stored this in its log, from this offset on."""
+        """The owner stored this batch in its log, from offset `first` on."""
         if self._ids is not None:
             self._ids.note_later(self._log, first, batch)
 
     def places(self, ids: Sequence[str], end: int) -> list[NodeEventPlace | None]:
-        """Where the events with these ids stand; None where there is none. The owner's log ends at `end`."""
+        """The places of the events with the given ids; None where there is none. The owner's log ends at `end`."""
         if self._ids is None:
             self._ids = NodeIds(self._directory, self._logs, self._folder)
         self._ids.catch_up()
@@ -167,12 +165,12 @@ class KnownIds:
         return self._ids.places(ids)
 
     def stored(self, entity: str, ids: Sequence[str], end: int) -> list[StoredEvent]:
-        """Those of the events that are stored. That one is of another entity is told by its name, where it is known."""
+        """The events already stored. An event of another entity carries the entity's name, where known."""
         found = zip(ids, self.places(ids, end), strict=True)
         return [self._stored(entity, id_, place) for id_, place in found if place is not None]
 
     def contents(self, log: str, offsets: Sequence[int]) -> dict[append_batch.EventPlace, append_batch.Found]:
-        """What the events at these offsets of a log say. Those that were trimmed are left out."""
+        """The contents of the events at the given offsets of a log, without trimmed events."""
         journal = self._logs()[log]
 
         def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
@@ -182,7 +180,6 @@ class KnownIds:
         return append_batch.read_contents(read, log, offsets)
 
     def close(self) -> None:
-        """Let the files go."""
         if self._ids is not None:
             self._ids.close()
 
@@ -194,7 +191,7 @@ class KnownIds:
         return StoredEvent(place.behind - 1, id_, whose, place.sequence, place.log)
 
     def _entity_at(self, place: NodeEventPlace) -> str | None:
-        """Whose event stands there; None if it was trimmed."""
+        """The entity of the event; None if the event was trimmed."""
         with suppress(EventsGone):
             for _, batch in self._logs()[place.log].batches(place.behind - 1, place.behind):
                 return str(batch.column("entity")[0].as_py())
@@ -202,11 +199,11 @@ class KnownIds:
 
 
 def node_of(log: str) -> str:
-    """The node whose log has this name."""
+    """The node of a log, by name."""
     return log.rpartition(".")[0]
 
 
 def epoch_of(log: str) -> int:
-    """The epoch whose log has this name; 0 for what is no log of a node."""
+    """The epoch of a log, by name; 0 for other names."""
     epoch = log.rpartition(".")[2]
     return int(epoch) if epoch.isdecimal() else 0

@@ -1,14 +1,14 @@
-"""Lasts: the last sequence of each entity over several logs, in LMDB.
+"""Index of last sequences: the last sequence of each entity over several logs, in LMDB.
 
     "e" blake2b of the entity, 16 bytes -> u64 big-endian, the highest sequence in any of the logs
-    "l" name of a log                   -> UUID of its journal, u64 big-endian offset up to which it is covered
+    "l" name of a log                   -> UUID of its journal, u64 big-endian offset up to which the log is covered
 
-All of it comes from the logs. It may be deleted while nobody has it open, and is made anew; so it is where one of the
-logs is another one than before, or shorter. What is not written yet is in memory, and read from the logs again after a
-crash: how far the index goes stands in the same transaction as what it has from there.
+The index is derived from the logs, and may be deleted while closed. It is rebuilt if missing, or if one of the logs has
+been replaced or is shorter than before. Unwritten entries are in memory, and are read from the logs again after a
+crash: the covered offsets and the entries are written in one transaction.
 
-A node's folder of it belongs to one epoch, so that an owner that is paused in the middle of a transaction keeps no
-successor waiting: that one begins with a copy.
+A node's index folder belongs to one epoch, so an owner paused in the middle of a transaction does not block its
+successor: the successor starts from a copy.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from stateside.journal.lmdb import open_environment
 from stateside.journal.reader import Journal
 from stateside.journal.segment import DurableEnd
 
-UNWRITTEN_MAX = 50_000  # entries; in memory they take some 10 MB
+UNWRITTEN_MAX = 50_000  # entries; about 10 MB in memory
 
-ENTITIES, IDS, LOGS = b"e", b"i", b"l"  # what keys begin with
-_NUMBER = struct.Struct(">Q")  # big-endian: the greater number has the greater bytes
+ENTITIES, IDS, LOGS = b"e", b"i", b"l"  # key prefixes
+_NUMBER = struct.Struct(">Q")  # big-endian, so byte order is numeric order
 _LOG = struct.Struct(">16sQ")
 
 Logs = Callable[[], Mapping[str, Journal]]
 
 
 class Lasts:
-    """The index of the logs that `logs` names, whenever it is asked. For one process and one thread at a time."""
+    """The index of the logs returned by `logs`, called at each use. For one process and one thread at a time."""
 
     def __init__(self, directory: Path, logs: Logs) -> None:
         self._directory, self._logs = directory, logs
@@ -57,23 +57,23 @@ class Lasts:
                 raise
 
     def last(self, entities: Iterable[str]) -> dict[str, int]:
-        """The last sequence of each of these entities, as far as the logs were followed; 0 for one without events."""
+        """The last sequence of each entity, as far as the logs were followed; 0 for an entity without events."""
         keys = {entity: key_of(ENTITIES, entity) for entity in entities}
         with keeping("sequences", self._directory), self._environment.begin() as transaction:
             found = {entity: self._value(transaction, key) for entity, key in keys.items()}
         return {entity: 0 if value is None else _NUMBER.unpack(value)[0] for entity, value in found.items()}
 
     def covers(self, log: str) -> int:
-        """Up to which offset a log has been followed."""
+        """The offset up to which a log has been followed."""
         return self._covers.get(log, 0)
 
     def follow(self) -> None:
-        """Take in whatever the logs have by now."""
+        """Read all new events of all logs."""
         for name, log in self._logs().items():
             self.follow_log(name, log)
 
     def follow_log(self, name: str, log: Journal) -> None:
-        """Take in whatever this log has by now, and of what was trimmed meanwhile what its base says."""
+        """Read all new events of a log; for events trimmed meanwhile, read the log's retention base."""
         while True:
             self._take_base(name, log)
             try:
@@ -85,21 +85,21 @@ class Lasts:
                 return
 
     def note(self, name: str, first: int, batch: pa.RecordBatch) -> None:
-        """Take in a batch that stands in a log from this offset on, just behind what is covered.
+        """Take in a batch from offset `first` of a log, just after the covered part.
 
-        In memory alone: as the batch is stored already, this must not fail.
+        In memory only: the batch is stored already, so this call must not fail.
         """
         assert first == self.covers(name), f"{name} is covered up to {self.covers(name)}, not {first}"
         self._add(self._entries(name, first, batch))
         self._covers[name] = first + batch.num_rows
 
     def write_if_due(self) -> None:
-        """Have it on disk if there is much of it. An owner does so before it appends, as nothing may fail after."""
+        """Write to disk if `UNWRITTEN_MAX` entries wait. Called before an append, as nothing may fail afterwards."""
         if len(self._unwritten) >= UNWRITTEN_MAX:
             self.write()
 
     def _take_base(self, name: str, log: Journal) -> None:
-        """Of a log that was trimmed, what it has no more and is not covered yet."""
+        """Take in the trimmed part of a log that is not covered yet."""
         if self.covers(name) >= retention_base.offset(log.directory):
             return
         known = retention_base.read(log.directory)
@@ -114,20 +114,20 @@ class Lasts:
         self._marks[name] = end
 
     def write(self) -> None:
-        """Have on disk all that was taken in."""
+        """Write all entries to disk."""
         with keeping("sequences", self._directory):
             while not self._written():
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
             self._unwritten = {}
 
     def close(self) -> None:
-        """Let the files go. What is not written is read from the logs again."""
+        """Close the files. Unwritten entries are read from the logs again."""
         self._environment.close()
 
     def _entries(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        """What a batch adds to the index."""
+        """The index entries of a batch."""
         entities, sequences = (batch.column(column).to_pylist() for column in ("entity", "sequence"))
-        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # of an entity its last one
+        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # the last one of each entity
             yield key_of(ENTITIES, entity), _NUMBER.pack(sequence)
 
     def _add(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
@@ -141,11 +141,11 @@ class Lasts:
         return bytes(found) if unwritten is None else self._counts(key, unwritten, bytes(found))
 
     def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
-        """Which of two values of one key: the logs are read in any order, so it is never the later one as such."""
+        """The winner of two values of one key: not simply the later one, as logs are read in any order."""
         return max(one, other)
 
     def _written(self) -> bool:
-        """Whether there was room for it all."""
+        """Write in one transaction; False if the map is full."""
         logs = self._logs()
         try:
             with self._environment.begin(write=True) as transaction:
@@ -153,7 +153,7 @@ class Lasts:
                     transaction.put(key, self._value(transaction, key) or value)
                 for name, offset in self._covers.items():
                     journal = logs[name].id() if name in logs else None
-                    if journal is not None:  # else it is read again, which changes nothing
+                    if journal is not None:  # else the log is read again, which changes nothing
                         transaction.put(LOGS + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
         except lmdb.MapFullError:
             return False
@@ -167,7 +167,7 @@ class Lasts:
         self._covers: dict[str, int] = {name: offset for name, _, offset in self._stored()}
 
     def _stored(self) -> list[tuple[str, UUID, int]]:
-        """The logs that the index on disk is of: name, journal, offset."""
+        """The logs covered by the index on disk: name, journal, offset."""
         found = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             cursor.set_range(LOGS)
@@ -177,7 +177,7 @@ class Lasts:
         return found
 
     def _fits(self) -> bool:
-        """Whether the index is of the logs that are there, and of no more than they have."""
+        """Whether the index covers the present logs, and no more than they have."""
         logs = self._logs()
         return all(
             name in logs and logs[name].id() == str(journal) and offset <= logs[name].durable_end().offset
@@ -186,5 +186,5 @@ class Lasts:
 
 
 def key_of(kind: bytes, name: str) -> bytes:
-    """What a name of this kind is known by in an index."""
+    """The index key of a name."""
     return kind + hash_of(name)

@@ -1,15 +1,14 @@
-"""Logs: what a node's owners wrote, a journal for each epoch, and how a successor closes one for good.
+"""Node logs: a journal for each epoch of a node, the fence against former owners, and the seal of a closed log.
 
-Epochs: who owns a node's log. The file `epoch` says it, and an owner that is not in it any more is fenced.
+The file `epoch` names the owner of a node. An owner that is no longer in the file is fenced.
 
-    epoch := "EPOCH TOKEN"      the epoch, from 1 on, and the token that its owner drew at random
+    epoch := "EPOCH TOKEN"      the epoch, from 1 on, and the random token of its owner
 
-The epoch grows with every takeover. An owner that goes on with the log of one that is surely gone (`NodeWriter`) keeps
-the epoch and writes its own token. The file is replaced in one step and durably, so it is always one or the other.
+The epoch grows with every takeover. An owner that continues the log of a surely dead one (`NodeWriter`) keeps the epoch
+and writes its own token. The file is replaced atomically and durably.
 
-The log of an epoch as its owner writes it: a journal whose end mark moves for the owner only.
-
-Reaching the disk: its refusals as errors that say what to do.
+`FencedLog` is the owner's writer of a log: it moves the end mark only while it owns the node. `reaching` turns errors
+of the operating system into JournalAway.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ FILE_NAME = "epoch"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One owner of a node: equal to no other one, not even of the same epoch."""
+    """One owner of a node. No two owners are equal, not even of the same epoch."""
 
     epoch: int
     token: str
 
     @classmethod
     def of(cls, epoch: int) -> Owner:
-        """A new owner for this epoch."""
+        """A new owner for an epoch."""
         return cls(epoch, secrets.token_hex(8))
 
     @classmethod
     def read(cls, node: Path) -> Owner | None:
-        """Who owns the node in this folder; None before the first owner."""
+        """The owner of the node in this folder; None before the first owner."""
         path = node / FILE_NAME
         try:
             epoch, token = path.read_text().split()
@@ -65,19 +64,19 @@ class Owner:
             ) from error
 
     def write(self, node: Path) -> None:
-        """Be the owner, durably. Whoever was it before is fenced from now on."""
+        """Become the owner, durably. Fences the former owner from now on."""
         write_atomically(node / FILE_NAME, f"{self.epoch} {self.token}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Stands between a write that is durable and its acknowledgement: only the owner passes."""
+    """Check between a durable write and its acknowledgement: only the owner passes."""
 
     node: Path
     owner: Owner
 
     def check(self) -> None:
-        """JournalFenced if somebody else owns the node by now."""
+        """JournalFenced if another process owns the node by now."""
         found = Owner.read(self.node)
         if found == self.owner:
             return
@@ -94,20 +93,20 @@ _SEALED = "sealed"
 
 
 class NodeLog(Journal):
-    """The log of one epoch, read only. Where it is sealed it ends there, whatever a fenced owner still wrote."""
+    """The log of one epoch, read only. A sealed log ends at the seal, regardless of later writes by a fenced owner."""
 
     def durable_end(self) -> DurableEnd:
-        """The seal if there is one, else the end mark: which never goes beyond a seal, as `seal` argues."""
+        """The seal if there is one, else the end mark, which never goes beyond a seal (see `seal`)."""
         return DurableEnd.read(self.directory / _SEALED) or super().durable_end()
 
 
 def log_name(node: str, epoch: int) -> str:
-    """What a log is called in positions: `NAME.E`."""
+    """The name of a log in positions: `NAME.E`."""
     return f"{node}.{epoch}"
 
 
 def node_logs(folder: Path) -> dict[str, NodeLog]:
-    """All logs of all nodes, by name: nodes in alphabetical order, epochs as they followed each other."""
+    """All logs of all nodes, by name: nodes in alphabetical order, epochs ascending."""
     return {
         log_name(node.name, epoch): NodeLog(node / str(epoch))
         for node in sorted((folder / NODES).glob("*/"))
@@ -116,9 +115,9 @@ def node_logs(folder: Path) -> dict[str, NodeLog]:
 
 
 def complete_logs(folder: Path, nodes: Iterable[str]) -> dict[str, NodeLog]:
-    """As `node_logs`; JournalAway if a log is missing that these nodes, or any others there, must have.
+    """As `node_logs`; JournalAway if a log is missing that these nodes, or others in the folder, must have.
 
-    For whoever gives sequences: a log that is overlooked would have its sequences given a second time.
+    For the assignment of sequences: an overlooked log would have its sequences assigned a second time.
     """
     found = node_logs(folder)
     for name in sorted({*nodes, *(path.name for path in (folder / NODES).glob("*/"))}):
@@ -134,7 +133,7 @@ def complete_logs(folder: Path, nodes: Iterable[str]) -> dict[str, NodeLog]:
 
 
 def epochs(node: Path) -> list[int]:
-    """The epochs of a node that have a log, ascending."""
+    """The epochs of a node with a log, ascending."""
     return sorted(int(path.name) for path in node.glob("*/") if path.name.isdecimal())
 
 
@@ -144,26 +143,26 @@ def is_sealed(directory: Path) -> bool:
 
 
 def seal(directory: Path) -> DurableEnd:
-    """Close the log of an earlier epoch for good, without its owner, who may be paused anywhere; returns its end.
+    """Close the log of an earlier epoch for good, without its owner, which may be paused anywhere; returns its end.
 
-    To be called when the next epoch is durable already, and by nobody else at the same time.
+    Precondition: the next epoch is durable already, and no other process seals this log at the same time.
 
-    1. The last segment is read up to where its whole frames end; a torn one is set aside (`recovery`).
-    2. What lies behind the end mark is written again, as it is, and synced: its writer may not have come so far.
-    3. That end is written down as the seal, durably.
+    1. Read the last segment up to the end of its whole frames; a torn frame is set aside (`recover`).
+    2. Write the part beyond the end mark again, unchanged, and sync: its writer may not have synced it.
+    3. Write this end as the seal, durably.
 
-    Why an acknowledged event lies before the seal: its owner found itself in `epoch` when its frame was durable. So the
-    frame was whole before the epoch changed, and step 1, which comes after that, reads it.
+    Why an acknowledged event lies before the seal: its owner found itself in `epoch` when the event's frame was
+    durable. So the frame was whole before the epoch changed, and step 1, which comes after the change, reads the frame.
 
-    Why the end mark never goes beyond the seal: the owner looks into `epoch` before it moves the mark, too. If it finds
-    itself there, the frame lies before the seal, as above; if not, it leaves the mark where it is. So who reads up to
-    the mark reads nothing that the seal then leaves out, at whatever moment.
+    Why the end mark never goes beyond the seal: the owner also checks `epoch` before it moves the mark. If the owner
+    finds itself there, the frame lies before the seal, as above; if not, the owner leaves the mark in place. So a
+    reader up to the mark never reads an event beyond the seal, at any moment.
 
-    A frame that was whole but not acknowledged may come before the seal or, if its owner still wrote on it, behind it.
-    Its owner is fenced in both cases. What such an owner still writes or cuts off lies behind the seal.
+    A whole but unacknowledged frame may lie before the seal or, if its owner was still writing it, beyond. The owner is
+    fenced in both cases, and all that a fenced owner still writes or cuts off lies beyond the seal.
 
-    A crash before step 3 is durable leaves no seal, or one that is lost again. The next owner seals anew, at the same
-    place or behind it: whole frames do not go away. So what somebody read before the first seal is before the second.
+    A crash before step 3 is durable leaves no seal, or a seal that is lost again. The next owner seals again, at the
+    same offset or later: whole frames do not disappear. So events read before the first seal are before the second.
     """
     marked = DurableEnd.read(directory) or DurableEnd(0, 0, 0)
     _, end = recover(directory, uuid4())
@@ -183,9 +182,9 @@ def _write_again(directory: Path, marked: DurableEnd, end: DurableEnd) -> None:
 
 
 class FencedLog(JournalWriter):
-    """A journal's writer that looks into `epoch` between the sync of a frame and its end mark: JournalFenced.
+    """A journal writer that checks `epoch` between the sync of a frame and the move of the end mark: JournalFenced.
 
-    Whatever moves the mark goes by there: an append, a new segment, and what recovery finds behind the mark.
+    Every move of the mark passes this check: an append, a new segment, and frames that recovery finds beyond the mark.
     """
 
     def __init__(
@@ -196,34 +195,37 @@ class FencedLog(JournalWriter):
 
     @contextmanager
     def turn(self) -> Iterator[DurableEnd]:
-        """A turn in which the caller looks, decides and then perhaps stores; tells where the log ends."""
+        """A turn in which the caller looks, decides and perhaps stores; yields the log's end."""
         with self._turn():
             yield self._end
 
     def store(self, batch: pa.RecordBatch) -> None:
-        """Store a batch that has its sequences already, in a turn."""
+        """Store a batch with sequences, within a turn."""
         self._store(batch)
 
     def sync_mark(self) -> None:
-        """Have the end mark durable: it does not go back any more, not even by a loss of power."""
+        """Sync the end mark, so that it does not move back even after a loss of power."""
         with self._breaking("The end mark failed to sync"):
             os.fdatasync(self._mark)
 
     def _publish(self) -> None:
-        """The frame is stored by now: who cannot look does not know whether it counts, and takes nothing more."""
+        """Check the fence first.
+
+        The frame is stored by now: if `epoch` is unreadable, the frame may or may not count, so the writer breaks.
+        """
         with self._breaking("The node's epoch cannot be read"):
             self._fence.check()
         super()._publish()
 
     def _open_mark(self) -> None:
-        """Which makes the mark if there is none yet."""
+        """Check the fence first, as opening creates a missing mark."""
         self._fence.check()
         super()._open_mark()
 
 
 @contextmanager
 def reaching(folder: Path) -> Iterator[None]:
-    """JournalAway for what the operating system refuses in this folder."""
+    """JournalAway for errors of the operating system."""
     try:
         yield
     except OSError as error:

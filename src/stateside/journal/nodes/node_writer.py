@@ -1,4 +1,4 @@
-"""A node's writer: the owner of the node's log, which gives the events of its entities their sequences."""
+"""A node's writer: the owner of the node's log, which assigns sequences to the events of its entities."""
 
 from __future__ import annotations
 
@@ -50,41 +50,45 @@ from stateside.journal.writer import NODES, SEGMENT_BYTES_MAX
 
 
 class NodeWriter:
-    """The owner of a node. Threads may share it. Entities are written by one node at a time (`slots`).
+    """The owner of a node. Threads may share it. Each entity is written by one node at a time (`ownership`).
 
     How a process becomes the owner:
 
-    1. It locks `opening`: nobody else opens this node meanwhile. A process that dies gives the lock back.
-    2. With `take_over` it makes the folder of the next epoch, and writes that epoch, durably. From here on the former
-       owner is fenced: it acknowledges nothing more, wherever it was paused. A crash here leaves an epoch with an empty
-       log, which the next owner begins; so an epoch without a folder is one whose log was lost.
-    3. It locks `owner` in the folder of its epoch, for as long as it lives. Without `take_over` that is the epoch of
-       the last owner: if that one lives, JournalLocked; else its log goes on, as a journal goes on after a crash, and
-       it writes a token of its own into `epoch`.
-    4. It seals the logs of earlier epochs that are not yet (`log.seal` has the argument). A crash here leaves them so,
-       or sealed, for the next owner.
-    5. It renews the node's slots, so that no release by a former owner can come any more.
-    6. It opens its own log, gives `opening` back, begins its index with a copy of the last epoch's, and reads what
-       the logs have beyond that.
+    1. The process locks `opening`, so that no other process opens this node meanwhile. The death of a process releases
+       the lock.
+    2. With `take_over` the process makes the folder of the next epoch, and writes the new epoch durably. From here on
+       the former owner is fenced: wherever it was paused, it acknowledges nothing more. A crash here leaves an epoch
+       with an empty log, which the next owner continues; so an epoch without a folder is one whose log was lost.
+    3. The process locks `owner` in the folder of its epoch, for life. Without `take_over` the epoch is the last
+       owner's: if the last owner lives, JournalLocked; else the new owner continues the log, as after a crash, and
+       writes its own token into `epoch`.
+    4. The owner seals the unsealed logs of earlier epochs (`log.seal` has the argument). A crash here leaves each log
+       sealed or not; the next owner repeats the step.
+    5. The owner renews the node's slots, so that no late release by a former owner can take effect.
+    6. The owner opens its own log, unlocks `opening`, starts its index from a copy of the last epoch's, and reads the
+       rest of the logs.
 
     How an append becomes durable and is acknowledged:
 
-    1. The events are checked and packed. Slots that nobody has are granted to this node; if another one has an
-       entity's slot, EntityElsewhere. After a grant all logs are followed, as `slots` says.
-    2. The owner takes the turn of its log, which settles what an append that failed left, and the index takes that in.
-    3. Ids that are there already: the first receipt. Else each event gets the next sequence of its entity.
-    4. The frame is written and synced. A crash leaves a torn frame, or one that is whole and not acknowledged.
-    5. The owner looks into `epoch`: JournalFenced if it is not in there any more.
+    1. The events are checked and packed. Free slots are granted to this node; if another node has an entity's slot,
+       EntityElsewhere. After a grant the index follows all logs (`ownership`).
+    2. The owner takes the turn of its log, which settles the remains of a failed append, and the index takes the result
+       in.
+    3. If the ids are stored already, the append returns the first receipt. Else each event gets its entity's next
+       sequence.
+    4. The frame is written and synced. A crash leaves a torn frame, or a whole frame without acknowledgement.
+    5. The owner reads `epoch`: JournalFenced if the file names another owner.
     6. The end mark is moved: mergers see the events.
-    7. The index takes them in, in memory, and the receipt is returned: Position `NAME.EPOCH:OFFSET`, behind the events.
+    7. The index takes the events in, in memory. The append returns the receipt: Position `NAME.EPOCH:OFFSET`, just
+       after the events.
 
-    Why an acknowledged event is never lost: it lies in its log before every seal that comes (`log.seal`), and a log
-    without a seal is a journal. Why no two events have the same entity and sequence: a node's owner knows of all that
-    its log has (step 2), what earlier owners left lies before their seals, which it read when it was opened, and what
-    other nodes wrote of the entity it read when it got the slot. Nobody else writes to the slot meanwhile.
+    Why an acknowledged event is never lost: the event lies in its log before every later seal (`log.seal`), and a log
+    without a seal is a journal. Why no two events have the same entity and sequence: a node's owner knows all events of
+    its log (step 2); it read the events of earlier owners, up to their seals, when opened, and the entity's events at
+    other nodes when it got the slot. No other node writes to the slot meanwhile.
 
     An append that failed between steps 4 and 7 may be stored without a receipt. The same append again, at this node or
-    at whichever has the entities by then, gives the first receipt in that case.
+    at the node that has the entities by then, returns the first receipt in this case.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class NodeWriter:
             opened.callback(self._index.close)
             self._index.follow()
             self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
-            opened.pop_all()  # nothing failed, so that nothing is closed here
+            opened.pop_all()  # nothing failed: keep all of them open
 
     @property
     def end(self) -> Position:
@@ -134,28 +138,28 @@ class NodeWriter:
 
     @property
     def slots(self) -> list[int]:
-        """The slots that this node has."""
+        """The numbers of the node's slots."""
         return sorted(self._granted)
 
     def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
-        """As of any journal's writer (`Appending.append`), of events of any entities of this node.
+        """As `Appending.append`, for events of any entities of this node.
 
-        The ids of all events are known that this node wrote, or other nodes of its entities before it had them. The
-        same id at two nodes, of entities of each, nobody compares. Threads that share a node share its syncs, too.
+        The node knows the ids of all events that it wrote, and of its entities' earlier events at other nodes. The same
+        id at two nodes, for different entities, is not detected. Threads that share a node share its syncs, too.
         """
         return self.append_each(events, compare_ids=compare_ids).position if events else self.end
 
     def append_each(
         self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
     ) -> Appended:
-        """As of any journal's writer (`Appending.append_each`)."""
+        """As `Appending.append_each`."""
         self._claim_before(_slots_of(events))
         appended = self._group.append(AppendRequest(events, compare_ids=compare_ids, any_time=any_time))
         assert isinstance(appended, Appended)
         return appended
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events that already stand in a record batch: at least with the columns `columns.GIVEN`.
+        """Store events of a record batch with at least the columns `columns.GIVEN`.
 
         Ids are not compared.
         """
@@ -164,65 +168,65 @@ class NodeWriter:
             return self._store(batch)
 
     def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """As of any journal's writer (`Appending.append_to`); the ids of all nodes' events are compared."""
+        """As `Appending.append_to`; ids are compared with all nodes' events."""
         self._claim_before(_slots_of_names([entity]))
         receipt = self._group.append(AppendRequest(events, entity, expected_sequence))
         assert isinstance(receipt, Receipt)
         return receipt
 
     def append_once(self, events: Sequence[Event]) -> list[Position]:
-        """As `append`; the receipt of each event, of one that was there before the stored one's, in whichever log."""
+        """As `append`; returns a receipt per event. A repeated event gets the receipt of the stored one, in any log."""
         if not events:
             return []
         place = self.append_each(events).place
         return [Position.of({log: offset + 1}) for log, offset in map(place, range(len(events)))]
 
     def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append that got no receipt; `since` are the last receipts of its producer. The receipt covers all.
+        """Repeat an append without a receipt; `since` has the last receipts of its producer. The receipt covers all.
 
-        As `append`, which knows by itself what is stored.
+        As `append`, which detects stored events by itself.
         """
         return self.append(events)
 
     def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of one of the entity's events by its id; None if no event has that id.
+        """The receipt of one of the entity's events by its id; None if no event has this id.
 
-        EventRefused if it is another entity's.
+        EventRefused if the event is another entity's.
         """
         with self._turn([entity]):
             stored = self._known.stored(entity, [id_], self._offset)
             return repeated(entity, (), stored) if stored else None
 
     def last_sequence(self, entity: str) -> int:
-        """The sequence of the entity's last event, which is of this node from now on; 0 if it has none."""
+        """The sequence of the entity's last event; 0 if there is none. The entity belongs to this node from now on."""
         with self._turn([entity]):
             return self._index.last([entity])[entity]
 
     def claim(self, slots: Iterable[int]) -> None:
-        """Have these slots, which nobody has yet or any more; EntityElsewhere for one that another node has."""
+        """Claim free slots; EntityElsewhere for a slot of another node."""
         with self._alone():
             self._claim(set(slots))
 
     def release(self, slots: Iterable[int]) -> None:
-        """Give these slots up, so that another node can claim them: steps 1 to 3 of `slots`."""
+        """Release slots, so that another node can claim them: steps 1 to 3 of `ownership`."""
         with self._alone():
             self._fence.check()
-            with self._log.turn():  # which settles what an append that failed left: it counts, or it does not
+            with self._log.turn():  # settles the remains of a failed append: stored or not
                 self._log.sync_mark()
             for slot in sorted(self._granted.intersection(slots)):
                 self._granted.discard(slot)
                 self._slots.release(slot, self.name, self._fence.check)
 
     def close(self) -> None:
-        """Own the node no longer. Everything acknowledged is durable; the slots stay the node's.
+        """Give up the node. All acknowledged events are durable; the slots stay the node's.
 
-        A writer that is closed already stays so. What is appended to it is JournalAway.
+        Idempotent. Later appends raise JournalAway.
         """
         with self._appending:
             if self._lock == CLOSED:
                 return
             lock, self._lock = self._lock, CLOSED
-            with ExitStack() as closing:  # whatever fails, the others are closed
+            with ExitStack() as closing:  # an error of one close does not skip the others
                 closing.callback(os.close, lock)
                 for each in (self._log, self._known, self._index):
                     closing.callback(each.close)
@@ -234,13 +238,13 @@ class NodeWriter:
         self.close()
 
     def _claim_before(self, slots: set[int]) -> None:
-        """Have these slots before the events are in line with others', who must not be refused for them."""
+        """Claim slots before the events join a group commit, so that a refusal affects only their own thread."""
         missing = slots - self._granted
         if missing:
             self.claim(missing)
 
     def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
-        """What a group of threads appends."""
+        """Append the requests of a group of threads."""
         batch = encode(events_of(requests), self._clock.now_us())
         entities = {request.entity for request in requests if request.entity is not None}
         with self._turn(entities.union(batch.column("entity").unique().to_pylist())):
@@ -274,7 +278,7 @@ class NodeWriter:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread writes or moves anything meanwhile. JournalAway after `close`."""
+        """Exclude all other threads. JournalAway after `close`."""
         with self._appending, reaching(self._folder):
             if self._lock == CLOSED:
                 raise JournalAway("This writer is closed", where=str(self._node), next_step="Open the node again")
@@ -282,7 +286,7 @@ class NodeWriter:
 
     @contextmanager
     def _turn(self, entities: Iterable[str]) -> Iterator[None]:
-        """Steps 1 and 2 of an append. The fence is looked at here, too: whom it stops writes nothing at all."""
+        """Steps 1 and 2 of an append. Also checks the fence, so a fenced owner writes nothing at all."""
         with self._alone():
             self._fence.check()
             self._claim({slot_of(entity) for entity in entities})
@@ -292,7 +296,7 @@ class NodeWriter:
                 yield
 
     def _store(self, batch: pa.RecordBatch) -> Position:
-        """Steps 3 to 7, of which the log does 4 to 6."""
+        """Steps 3 to 7; the log does 4 to 6."""
         if batch.num_rows:
             first = self._offset
             batch, _ = numbered(batch, self._last)
@@ -307,7 +311,7 @@ class NodeWriter:
         return [found[entity] for entity in entities]
 
     def _claim(self, slots: set[int]) -> None:
-        """Have these slots; then know all that other nodes wrote of their entities."""
+        """Claim slots, then read the events of their entities at other nodes."""
         missing = sorted(slots - self._granted)
         owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
         if owners:
@@ -327,7 +331,7 @@ class NodeWriter:
         )
 
     def _copy_last_epoch_s(self, name: str) -> None:
-        """Begin an index with what the last epoch's has."""
+        """Start an index from a copy of the last epoch's."""
         older = [epoch for epoch in epochs(self._node) if epoch < self.epoch]
         for epoch in older[-1:]:
             copy_index(self._node / str(epoch) / name, self._node / str(self.epoch) / name)
@@ -340,11 +344,11 @@ class NodeWriter:
 
 
 def _slots_of(events: Sequence[Event]) -> set[int]:
-    """The slots of the events' entities, of those that may be events."""
+    """The slots of the events' entities. Skips values that are not events; a later check refuses them."""
     entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
     return _slots_of_names(entities)
 
 
 def _slots_of_names(entities: Iterable[str]) -> set[int]:
-    """Of what may be names: others are refused for what they are, later."""
+    """The slots of valid entity names. A later check refuses the others."""
     return {slot_of(entity) for entity in entities if entity.isprintable()}

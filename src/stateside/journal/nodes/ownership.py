@@ -1,31 +1,32 @@
-"""Ownership: how a process becomes the owner of a node. `NodeWriter` numbers the steps; these are 1 to 4 of opening.
+"""Ownership of nodes and of entities: how a process owns a node, and how slots of entities move between nodes.
 
-Slots: which node writes which entities. An entity belongs to a slot by its hash, a slot to one node at a time.
+The functions for a node are steps 1 to 4 of opening, as numbered in `NodeWriter`. An entity belongs to a slot by its
+hash, a slot to one node at a time. The folder `slots/` has the owners as *grants*, numbered from 1 on for each slot;
+the newest one counts:
 
-Who has a slot stands in `slots/`, as *grants*, numbered from 1 on for each slot; the newest one counts:
+    slots/SLOT-NUMBER -> NAME       a dangling symbolic link: its target is the node that has the slot
+    slots/SLOT-NUMBER -> -          the slot is free
 
-    slots/SLOT-NUMBER -> NAME       a symbolic link to nowhere: its target is the node that has the slot
-    slots/SLOT-NUMBER -> -          nobody has it
+Making a link is atomic, with its content, and fails if the number exists. A new grant's number is the successor of the
+grant read by its maker. So of two makers with the same grant one fails, and no grant in between is overlooked. Grants
+are never deleted.
 
-A grant is made in one step, with its content, and only if there is none of that number yet: that is what links are
-good at. Its number is the one after the grant that its maker went by. So of two that go by the same grant one comes too
-late, and nothing that happened in between is overlooked. Grants are never deleted.
+How an entity moves from node A to node B while A is alive:
 
-How an entity moves from node A to node B; A is alive:
-
-1. A takes no more appends for the slot, has none under way, and settles what one that failed left in its log.
-2. A syncs its end mark. Without that a loss of power might hide A's last events from B.
-3. A grants the slot to nobody. From here on A refuses its entities. A crash before: A still has it. After: nobody has.
-4. B grants the free slot to itself. A crash before: nobody has it. After: B has it, as soon as it is opened again.
-5. B reads what all logs have by now, and goes on with each entity's next sequence. All that A acknowledged is there:
-   it lies before A's end mark since before step 3.
+1. A takes no more appends for the slot, has none under way, and settles the remains of a failed append in its log.
+2. A syncs its end mark. Otherwise a loss of power might hide A's last events from B.
+3. A frees the slot by a grant. From here on A refuses its entities. A crash before: A still has the slot. After: the
+   slot is free.
+4. B grants the free slot to itself. A crash before: the slot is free. After: B has the slot once B is opened again.
+5. B reads all logs, and continues with each entity's next sequence. All events acknowledged by A are there: they lie
+   before A's end mark since before step 3.
 
 Where A is dead or paused, a takeover of A comes first (`NodeWriter`), then steps 1 to 5.
 
-What an owner that was paused does to slots when it wakes: before each grant an owner reads the newest one, then looks
-into `epoch`, and only then grants, by the one that it read. A successor writes `epoch` first, and then grants all of
-the node's slots to the node anew, before its first append. So what a former owner grants goes by a grant from before
-that: either it came before the successor's, which goes by it then; or its number is taken, and nothing happens.
+Why a paused former owner cannot disturb slots: before each grant an owner reads the newest grant, then checks `epoch`,
+and only then makes the next grant. A new owner writes `epoch` first, and then grants all of the node's slots to the
+node again, before its first append. So a former owner's grant succeeds a grant older than the new owner's: either the
+former owner's grant came first, and the new owner has read it; or its number is taken, and the link fails.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 @contextmanager
 def opening(node: Path, wait_s_max: float) -> Iterator[None]:
-    """Step 1: nobody else opens this node meanwhile."""
+    """Step 1: exclude other processes that open this node."""
     node.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s_max
     while (handle := try_lock(node / "opening")) is None:
@@ -69,7 +70,7 @@ def opening(node: Path, wait_s_max: float) -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """SettingInvalid for the folder of a journal that has one log for all writers: nodes' logs are another journal."""
+    """SettingInvalid for the folder of a journal with one log for all writers, which cannot have nodes."""
     if segment_offsets(folder):
         raise SettingInvalid(
             "This journal has one log, which its writers share by turns",
@@ -79,9 +80,9 @@ def check_folder(folder: Path) -> None:
 
 
 def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
-    """Steps 2 and 3: the owner from now on, and the lock that it holds while it lives.
+    """Steps 2 and 3: returns the new owner, and the lock to hold while it lives.
 
-    JournalLocked if there is another owner, and it is not to be taken over from.
+    JournalLocked if there is a live owner and `take_over` is not set.
     """
     found = Owner.read(node)
     owner = Owner.of(1 if found is None else found.epoch + take_over)
@@ -96,7 +97,7 @@ def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
 
 
 def seal_earlier(node: Path, epoch: int) -> None:
-    """Step 4: close the logs of all earlier epochs; all but the last one are closed already, as a rule."""
+    """Step 4: seal the logs of all earlier epochs; as a rule all but the last one are sealed already."""
     for earlier in epochs(node):
         if earlier < epoch and not is_sealed(node / str(earlier)):
             seal(node / str(earlier))
@@ -104,7 +105,7 @@ def seal_earlier(node: Path, epoch: int) -> None:
 
 @contextmanager
 def giving_back(lock: int) -> Iterator[None]:
-    """Own the node no longer if this fails."""
+    """Release the node's lock if the body fails."""
     try:
         yield
     except BaseException:
@@ -113,7 +114,7 @@ def giving_back(lock: int) -> Iterator[None]:
 
 
 def check_name(name: str) -> None:
-    """SettingInvalid for what is no name of a node."""
+    """SettingInvalid for an invalid name of a node."""
     if not _NAME.fullmatch(name):
         raise SettingInvalid(
             f"{name!r} is no name of a node",
@@ -139,27 +140,27 @@ def _owned(path: Path) -> JournalLocked:
     )
 
 
-SLOTS = 64  # of a folder, for its whole life: the most nodes that can share its entities
+SLOTS = 64  # of a folder, for its whole life: the maximum number of nodes that share its entities
 _NOBODY = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Who has a slot, and the number of the grant that says so; nobody before the first one."""
+    """The node that has a slot, and the number of the grant; no node before the first grant."""
 
     number: int = 0
     node: str | None = None
 
 
 class NodeSlots:
-    """The slots of one folder, as all its nodes see them."""
+    """The slots of one folder, for all its nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._directory = folder / "slots"
         self._directory.mkdir(parents=True, exist_ok=True)
 
     def grants(self) -> list[Grant]:
-        """Who has each slot now."""
+        """The current grant of each slot."""
         found = [Grant() for _ in range(SLOTS)]
         for entry in os.scandir(self._directory):
             slot, number = map(int, entry.name.split("-"))
@@ -173,7 +174,7 @@ class NodeSlots:
         return {os.readlink(entry.path) for entry in os.scandir(self._directory)} - {_NOBODY}  # noqa: PTH115
 
     def claim(self, slot: int, node: str, check: Callable[[], None]) -> str:
-        """Give a slot to a node if it is that one's or nobody's; whose it is then. `check` is the node's fence."""
+        """Grant a free slot, or the node's own, to a node; returns the slot's node. `check`: the node's fence."""
         while (before := self._grant_of(slot)).node in (None, node):
             check()
             if self._grant(slot, before, node):
@@ -181,13 +182,13 @@ class NodeSlots:
         return before.node or node
 
     def release(self, slot: int, node: str, check: Callable[[], None]) -> None:
-        """Give a slot to nobody if it is this node's."""
+        """Free a slot if it is this node's."""
         while (before := self._grant_of(slot)).node == node:
             check()
             self._grant(slot, before, None)
 
     def renew(self, node: str, check: Callable[[], None]) -> set[int]:
-        """Grant a node's slots to it anew; which those are."""
+        """Grant a node's slots to the node again; returns the slots."""
         return {
             slot
             for slot, grant in enumerate(self.grants())
@@ -198,7 +199,7 @@ class NodeSlots:
         return self.grants()[slot]
 
     def _grant(self, slot: int, before: Grant, node: str | None) -> bool:
-        """Give a slot, which stands as `before` says, to a node or to nobody; False if that is not so any more."""
+        """Make the grant after `before`, to a node or to none; False if another grant came first."""
         try:
             (self._directory / f"{slot}-{before.number + 1}").symlink_to(node or _NOBODY)
         except FileExistsError:
@@ -208,5 +209,5 @@ class NodeSlots:
 
 
 def slot_of(entity: str) -> int:
-    """The slot that an entity belongs to, for good."""
+    """The slot of an entity, for good."""
     return zlib.crc32(entity.encode()) % SLOTS

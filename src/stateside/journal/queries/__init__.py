@@ -1,16 +1,16 @@
-"""Queries of a stream of events, and the views that answer them.
+"""Queries of a stream of events, and the views (indexes) behind them.
 
     stream = FileStream(folder / "journal")
-    with Views(stream, folder / "views") as views:
+    with QueryViews(stream, folder / "views") as views:
         threading.Thread(target=views.keep_following, args=[stop]).start()     # in one process of the machine
         queries = Queries(stream, views)
         for found in queries.entity("emma").current():
             found.event.sequence, found.position                               # 1, 0:17
-        for found in queries.tagged("roaming").live(start=found.position): ... # goes on where that one was
+        for found in queries.tagged("roaming").live(start=found.position): ... # resumes after the last event
 
-`queries` has what can be asked, `questions` how the views help with each, `walker`, `walk` and `entities` how a reader
-goes along; `views` how the views follow the stream, `indexing` what they take in, `format` what stands in LMDB,
-`snapshot` how it is read, `generation` where it lies.
+`queries` has the queries, `predicate` how each query uses the views, `query_reader` and `entities` the readers;
+`query_views` how the views follow the stream, `indexer` how they take events in, `format` the LMDB format,
+`view_snapshot` its reading, `generation` its files.
 """
 
 from stateside.journal.queries.entities import EntityIds, FirstEvent

@@ -1,7 +1,7 @@
-"""Entities: the ids of all that events are about, in the order of their names or in that of their first events.
+"""Entity queries: the ids of all entities, in the order of their names or of their first events.
 
-Never all in memory: what the views have is read a page at a time. Of what they do not have yet some ten thousand ids
-are kept at a time, the first ones in the order; if there are more, that part of the stream is read again for the next.
+Memory is bounded: ids in the views are read page by page. Of the ids beyond the views about 100,000 at most are held at
+a time, the first ones in the order; if there are more, the tail of the stream is read again for the next ones.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from stateside.journal.queries.query_views import QueryViews
 from stateside.journal.stream import Stream, located
 
 PAGE_IDS = 1_000
-TAIL_IDS_MAX = 50_000  # kept at a time of those that the views do not have: some 10 MB
-NEW_IDS_MAX = 1_000_000  # that a live query remembers while the views do not follow
+TAIL_IDS_MAX = 50_000  # ids beyond the views held at a time: about 10 MB
+NEW_IDS_MAX = 1_000_000  # remembered by a live query while the views do not follow
 
-Key = tuple[bytes, str]  # where an id stands in the order, and the id
+Key = tuple[bytes, str]  # sort key of an id, and the id
 
 
 class EntityIds:
-    """All ids of a stream's entities with a prefix, from behind one on, in the order of their UTF-8 bytes.
+    """All ids of a stream's entities with a prefix, after a given id, in the order of their UTF-8 bytes.
 
-    (Of two ids whose first 400 bytes are the same the order is another one, yet always the same.) Every entity is there
-    that had an event when it was asked for; one that comes meanwhile may be.
+    Two ids with the same first 400 bytes come in another, but stable, order. The result has every entity with an event
+    at the time of the call, and perhaps later ones.
     """
 
     def __init__(self, stream: Stream, views: QueryViews, prefix: str, after: str | None) -> None:
         self._stream, self._views, self._prefix, self._after = stream, views, prefix, after
 
     def current(self) -> Iterator[str]:
-        """One id after the other. To go on later ask for what stands `after` the last one."""
+        """The ids, one by one. To resume later, query with `after` set to the last id."""
         return (id_ for page in self._pages(PAGE_IDS) for id_ in page)
 
     def current_async(self) -> AsyncIterator[str]:
@@ -47,7 +47,7 @@ class EntityIds:
         return _in_threads(self._pages(PAGE_IDS))
 
     def page(self, ids_max: int = PAGE_IDS) -> list[str]:
-        """The first so many."""
+        """The first `ids_max` ids."""
         return next(self._pages(ids_max), [])
 
     def _pages(self, ids_max: int) -> Iterator[list[str]]:
@@ -57,9 +57,9 @@ class EntityIds:
             after = page[-1]
 
     def _page(self, after: str | None, tail: _Tail, ids_max: int) -> list[str]:
-        """The next ids: the views' and the tail's, of which one may be in both meanwhile."""
+        """The next ids of the views and of the tail. An id may be in both."""
         begin = b"" if after is None else _key(after)[0]
-        behind, is_all = tail.behind(begin, ids_max)  # first: what the views take in now they have when they are read
+        behind, is_all = tail.behind(begin, ids_max)  # before the views, which may take ids in meanwhile
         try:
             with self._views.snapshot() as snapshot:
                 names = snapshot.names(ENTITY, self._prefix, after, ids_max) if snapshot else []
@@ -71,7 +71,7 @@ class EntityIds:
 
 
 class _Tail:
-    """The ids in that part of the stream which the views did not have when the query began."""
+    """The ids in the part of the stream beyond the views when the query began."""
 
     def __init__(self, stream: Stream, views: QueryViews, prefix: str) -> None:
         self._stream, self._views, self._prefix = stream, views, prefix
@@ -80,8 +80,8 @@ class _Tail:
         self._is_all = False
 
     def behind(self, begin: bytes, ids_max: int) -> tuple[list[Key], bool]:
-        """The first ids behind this key, and whether there are no others."""
-        if not self._views.position().covers(self._covered):  # they were deleted or condemned meanwhile
+        """The first ids after this key, and whether there are no others."""
+        if not self._views.position().covers(self._covered):  # the views were deleted or condemned meanwhile
             self._covered, self._ids = self._views.position(), None
         if self._ids is None or not (self._is_all or begin < self._ids[-1][0]):
             self._ids = self._read(begin)
@@ -90,7 +90,7 @@ class _Tail:
 
     def _read(self, begin: bytes) -> list[Key]:
         found: set[Key] = set()
-        bound: bytes | None = None  # the last one that is kept, once there are too many
+        bound: bytes | None = None  # the last key held, once there are too many
         for partition in self._stream.partitions():
             start = min(self._covered[partition], self._end[partition])
             for _, batch in located(self._stream, partition, start, self._end[partition]):
@@ -106,7 +106,7 @@ class _Tail:
 
 @dataclass(frozen=True, slots=True)
 class FirstEvent:
-    """An entity, and the position from which the query goes on behind its first event."""
+    """An entity, and the position just after its first event, from which the query resumes."""
 
     position: Position
     entity: str
@@ -114,7 +114,7 @@ class FirstEvent:
 
 @dataclass(slots=True)
 class _Seen:
-    """The entities that are new since the end that the views had, up to the offset to which the stream was read."""
+    """The new entities beyond the end of the views (`since`), up to the offset `read`."""
 
     since: int
     read: int
@@ -122,9 +122,9 @@ class _Seen:
 
 
 class BirthWalk(Walker[FirstEvent]):
-    """A way through the first events of all entities with a prefix.
+    """A reader of the first events of all entities with a prefix.
 
-    Who is new behind the end of the views is told by who came since: so many are remembered, until the views follow.
+    Beyond the end of the views the reader remembers up to `NEW_IDS_MAX` new entities, until the views follow.
     """
 
     def __init__(self, stream: Stream, views: QueryViews, prefix: str, start: Position | None) -> None:
@@ -146,7 +146,7 @@ class BirthWalk(Walker[FirstEvent]):
             yield self._page(partition, found), found[-1][0] + 1 if len(found) == PAGE_IDS else high
 
     def _by_range(self, partition: str, covered: int, at: int, stop: int) -> Iterator[tuple[list[FirstEvent], int]]:
-        """From the end of the views on, so that it is known who came before. Ends when the views have moved."""
+        """Read from the end of the views on, so that earlier entities are known. Ends when the views have moved."""
         seen = self._seen.get(partition)
         if seen is None or seen.read != at or covered < seen.since:
             seen = self._seen[partition] = _Seen(covered, min(covered, at))
@@ -160,7 +160,7 @@ class BirthWalk(Walker[FirstEvent]):
         yield [], stop
 
     def _new(self, partition: str, offsets: list[int], names: list[str], seen: _Seen) -> list[tuple[int, str]] | None:
-        """Those of the entities that neither the views nor this walk has seen; None if the views tell more, or less."""
+        """The entities unknown to both the views and this reader; None if the views have moved or are damaged."""
         births: dict[str, int] = {}
         for offset, name in zip(offsets, names, strict=True):
             if name not in seen.ids:

@@ -1,32 +1,32 @@
-"""The views' format: what stands in LMDB under which keys. They hold where events stand, never the events themselves.
+"""The views' LMDB format: databases, keys and values. Views hold the places of events, never the events themselves.
 
     meta    "state"                       -> crc32 u32, State as JSON
     terms   "e", name                     -> Term     an entity
             "t", partition u16, name      -> Term     a tag in a partition
             "y", partition u16, name      -> Term     a type in a partition
-    blocks  number u64, place u64         -> Block    a term's events: of an entity from the one with this sequence on,
-                                                      of a tag or a type from the one at this offset on
+    blocks  number u64, place u64         -> Block    a posting list's events: of an entity from this sequence on,
+                                                      of a tag or a type from this offset on
     born    partition u16, offset u64     -> crc32 u32, name      the first event of an entity
-    zones   partition u16, offset u64     -> Zone     what times the events from this offset on have
+    zones   partition u16, offset u64     -> Zone     the times of the events from this offset on (a zone map)
 
-Numbers in keys are big-endian, so that LMDB has them in order; in values they are little-endian. A term's number is
-given once, 1, 2, 3, …; a partition's is its place in `ViewsState.partitions`.
+Numbers in keys are big-endian, so that LMDB sorts them; in values they are little-endian. A term's number is assigned
+once, 1, 2, 3, …; a partition's number is its index in `ViewsState.partitions`.
 
     Term    ┌────────┬────────────┬───────────┬──────────────────┬──────────────────────────────────────────┐
             │ u32    │ u64        │ u64       │ u64              │ the whole name, where the key has        │
             │ crc32  │ number     │ events    │ last sequence    │ only a part of it                        │
             └────────┴────────────┴───────────┴──────────────────┴──────────────────────────────────────────┘
     Block   ┌────────┬────────────┬───────────┬──────────────────┬──────────────────────────────────────────┐
-            │ u32    │ u64 events │ u16       │ u64              │ u32 each: how far behind the first       │
-            │ crc32  │ before it  │ partition │ first offset     │ offset each event stands                 │
+            │ u32    │ u64 events │ u16       │ u64              │ u32 each: distance of each event         │
+            │ crc32  │ before it  │ partition │ first offset     │ from the first offset                    │
             └────────┴────────────┴───────────┴──────────────────┴──────────────────────────────────────────┘
     Zone    ┌────────┬────────────┬───────────────────────────────────────────────────────────────┐
-            │ u32    │ u64        │ i64, i64 each: least and greatest time in µs; the events'     │
-            │ crc32  │ behind it  │ times lie in one of these spans                               │
+            │ u32    │ u64 offset │ i64, i64 each: least and greatest time in µs; the events'     │
+            │ crc32  │ after it   │ times lie in one of these spans                               │
             └────────┴────────────┴───────────────────────────────────────────────────────────────┘
 
-Every checksum is over the key and all that follows it. A block says how many events of its term stand before it, and
-the term how many there are at all: so a block that is lost or changed is found out, and nothing is left out silently.
+Every checksum covers the key and the rest of the value. A block has the number of its term's earlier events, and the
+term the total: so a lost or changed block is detected, and no event is omitted silently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TYPE: Final = b"y"
 BLOCK_EVENTS_MAX: Final = 4_096
 BLOCK_SPAN_MAX: Final = 2**32
 ZONE_SPANS_MAX: Final = 8
-NAME_BYTES_MAX: Final = 400  # in a key; LMDB takes 511, and 200 characters may take 800
+NAME_BYTES_MAX: Final = 400  # in a key; LMDB allows 511, and 200 characters may take 800
 _HASH_BYTES: Final = 16
 
 _CRC = struct.Struct("<I")
@@ -69,20 +69,20 @@ Offsets = npt.NDArray[np.int64]
 
 
 class ViewsDamaged(Exception):
-    """What stands in the views cannot be. Never seen by who asks: they are made anew, and the stream is read meanwhile.
+    """Impossible content in the views. Never reaches a client: queries read the stream while the views are rebuilt.
 
-    No error of the tree: nothing is lost, and nobody has to do anything.
+    Not part of the error tree: nothing is lost, and no action is required.
     """
 
 
 @dataclass(slots=True)
 class ViewsState:
-    """How far the views have come, and of which stream they are. Changes in the same transaction as they do."""
+    """The stream of the views, and how far they cover it. Written in the same transaction as the entries."""
 
     stream: str | None = None
     partitions: list[str] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # of each partition: all events before are in the views
-    last_ids: list[str] = field(default_factory=list)  # of each partition: the id of the last event that is
+    offsets: list[int] = field(default_factory=list)  # per partition: all earlier events are in the views
+    last_ids: list[str] = field(default_factory=list)  # per partition: the id of the last event in the views
     terms: int = 0
     entities: int = 0
     version: int = VERSION
@@ -93,7 +93,7 @@ class ViewsState:
 
     @classmethod
     def unpack(cls, value: bytes) -> ViewsState:
-        """The state that was packed; Damaged if that is not readable, or of another version."""
+        """The packed state; ViewsDamaged if unreadable or of another version."""
         try:
             found = cls(**orjson.loads(_opened(b"state", value)))
         except (orjson.JSONDecodeError, TypeError) as error:
@@ -103,7 +103,7 @@ class ViewsState:
         return found
 
     def number(self, partition: str) -> int:
-        """A partition's number; it gets one if it has none."""
+        """A partition's number, assigned at the first call."""
         if partition not in self.partitions:
             self.partitions.append(partition)
             self.offsets.append(0)
@@ -115,26 +115,25 @@ class ViewsState:
         return Position.of(dict(zip(self.partitions, self.offsets, strict=True)))
 
     def covers(self, partition: str) -> int:
-        """Up to which offset the views have all events of a partition."""
+        """The offset up to which the views have all events of a partition."""
         return self.offsets[self.partitions.index(partition)] if partition in self.partitions else 0
 
 
 @dataclass(slots=True)
 class Term:
-    """An entity, a tag or a type: how many events it has, and of an entity the sequence of the last one."""
+    """An entity, a tag or a type: its number of events, and for an entity the last sequence."""
 
     number: int
     events: int = 0
     last: int = 0
 
     def pack(self, key: bytes, name: bytes) -> bytes:
-        """The value under its key."""
         whole = b"" if _name(key) == name else name
         return _sealed(key, _TERM.pack(self.number, self.events, self.last) + whole)
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> tuple[Term, bytes]:
-        """The term and its whole name; Damaged."""
+        """The term and its whole name; ViewsDamaged."""
         content = _opened(key, value)
         if len(content) < _TERM.size:
             raise ViewsDamaged("a term is cut short")
@@ -143,7 +142,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class PostingBlock:
-    """Where some of a term's events stand: in this partition, at these offsets; `before` them it has so many."""
+    """A block of a term's posting list: offsets in one partition. `before`: the number of the term's earlier events."""
 
     before: int
     partition: int
@@ -152,19 +151,18 @@ class PostingBlock:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """What times the events of a range of offsets have: they lie in one of these spans."""
+    """Time spans of the events of a range of offsets: every event's time lies in one of the spans."""
 
     behind: int
     spans: tuple[tuple[int, int], ...]
 
     def pack(self, key: bytes) -> bytes:
-        """The value under its key."""
         numbers = np.array(self.spans, "<i8").tobytes()
         return _sealed(key, _ZONE.pack(self.behind) + numbers)
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> Zone:
-        """The zone that was packed; Damaged."""
+        """The packed zone; ViewsDamaged."""
         content = _opened(key, value)
         if len(content) % 16 != _ZONE.size:
             raise ViewsDamaged("a zone is cut short")
@@ -172,7 +170,7 @@ class Zone:
         return cls(_ZONE.unpack_from(content)[0], tuple((low, high) for low, high in spans))
 
     def may_have(self, from_us: int, to_us: int) -> bool:
-        """Whether an event of it may have a time from the one up to, and without, the other."""
+        """Whether an event of the zone may have a time with from_us <= time < to_us."""
         return any(low < to_us and high >= from_us for low, high in self.spans)
 
 
@@ -186,7 +184,7 @@ def pack_block(key: bytes, before: int, partition: int, offsets: Sequence[int]) 
 
 
 def unpack_block(key: bytes, value: bytes) -> PostingBlock:
-    """The block that was packed; Damaged."""
+    """The packed block; ViewsDamaged."""
     content = _opened(key, value)
     if len(content) % 4 != _BLOCK.size % 4 or len(content) < _BLOCK.size + 4:
         raise ViewsDamaged("a block is cut short")
@@ -195,45 +193,45 @@ def unpack_block(key: bytes, value: bytes) -> PostingBlock:
 
 
 def scope(kind: bytes, partition: int) -> bytes:
-    """What the keys of a partition's tags, or types, begin with. Those of entities begin with ENTITY."""
+    """The key prefix of a partition's tags or types. The prefix of entities is ENTITY."""
     return _SCOPE.pack(kind, partition)
 
 
 def term_key(scope: bytes, name: bytes) -> bytes:
-    """Where a term stands. Of a long name its beginning and a hash: the order is then by the beginning alone."""
+    """The key of a term. A long name is cut and hashed, so long names sort by their first 400 bytes only."""
     if len(name) <= NAME_BYTES_MAX:
         return scope + name
     return scope + name[:NAME_BYTES_MAX] + blake2b(name, digest_size=_HASH_BYTES).digest()
 
 
 def block_key(number: int, place: int) -> bytes:
-    """Where the block of a term's events from this sequence, or this offset, on stands."""
+    """The key of the block of a term's events from a sequence, or an offset, on."""
     return _BLOCK_KEY.pack(number, place)
 
 
 def block_place(key: bytes) -> int:
-    """The sequence, or the offset, of the first event of the block under this key."""
+    """The sequence, or the offset, of the first event of the block with this key."""
     return int(_BLOCK_KEY.unpack(key)[1])
 
 
 def partition_key(partition: int, offset: int) -> bytes:
-    """Where the zone from this offset on stands, and the entity that was born there."""
+    """The key of the zone from this offset on, and of the entity born there."""
     return _BY_PARTITION.pack(partition, offset)
 
 
 def partition_offset(key: bytes) -> tuple[int, int]:
-    """The partition and the offset that this is the key of."""
+    """The partition and the offset of a key."""
     partition, offset = _BY_PARTITION.unpack(key)
     return partition, offset
 
 
 def pack_name(key: bytes, name: bytes) -> bytes:
-    """The value of who was born there."""
+    """The value of an entity born at the key."""
     return _sealed(key, name)
 
 
 def unpack_name(key: bytes, value: bytes) -> str:
-    """Who was born there; Damaged."""
+    """The entity born at the key; ViewsDamaged."""
     return _opened(key, value).decode()
 
 

@@ -1,9 +1,9 @@
-"""Generations: the LMDB environments that a folder of views has had. One is current; it is never mended, but replaced.
+"""Generations: the successive LMDB environments of a folder of views. A damaged one is replaced, not repaired.
 
 views/lock          held by the process that follows the stream
-views/current       the name of the folder that counts
-views/7/data.mdb    that environment (`format`), with LMDB's own lock.mdb
-views/7/condemned   why it counts no more: a reader found it damaged. The process that follows replaces it
+views/current       the name of the current folder
+views/7/data.mdb    the environment (`format`), with LMDB's own lock.mdb
+views/7/condemned   written by a reader that found damage, with the reason. The following process replaces the folder
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateside.core.storage import write_atomically
 from stateside.journal.lmdb import is_whole, open_environment
 from stateside.journal.queries.format import DATABASES, ViewsDamaged
 
-MAP_BYTES = (1 << 40, 1 << 36, 1 << 32)  # of addresses, not of memory; the most that this process may have
+MAP_BYTES = (1 << 40, 1 << 36, 1 << 32)  # address space, not memory; the largest that this process may have
 READERS_MAX = 512
 _POINTER = "current"
 _CONDEMNED = "condemned"
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Generation:
-    """One environment, opened. LMDB allows a process to open it once."""
+    """One open environment. LMDB allows a process to open an environment once."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Damaged if it is not usable, SetupError if it cannot be made."""
+        """ViewsDamaged if the environment is unusable, SetupError if it cannot be created."""
         self.path, self._condemned = path, False
         try:
             self.environment = _opened(path, create=create)
@@ -45,7 +45,7 @@ class Generation:
         try:
             self._page_bytes = self.environment.stat()["psize"]
             self._file = _file(path)
-            self.check()  # before anything is read: what a file that was cut short does not have ends the process
+            self.check()  # first: reading a page beyond the end of a truncated file kills the process
             self.databases = {name: self.environment.open_db(name.encode(), create=create) for name in DATABASES}
         except lmdb.Error as error:
             self.environment.close()
@@ -55,7 +55,7 @@ class Generation:
             raise
 
     def check(self) -> None:
-        """Damaged if it is not what readers may trust: deleted, condemned or cut short."""
+        """ViewsDamaged if the environment was deleted, replaced, condemned or truncated."""
         try:
             found = (self.path / "data.mdb").stat()
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class Generation:
             raise ViewsDamaged("the views were condemned")
 
     def condemn(self, reason: str) -> None:
-        """Let nobody trust it any more."""
+        """Mark the environment as damaged, for all processes."""
         self._condemned = True
         log.warning("the views in %s are damaged and will be made anew: %s", self.path, reason)
         try:
@@ -79,7 +79,7 @@ class Generation:
 
     @contextmanager
     def reading(self) -> Iterator[lmdb.Transaction]:
-        """A read transaction. Damaged, or SetupError if LMDB gives none."""
+        """A read transaction. ViewsDamaged, or SetupError if LMDB refuses one."""
         try:
             with self.environment.begin() as transaction:
                 yield transaction
@@ -94,7 +94,7 @@ class Generation:
 
     @contextmanager
     def writing(self) -> Iterator[lmdb.Transaction]:
-        """A write transaction, all or nothing. Damaged, or SetupError if the disk does not take it."""
+        """A write transaction, all or nothing. ViewsDamaged, or SetupError if the disk refuses it."""
         try:
             with self.environment.begin(write=True) as transaction:
                 yield transaction
@@ -105,7 +105,7 @@ class Generation:
 
 
 def current(folder: Path) -> Path | None:
-    """The folder of the environment that counts; None if there is none."""
+    """The folder of the current environment; None if there is none."""
     try:
         name = (folder / _POINTER).read_text()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -114,7 +114,7 @@ def current(folder: Path) -> Path | None:
 
 
 def begin(folder: Path) -> Generation:
-    """A new environment, which counts from now on; the ones before it are removed. For who has the lock alone."""
+    """Create a new current environment, and remove the earlier ones. The caller holds the lock."""
     numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
     path = folder / str(max(numbers, default=0) + 1)
     try:
@@ -128,7 +128,7 @@ def begin(folder: Path) -> Generation:
         made.environment.close()
         raise _unwritable(path, error) from error
     for number in numbers:
-        shutil.rmtree(folder / str(number), ignore_errors=True)  # who has it open reads on in it
+        shutil.rmtree(folder / str(number), ignore_errors=True)  # a process that has it open keeps reading
     return made
 
 

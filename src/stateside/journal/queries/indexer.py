@@ -1,4 +1,4 @@
-"""Indexing: what some events of a stream add to the views, written in one transaction."""
+"""Indexer: adds a range of a stream's events to the views, in one transaction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stateside.journal.frames import Offsets
 from stateside.journal.queries import format as form
 from stateside.journal.queries.format import ENTITY, TAG, TYPE, Term, ViewsState, Zone
 
-ZONE_EVENTS = 4_096  # a zone grows to so many events before the next one begins
+ZONE_EVENTS = 4_096  # maximum events of a zone
 
 Items = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """All events of one partition from an offset up to, and without, another, and the offset of each."""
+    """All events of one partition with first <= offset < behind, and the offset of each."""
 
     partition: int
     first: int
@@ -34,14 +34,14 @@ class PartitionRange:
 
 
 class Indexing:
-    """One transaction's additions. `state` is moved on; who calls writes it down in the same transaction."""
+    """One transaction's additions. Advances `state`; the caller writes it in the same transaction."""
 
     def __init__(self, transaction: lmdb.Transaction, databases: Mapping[str, Any], state: ViewsState) -> None:
-        self._transaction: Any = transaction  # it gives bytes, whatever its types say
+        self._transaction: Any = transaction  # returns bytes, contrary to its type stubs
         self._databases, self._state = databases, state
 
     def add(self, part: PartitionRange) -> None:
-        """Take these events in: the ones that come next in their partition."""
+        """Add the next events of a partition."""
         assert part.first == self._state.offsets[part.partition], "the views have every event once"
         if part.batch.num_rows:
             self._add_entities(part)
@@ -71,7 +71,7 @@ class Indexing:
         return _Entity(encoded, term, b"" if term.events else form.partition_key(partition, offset))
 
     def _add_terms(self, kind: bytes, part: PartitionRange, names: Sequence[str], codes: Any, rows: Any) -> None:
-        """Let each name's events be known: `codes` says which name, in the order of the `rows` that have it."""
+        """Add each name's events: `codes` has the index of a name, `rows` the row with the name."""
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
         offsets = part.offsets[rows[order]]
@@ -95,9 +95,9 @@ class Indexing:
         return Term(self._state.terms)
 
     def _add_zones(self, part: PartitionRange) -> None:
-        """Tell the times of the events, in zones of so many; the last one goes on where it has room.
+        """Add the events' times, in zones of up to `ZONE_EVENTS` events; the last zone grows until full.
 
-        Each offset is in a zone, whether it has an event or not.
+        Every offset is in a zone, with or without an event.
         """
         times = part.batch.column("time").cast(pa.int64()).to_numpy()
         bounds = [*part.offsets.tolist(), part.behind]
@@ -106,16 +106,16 @@ class Indexing:
         while zone.behind < part.behind:
             first = form.partition_offset(key)[1]
             reached = bisect_left(bounds, first + ZONE_EVENTS, at, len(times))
-            if reached == at < len(times) and zone.behind > first:  # it is full
+            if reached == at < len(times) and zone.behind > first:  # the zone is full
                 key, zone = form.partition_key(part.partition, zone.behind), Zone(zone.behind, ())
                 continue
-            reached = min(max(reached, at + 1), len(times))  # a first event may stand behind a wide gap
+            reached = min(max(reached, at + 1), len(times))  # a first event may follow a wide gap
             spans = _spans(times[at:reached], zone.spans) if reached > at else zone.spans
             zone, at = Zone(bounds[reached], spans), reached
             self._put("zones", [(key, zone.pack(key))])
 
     def _last_zone(self, part: PartitionRange) -> tuple[bytes, Zone]:
-        """The zone that the events before these are in; an empty one at the partition's beginning."""
+        """The zone of the preceding events; an empty one at the partition's beginning."""
         with self._transaction.cursor(self._databases["zones"]) as cursor:
             behind = form.partition_key(part.partition, part.first)
             found = cursor.prev() if cursor.set_range(behind) else cursor.last()
@@ -130,7 +130,7 @@ class Indexing:
 
 @dataclass(slots=True)
 class _Entity:
-    """What a transaction adds to one entity: runs of events whose sequences have no gap."""
+    """A transaction's additions to one entity: runs of events with consecutive sequences."""
 
     name: bytes
     term: Term
@@ -138,7 +138,7 @@ class _Entity:
     runs: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def add(self, offset: int, given: int | None) -> None:
-        """One more event. One without a sequence is the next one; one that is not beyond the last is a repeat."""
+        """Add an event. Without a sequence it gets the next one; with one not beyond the last it is a repeat."""
         sequence = numbered(given, self.term.last)
         if sequence is None:
             return
@@ -156,7 +156,7 @@ class _Entity:
         return key, Term(self.term.number, self.term.events + added, self.term.last).pack(key, self.name)
 
     def blocks(self, partition: int) -> Items:
-        """The blocks of these runs."""
+        """The blocks of the runs."""
         before, items = self.term.events, []
         for sequence, offsets in self.runs:
             key = form.block_key(self.term.number, sequence)
@@ -166,7 +166,7 @@ class _Entity:
 
 
 def numbered(given: int | None, last: int) -> int | None:
-    """An event's sequence after an entity's last one; None if it is a repeat, which counts nothing."""
+    """An event's sequence after an entity's last one; None for a repeat, which does not count."""
     sequence = last + 1 if given is None else given
     return sequence if sequence > last else None
 
@@ -186,20 +186,20 @@ def _places(term: Term, partition: int, offsets: Any) -> Items:
 
 
 def _encoded(column: pa.Array) -> tuple[list[str], Any, Any]:
-    """The names, which of them each row has, and the rows."""
+    """The distinct names, the index of each row's name, and the rows."""
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(), np.arange(len(column))
 
 
 def _encoded_tags(column: pa.Array) -> tuple[list[str], Any, Any]:
-    """The same of the rows' tags; a tag that an event has twice counts once."""
+    """As `_encoded` for the rows' tags; a tag given twice in one event counts once."""
     names, codes, _ = _encoded(column.flatten())
     pairs = np.unique(np.stack([codes, pc.list_parent_indices(column).to_numpy()]), axis=1)
     return names, pairs[0], pairs[1]
 
 
 def _spans(times: Any, known: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The spans that hold these times and the known ones, with the widest gaps between them left out."""
+    """Spans of these times and the known spans, split at the widest gaps."""
     lows, highs = (np.concatenate([np.array([span[side] for span in known], np.int64), times]) for side in (0, 1))
     order = np.argsort(lows, kind="stable")
     lows, reached = lows[order], np.maximum.accumulate(highs[order])

@@ -1,4 +1,4 @@
-"""Questions: which events are asked for, and how the views help to find them."""
+"""Predicates of event queries, and how the views find matching events."""
 
 from __future__ import annotations
 
@@ -13,33 +13,29 @@ from stateside.core.positions import OFFSET_MAX
 from stateside.journal.queries.format import TAG, TYPE
 from stateside.journal.queries.view_snapshot import Postings, ViewsSnapshot
 
-LOOK_EVENTS = 4_096  # places that are looked up at a time
+LOOK_EVENTS = 4_096  # places per lookup
 RANGE_EVENTS_MAX = 1 << 20
 
 
 class EventQuery(Protocol):
-    """Which events are asked for."""
+    """A predicate on events."""
 
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> Postings | range:
-        """Where such events stand in start <= offset < stop, as the views know it: the places of the first ones.
+        """The places of the first matching events in start <= offset < stop, according to the views.
 
-        Or a range in which some may stand: there is none between `start` and the range, and it need not reach `stop`.
+        Or a range that may have matches: none lie between `start` and the range, and the range may end before `stop`.
         """
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """Which of these events are such ones: a boolean for each."""
+        """A boolean for each event: whether it matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllEvents:
-    """Every event."""
-
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> range:
-        """All of them: no view is needed."""
         return range(start, stop)
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """All of them."""
         return np.ones(batch.num_rows, bool)
 
 
@@ -52,12 +48,12 @@ class EntityEvents:
     to_sequence: int = OFFSET_MAX - 1
 
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> Postings:
-        """By the entity's blocks."""
+        """By the entity's posting list."""
         sequences = range(self.from_sequence, self.to_sequence + 1)
         return snapshot.entity_places(self.entity, partition, start, stop, sequences, LOOK_EVENTS)
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """The entity's; of which sequence they are is another question."""
+        """By entity only; the caller checks sequences."""
         return _equal(batch.column("entity"), self.entity)
 
 
@@ -68,11 +64,10 @@ class TaggedEvents:
     tag: str
 
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> Postings:
-        """By the tag's blocks."""
+        """By the tag's posting list."""
         return snapshot.places(TAG, self.tag, partition, start, stop, LOOK_EVENTS)
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """Those that have the tag, among others perhaps."""
         tags = batch.column("tags")
         found = np.zeros(batch.num_rows, bool)
         found[pc.list_parent_indices(tags).to_numpy()[_equal(tags.flatten(), self.tag)]] = True
@@ -86,23 +81,22 @@ class TypedEvents:
     type: str
 
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> Postings:
-        """By the type's blocks."""
+        """By the type's posting list."""
         return snapshot.places(TYPE, self.type, partition, start, stop, LOOK_EVENTS)
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """Those of the type."""
         return _equal(batch.column("type"), self.type)
 
 
 @dataclass(frozen=True, slots=True)
 class EventsBetween:
-    """Events that happened at a time from the one up to, and without, the other."""
+    """Events with from_us <= time < to_us."""
 
     from_us: int
     to_us: int
 
     def look(self, snapshot: ViewsSnapshot, partition: str, start: int, stop: int) -> range:
-        """By zones: the first ones that may have such an event."""
+        """By zone maps: the first zones that may have a match."""
         low = high = stop
         for first, zone in snapshot.zones(partition, start, stop):
             if zone.may_have(self.from_us, self.to_us):
@@ -114,7 +108,6 @@ class EventsBetween:
         return range(low, high)
 
     def matches(self, batch: pa.RecordBatch) -> Any:
-        """Those of the time."""
         times = batch.column("time").cast(pa.int64()).to_numpy()
         return (times >= self.from_us) & (times < self.to_us)
 

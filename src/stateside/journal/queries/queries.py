@@ -1,4 +1,4 @@
-"""Queries: what a stream's events can be asked for, as they are now and as they come."""
+"""Queries: selections of a stream's events, as of now or live."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from stateside.journal.queries.query_views import QueryViews
 from stateside.journal.stream import Stream
 from stateside.journal.upcasters import Upcasters
 
-LOOK_S = 0.25  # so often a live query looks whether it is to stop, and whether its stream is still the same one
+LOOK_S = 0.25  # how often a live query checks its stop flag and the identity of its stream
 PAUSE_S_MIN = 0.001
-PAUSE_S_MAX = 0.05  # of an async query: it holds no thread while it waits
+PAUSE_S_MAX = 0.05  # of an async query, which holds no thread while it waits
 
 Item = TypeVar("Item")
 
 
 class Query(Generic[Item]):
-    """A question that can be answered as of now, or live. Any number of readers may ask it, each at its own pace.
+    """A query that can be answered as of now, or live. Any number of readers may run it, each at its own pace.
 
-    What comes is pulled: a reader that is slow, or stops, costs one page (1,024 events and what they were read from,
-    a few MiB or one append of the journal), and holds no transaction. Each item has the position from which the same
-    query goes on behind it, in this process or another one. PositionAhead if the stream does not reach a start.
+    Readers pull: a slow or stopped reader costs one page (128 events and the batch they were read from, a few MiB or
+    one append of the journal), and holds no transaction. Each item has the position just after it, from which the same
+    query resumes, in any process. PositionAhead if the stream ends before a start.
     """
 
     def __init__(self, stream: Stream, begin: Callable[[Position | None], Walker[Item]]) -> None:
         self._stream, self._begin = stream, begin
 
     def current(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Item]:
-        """What is there from a position up to another, or to the end that the stream has now if that comes first."""
+        """The items from `start` up to `stop`, at most up to the stream's present end."""
         walker, end = self._begin(start), self._stop(stop)
         return (item for page in walker.pages(end) for item in page)
 
     def live(self, start: Position | None = None, stop: threading.Event | None = None) -> Iterator[Item]:
-        """The same, and then what comes, for ever, or until `stop` is set or nothing more can come."""
+        """As `current`, followed by new items forever, until `stop` is set or no more can come."""
         return self._live(self._begin(start), stop or threading.Event())
 
     def current_async(self, start: Position | None = None, stop: Position | None = None) -> AsyncIterator[Item]:
@@ -57,7 +57,7 @@ class Query(Generic[Item]):
         return _in_threads(walker.pages(end))
 
     def live_async(self, start: Position | None = None) -> AsyncIterator[Item]:
-        """As `live`, for an event loop, until it is cancelled or closed. While it waits it holds no thread."""
+        """As `live`, for an event loop, until cancelled or closed. Holds no thread while waiting."""
         return self._live_async(self._begin(start))
 
     def _stop(self, stop: Position | None) -> Position:
@@ -74,7 +74,7 @@ class Query(Generic[Item]):
                 if stop.is_set():
                     return
             while not (stop.is_set() or walker.done or self._stream.wait(end, LOOK_S)):
-                walker.check_stream()  # another one may be shorter, and then never get beyond the end
+                walker.check_stream()  # a replaced stream may be shorter, and then never pass the end
 
     async def _live_async(self, walker: Walker[Item]) -> AsyncIterator[Item]:
         pause_s, paused_s = PAUSE_S_MIN, 0.0
@@ -95,10 +95,10 @@ class Query(Generic[Item]):
 
 
 class Queries:
-    """All that can be asked of a stream. What its views do not have yet is read from the stream: never behind.
+    """All queries of a stream. Events beyond the views are read from the stream, so answers are never stale.
 
-    Events come in the stream's order: of each partition by offset, and so of each entity by sequence, the same on every
-    read. No order is promised between the events of two partitions; `current` reads one partition after the other.
+    Events come in the stream's order: by offset in each partition, and so by sequence for each entity, the same on
+    every read. There is no order between the events of two partitions; `current` reads one partition after the other.
     """
 
     def __init__(self, stream: Stream, views: QueryViews, upcasters: Upcasters | None = None) -> None:
@@ -106,15 +106,14 @@ class Queries:
 
     @property
     def stream(self) -> Stream:
-        """What is asked."""
         return self._stream
 
     def upcast(self, event: Event) -> Event:
-        """An event as an answer would have it."""
+        """The event after the upcasters, as in an answer."""
         return event if self._upcasters is None else self._upcasters.upcast(event)
 
     def entity(self, entity: str, from_sequence: int = 1, to_sequence: int | None = None) -> Query[FoundEvent]:
-        """An entity's events from a sequence to another, both included; every one of them has its sequence."""
+        """An entity's events from a sequence to another, both included; every event has its sequence."""
         if from_sequence < 1 or (to_sequence is not None and to_sequence < from_sequence - 1):
             raise RequestInvalid(
                 f"There are no sequences from {from_sequence} to {to_sequence}", next_step="Sequences count from 1"
@@ -133,23 +132,22 @@ class Queries:
         return self._events(TypedEvents(type_))
 
     def all(self) -> Query[FoundEvent]:
-        """Every event."""
         return self._events(AllEvents())
 
     def between(self, from_us: int, to_us: int) -> Query[FoundEvent]:
-        """Events that happened at a time from the one up to, and without, the other; in the stream's order."""
+        """Events with from_us <= time < to_us, in the stream's order."""
         return self._events(EventsBetween(from_us, to_us))
 
     def entities(self, prefix: str = "", after: str | None = None) -> EntityIds:
-        """The ids of all entities with a prefix, in the order of their bytes, from behind one of them on."""
+        """The ids of all entities with a prefix, in byte order, after a given id."""
         return EntityIds(self._stream, self._views, prefix, after)
 
     def born(self, prefix: str = "") -> Query[FirstEvent]:
-        """The ids of all entities with a prefix in the order in which their first events came; live, too."""
+        """The ids of all entities with a prefix, in the order of their first events; also live."""
         return Query(self._stream, lambda start: BirthWalk(self._stream, self._views, prefix, start))
 
     def last_sequence(self, entity: str) -> int:
-        """The sequence of an entity's newest event; 0 if it has none."""
+        """The sequence of an entity's newest event; 0 if there is none."""
         walk = EntityWalk(self._stream, self._views, EntityEvents(entity), None)
         return walk.last_sequence(self._stream.end())
 

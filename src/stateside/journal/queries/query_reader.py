@@ -1,10 +1,8 @@
-"""Walks: a reader's way through the events that a question asks for.
+"""Query readers: cursors over the events of a query, page by page, up to an end looked up before.
 
-Walkers: one reader's way through a stream, page by page, up to an end that was looked up before.
-
-Partition after partition, each in the order of its offsets: so the same start and end give the same items in the same
-order on every read, whatever becomes of the views meanwhile. All events of an entity stand in one partition, in the
-order of their sequence; so they come.
+Partition after partition, each in the order of its offsets: the same start and end give the same items in the same
+order on every read, whatever happens to the views. All events of an entity stand in one partition, in the order of
+their sequences, and are returned so.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ Item = TypeVar("Item")
 
 
 class Walker(ABC, Generic[Item]):
-    """Remembers where it stands, and goes on from there. Not for two threads at the same time."""
+    """A cursor over a stream. Not for two threads at the same time."""
 
     def __init__(self, stream: Stream, views: QueryViews, start: Position | None) -> None:
-        """PositionAhead if the stream does not reach that far."""
+        """PositionAhead if the stream ends before `start`, EventsGone if retention has dropped events after `start`."""
         self._stream, self._views = stream, views
         self._at = dict((start or Position.start()).parts)
         self._id = stream.id()
@@ -54,13 +52,13 @@ class Walker(ABC, Generic[Item]):
 
     @property
     def done(self) -> bool:
-        """Whether nothing more can come, however far the stream goes on."""
+        """Whether no more items can come, however far the stream grows."""
         return False
 
     def pages(self, end: Position) -> Iterator[list[Item]]:
-        """All pages up to there, none of them empty. Afterwards the walker stands there.
+        """All non-empty pages up to `end`. Afterwards the cursor is at `end`.
 
-        JournalAway if another stream has taken the place of the one that it began in.
+        JournalAway if another stream has replaced the original one.
         """
         for partition in self._stream.partitions():
             at, stop = self._at.get(partition, 0), end[partition]
@@ -74,16 +72,16 @@ class Walker(ABC, Generic[Item]):
 
     @abstractmethod
     def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[list[Item], int]]:
-        """The next pages, each with the offset that is reached with it. It is asked again until that is `stop`."""
+        """The next pages, each with the offset reached. Called again until the offset is `stop`."""
 
     def _position(self, partition: str, offset: int) -> Position:
-        """Where this walker stands if it has come so far in this partition."""
+        """The cursor's position with this offset in this partition."""
         if self._at.keys() <= {partition}:
             return Position(((partition, offset),))
         return Position.of(self._at | {partition: offset})
 
     def check_stream(self) -> None:
-        """JournalAway if another stream has taken the place of the one that the walker began in."""
+        """JournalAway if another stream has replaced the original one."""
         found = self._stream.id()
         if self._id not in (None, found):
             raise JournalAway(
@@ -93,11 +91,11 @@ class Walker(ABC, Generic[Item]):
         self._id = found
 
 
-PAGE_EVENTS = 128  # larger ones keep Python's garbage collector busy, for longer than it takes to make more pages
+PAGE_EVENTS = 128  # larger pages cost more in garbage collection than the additional pages do
 
 
 class FoundEvent(NamedTuple):
-    """An event, and where it stands. A plain tuple, as there are many of them."""
+    """An event and its place. A plain tuple, as there are many."""
 
     event: Event
     partition: str
@@ -106,7 +104,7 @@ class FoundEvent(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """From where the same query goes on behind this event."""
+        """The position just after this event, from which the same query resumes."""
         return Position(tuple(sorted((*self.others, (self.partition, self.offset + 1)))))
 
 
@@ -114,9 +112,9 @@ Page = list[FoundEvent]
 
 
 class Walk(Walker[FoundEvent]):
-    """The way through all events that a question asks for: by the views as far as they have come, then by the stream.
+    """A reader of all events of a query: by the views as far as they cover the stream, then by scanning.
 
-    Memory: what is read at a time (one batch of the stream, a few MiB or one append), and one page of events.
+    Memory: one batch of the stream (a few MiB or one append), and one page of events.
     """
 
     def __init__(
@@ -131,7 +129,7 @@ class Walk(Walker[FoundEvent]):
         self._question, self._upcasters = question, upcasters
 
     def _read(self, partition: str, at: int, stop: int) -> Iterator[tuple[Page, int]]:
-        """The next pages, each with the offset that is reached with it. None at all if the views were damaged."""
+        """The next pages, each with the offset reached. No pages if the views were damaged."""
         places = self._look(partition, at, stop)
         if isinstance(places, Postings):
             yield from self._by_places(partition, places)
@@ -139,7 +137,7 @@ class Walk(Walker[FoundEvent]):
             yield from self._by_range(partition, places)
 
     def _look(self, partition: str, at: int, stop: int) -> Postings | range:
-        """Where to read: as the views say if they have come so far, else all the rest. They are not held meanwhile."""
+        """Where to read: the places from the views if they reach so far, else the whole rest. Holds no snapshot."""
         try:
             with self._views.snapshot() as snapshot:
                 covered = min(stop, snapshot.state.covers(partition)) if snapshot else 0
@@ -177,10 +175,9 @@ class Walk(Walker[FoundEvent]):
 
 
 class EntityWalk(Walk):
-    """The way through one entity's events. Events that were stored without a sequence get theirs on the way.
+    """A reader of one entity's events. Events stored without a sequence get theirs on reading.
 
-    What the views do not have is numbered from where they end: so the events between there and where the walk stands
-    are looked through once more when it begins.
+    Events beyond the views are numbered from the end of the views: a new reader scans once from there to its start.
     """
 
     def __init__(
@@ -194,15 +191,15 @@ class EntityWalk(Walk):
         super().__init__(stream, views, entity, start, upcasters)
         self._entity = entity.entity
         self._wanted = range(entity.from_sequence, entity.to_sequence + 1)
-        self._numbered: dict[str, tuple[int, int]] = {}  # by partition: up to which offset, and the last sequence then
+        self._numbered: dict[str, tuple[int, int]] = {}  # by partition: the offset reached, and the last sequence there
 
     @property
     def done(self) -> bool:
-        """Whether the last sequence that was asked for is through."""
+        """Whether the last requested sequence has been read."""
         return not self._wanted
 
     def last_sequence(self, end: Position) -> int:
-        """The sequence of the entity's last event before this end; 0 if none is there, or known to the views."""
+        """The sequence of the entity's last event before `end`; 0 if neither the stream nor the views have one."""
         last = 0
         for partition in self._stream.partitions():
             covered, known = self._known(partition)
@@ -223,12 +220,12 @@ class EntityWalk(Walk):
             pass
         if partition not in self._numbered or self._numbered[partition][0] != at:
             covered, last = self._known(partition)
-            first = begin(self._stream)[partition]  # behind it every event has its own sequence
+            first = begin(self._stream)[partition]  # from here on every event has its own sequence
             self._numbered[partition] = (max(covered, first), last) if covered <= at else (first, 0)
         return range(at, stop)
 
     def _known(self, partition: str) -> tuple[int, int]:
-        """Up to which offset the views have the entity's events, and the sequence of the last of these."""
+        """The offset up to which the views have the entity's events, and the last sequence there."""
         try:
             with self._views.snapshot() as snapshot:
                 term = snapshot.entity(self._entity) if snapshot else None
@@ -272,7 +269,7 @@ class EntityWalk(Walk):
     def _numbered_pages(
         self, partition: str, offsets: Offsets, sequences: Offsets, batch: pa.RecordBatch
     ) -> Iterator[tuple[Page, int]]:
-        """Pages of events that all have their sequence."""
+        """Pages of events, all with sequences."""
         if batch.column("sequence").null_count:
             at = batch.schema.get_field_index("sequence")
             batch = batch.set_column(at, batch.schema.field(at), pa.array(sequences, pa.int64()))
@@ -286,7 +283,7 @@ def _taken(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:
 
 
 def _are(batch: pa.RecordBatch, sequences: Offsets) -> bool:
-    """Whether the events have these sequences, those that have any."""
+    """Whether the events' sequences equal `sequences`; events without one are skipped."""
     given = batch.column("sequence").to_pylist()
     return all(own in (None, sequence) for own, sequence in zip(given, sequences.tolist(), strict=True))
 

@@ -1,18 +1,15 @@
-"""Views: where a stream's events stand, by entity, tag, type and time. They follow the stream and are made of it.
+"""Query views: indexes of a stream's events by entity, tag, type and time, derived from the stream.
 
-How they follow; a crash between any two steps leaves views that are right, and as far as the last transaction:
+How views follow the stream; a crash between any two steps leaves correct views, up to the last transaction:
 
-1. The process takes the lock: one follows, any number read.
-2. Views that are missing, damaged, condemned by a reader, or of another stream are begun anew, empty (`generation`).
-   So are those that the stream does not bear out: it ends before them, or the last event that they have has another id.
-3. Events are read from where the views end, some ten thousand at a time.
-4. One transaction takes them in, and moves the views' position (`indexing`). No reader sees one without the other.
+1. The process takes the lock: one process follows, any number read.
+2. Views that are missing, damaged, condemned by a reader, or of another stream are replaced by empty ones
+   (`generation`). So are views that the stream contradicts: the stream ends before them, or their last event has
+   another id.
+3. Events are read from the end of the views on, in portions of about 50,000.
+4. One transaction adds a portion, and moves the views' position (`indexer`). No reader sees one without the other.
 
-Memory: the events of one transaction, some 100 MB at most, or one append of the journal.
-
-Portions: a stream's events as the views take them in, some ten thousand in a transaction.
-
-Progress: how far views are that follow a stream, as a watch is told it.
+Memory: the events of one transaction, about 100 MB at most, or one append of the journal.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ _NOWHERE: Offsets = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a transaction takes in: all events with offsets start <= offset < behind, and where they stand."""
+    """The events of one transaction: all with start <= offset < behind, and their offsets."""
 
     start: int
     behind: int
@@ -57,9 +54,9 @@ class Portion:
 
 
 def portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[Portion]:
-    """The events in portions of the size that a transaction takes, with what the views need of them.
+    """The events in portions of one transaction each, with the columns that the views need.
 
-    The last one reaches `stop`, with no event in it perhaps: a stream may have a gap there.
+    The last portion reaches `stop`, and may be empty: a stream may have a gap there.
     """
     waiting: list[pa.RecordBatch] = []
     places: list[Offsets] = []
@@ -78,7 +75,7 @@ def portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The batches as one; without any an empty one."""
+    """The batches as one; an empty batch if there are none."""
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=pa.schema([SCHEMA.field(name) for name in _COLUMNS]))
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -86,14 +83,14 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class ViewsProgress:
-    """How far the views are: so many of the stream's events are in them, of so many."""
+    """Progress of the views: `events` of `total` events of the stream are in them."""
 
     events: int
     total: int
 
     @property
     def done(self) -> float:
-        """The share of the work done, from 0 to 1."""
+        """The fraction of the work done, from 0 to 1."""
         return self.events / self.total if self.total else 1.0
 
 
@@ -101,24 +98,24 @@ Watch = Callable[[ViewsProgress], None]
 
 
 def nobody(progress: ViewsProgress) -> None:
-    """Watches nothing."""
+    """A watch that does nothing."""
 
 
-TRANSACTION_S_MIN = 0.2  # a few events wait so long for others: queries read them from the stream meanwhile
+TRANSACTION_S_MIN = 0.2  # groups a few events into one transaction; queries read them from the stream meanwhile
 WAIT_S = 0.5
 log = logging.getLogger(__name__)
 
 
 class QueryViews:
-    """A stream's views in a folder. Any number of threads may read; share one object among them (LMDB's rule).
+    """A stream's views in a folder. Any number of threads may read through one shared object (LMDB's rule).
 
-    Nothing that is wrong with the folder is an error for who asks: what the views do not have is read from the stream.
+    No fault of the folder is an error for a query: missing parts are read from the stream.
     """
 
     def __init__(self, stream: Stream, folder: Path) -> None:
         self.stream, self.folder = stream, folder
         self._generation: Generation | None = None
-        self._borne_out: tuple[Path, Position] | None = None  # which views, and up to where
+        self._borne_out: tuple[Path, Position] | None = None  # the views checked against the stream, and their position
         self._opening = threading.RLock()
         self._following = threading.Lock()
 
@@ -132,9 +129,9 @@ class QueryViews:
 
     @contextmanager
     def snapshot(self) -> Iterator[ViewsSnapshot | None]:
-        """The views as they are now; None if there are none that belong to this stream.
+        """The views as of now; None if there are none of this stream.
 
-        Damaged if they turn out to be so, here or in the block: they are condemned, and the next snapshot is None.
+        ViewsDamaged if damage shows, here or in the block: the views are condemned, and the next snapshot is None.
         """
         generation = self._current()
         if generation is None:
@@ -145,20 +142,20 @@ class QueryViews:
                 snapshot = ViewsSnapshot(transaction, generation.databases)
                 yield snapshot if self._may_be_read(generation, snapshot.state) else None
         except ViewsDamaged as damage:
-            if self._generation is generation:  # else they were closed or replaced under who reads
+            if self._generation is generation:  # else the views were closed or replaced during the read
                 generation.condemn(str(damage))
             raise
 
     def condemn(self, reason: str) -> None:
-        """Let the views be made anew: something in them is not borne out by the stream."""
+        """Have the views rebuilt: something in them contradicts the stream."""
         generation = self._current()
         if generation is not None:
             generation.condemn(reason)
 
     def follow(self, watch: Watch = nobody, stop: threading.Event | None = None) -> Position:
-        """Bring the views to the end that the stream has now, or as far as they come until `stop` is set.
+        """Bring the views to the stream's present end, or as far as possible until `stop` is set.
 
-        ViewsBusy if another process follows, SetupError if the disk does not take them. The watch is told after each
+        ViewsBusy if another process follows, SetupError if the disk refuses writes. Calls `watch` after each
         transaction.
         """
         with self._lock():
@@ -167,10 +164,10 @@ class QueryViews:
         return self.position()
 
     def keep_following(self, stop: threading.Event, watch: Watch = nobody) -> None:
-        """Follow the stream until `stop` is set. While another process does, wait, and take over when it ends.
+        """Follow the stream until `stop` is set. While another process follows, wait, and take over when it ends.
 
-        It ends with an error that somebody must see to: SetupError if the disk does not take the views, or the stream's
-        own, as JournalCorrupt. What is wrong with the views themselves is none: they are made anew.
+        Raises only errors that need an operator: SetupError if the disk refuses writes, or the stream's own, as
+        JournalCorrupt. Damaged views are rebuilt without an error.
         """
         while not stop.is_set():
             try:
@@ -183,14 +180,14 @@ class QueryViews:
                 stop.wait(WAIT_S)
 
     def rebuild(self, watch: Watch = nobody, stop: threading.Event | None = None) -> Position:
-        """Make the views anew from the stream's beginning. Errors as of `follow`."""
+        """Rebuild the views from the stream's beginning. Errors as of `follow`."""
         with self._lock():
             self._begin()
             self._follow(watch, stop or threading.Event())
         return self.position()
 
     def close(self) -> None:
-        """Let the files go. Who still reads gets an error."""
+        """Close the files. Concurrent readers get an error."""
         with self._opening:
             if self._generation is not None:
                 self._generation.environment.close()
@@ -203,7 +200,7 @@ class QueryViews:
         self.close()
 
     def _current(self) -> Generation | None:
-        """The environment that counts, if it can be trusted."""
+        """The current environment, if trustworthy."""
         with self._opening:
             path = generations.current(self.folder)
             if self._generation is None or self._generation.path != path:
@@ -216,14 +213,14 @@ class QueryViews:
             return self._generation
 
     def _belongs(self, state: ViewsState) -> bool:
-        """Whether views in this state are of this stream, as far as can be told at once."""
+        """Whether views in this state are of this stream, by its id and end."""
         return state.stream in (None, self.stream.id()) and self.stream.end().covers(state.position())
 
     def _may_be_read(self, generation: Generation, state: ViewsState) -> bool:
-        """Whether the stream bears the views out: looked up once for each position that they reach.
+        """Whether the stream confirms the views; checked once for each position of the views.
 
-        So views of a journal that was put back from a copy, and went on, are not read, even if nobody follows it. An
-        event that cannot be read is told to who reads it.
+        So views of a journal that was restored from a copy, and went on, are not read, even if no process follows the
+        journal. An unreadable event is left for its reader to report.
         """
         if not self._belongs(state):
             return False
@@ -262,9 +259,9 @@ class QueryViews:
             self._begin()
 
     def _is_borne_out(self, state: ViewsState) -> bool:
-        """Whether the last events that the views have are the stream's, too."""
+        """Whether the last events of the views are in the stream, too."""
         for partition, offset, id_ in zip(state.partitions, state.offsets, state.last_ids, strict=True):
-            there = offset > begin(self.stream)[partition]  # else it was dropped meanwhile
+            there = offset > begin(self.stream)[partition]  # else retention has dropped it
             for _, batch in gather(self.stream, partition, np.array([offset - 1])) if there else ():
                 if batch.column("id").to_pylist() != [id_]:
                     return False
@@ -292,7 +289,7 @@ class QueryViews:
                     ) from damage
 
     def _catch_up(self, generation: Generation, watch: Watch, stop: threading.Event) -> None:
-        generation.environment.reader_check()  # readers that were killed hold no old pages back
+        generation.environment.reader_check()  # readers that were killed must not hold old pages
         with generation.reading() as transaction:
             state = ViewsSnapshot(transaction, generation.databases).state
         end, id_ = self.stream.end(), self.stream.id()
@@ -301,7 +298,7 @@ class QueryViews:
         for partition in self.stream.partitions():
             covered = state.covers(partition)
             start = max(covered, begin(self.stream)[partition])
-            if covered and start > covered:  # as Kafka's retention does, which asks nobody
+            if covered and start > covered:  # Kafka's retention does not ask
                 raise ViewsDamaged(f"events from {partition}:{covered} on were deleted before the views had them")
             for portion in portions(self.stream, partition, start, end[partition]):
                 if stop.is_set():
@@ -310,7 +307,7 @@ class QueryViews:
                 watch(ViewsProgress(sum(state.offsets), end.events()))
 
     def _pause(self, stop: threading.Event) -> None:
-        """Wait until there is more to take in, and not for every single event."""
+        """Wait for more events, and at least `TRANSACTION_S_MIN`, to avoid a transaction per event."""
         stop.wait(TRANSACTION_S_MIN)
         position = self.position()
         while not stop.is_set() and not self.stream.wait(position, WAIT_S):
@@ -326,7 +323,7 @@ def _busy(who: str, folder: Path) -> ViewsBusy:
 
 
 def _opened(path: Path | None) -> Generation | None:
-    """The environment there; None if there is none, or it is not usable."""
+    """The environment at `path`; None if missing or unusable."""
     if path is None or not (path / "data.mdb").exists():
         return None
     try:
@@ -337,12 +334,12 @@ def _opened(path: Path | None) -> Generation | None:
 
 
 def _take_in(generation: Generation, stream_id: str | None, partition: str, portion: Portion) -> ViewsState:
-    """Step 4: the state that the views have then."""
+    """Step 4; returns the new state of the views."""
     with generation.writing() as transaction:
         state = ViewsSnapshot(transaction, generation.databases).state
         state.stream = stream_id
         if not state.covers(partition):
-            state.offsets[state.number(partition)] = portion.start  # what was dropped is in no views that are made anew
+            state.offsets[state.number(partition)] = portion.start  # rebuilt views have no dropped events
         part = PartitionRange(state.number(partition), portion.start, portion.behind, portion.offsets, portion.batch)
         Indexing(transaction, generation.databases, state).add(part)
         transaction.put(b"state", state.pack(), db=generation.databases["meta"])

@@ -1,7 +1,7 @@
-"""Snapshots: the views at one moment, in one read transaction. All of it is checked: `ViewsDamaged`.
+"""Snapshots: the views at one moment, in one read transaction. All content is checked: `ViewsDamaged`.
 
-A snapshot lasts for one page of an answer, so that no slow reader keeps LMDB from using its pages again. As views only
-ever grow, the next page's snapshot goes on where the last one ended.
+A snapshot lasts for one page of an answer, so that no slow reader keeps LMDB from reusing pages. Views only ever grow,
+so the next page's snapshot continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stateside.journal.queries.format import ENTITY, Offsets, PostingBlock, Term
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """Where some events stand, ascending; all before `behind` was looked through. Of an entity also the sequences."""
+    """Ascending offsets of events, searched up to `behind`. For an entity also the sequences."""
 
     offsets: Offsets
     behind: int
@@ -27,10 +27,10 @@ class Postings:
 
 
 class ViewsSnapshot:
-    """What the views hold at one moment."""
+    """The views at one moment."""
 
     def __init__(self, transaction: lmdb.Transaction, databases: Mapping[str, Any]) -> None:
-        self._transaction: Any = transaction  # it gives bytes, whatever its types say
+        self._transaction: Any = transaction  # returns bytes, contrary to its type stubs
         self._databases = databases
         value: Any = self._transaction.get(b"state", db=databases["meta"])
         self.state = ViewsState() if value is None else ViewsState.unpack(value)
@@ -39,11 +39,11 @@ class ViewsSnapshot:
             raise ViewsDamaged("terms are missing")
 
     def entity(self, name: str) -> Term | None:
-        """What is known of an entity; None if it has no event."""
+        """The entity's term; None if it has no event."""
         return self._term(form.term_key(ENTITY, name.encode()))
 
     def places(self, kind: bytes, name: str, partition: str, start: int, stop: int, events_max: int) -> Postings:
-        """Where events of a tag or type stand in start <= offset < stop; not many more than asked for at once."""
+        """The places of a tag's or type's events in start <= offset < stop; stops soon after `events_max`."""
         number = self._number(partition)
         term = None if number is None else self._term(form.term_key(form.scope(kind, number), name.encode()))
         found, count = [], 0
@@ -60,7 +60,7 @@ class ViewsSnapshot:
     def entity_places(
         self, name: str, partition: str, start: int, stop: int, sequences: range, events_max: int
     ) -> Postings:
-        """Where an entity's events with these sequences stand in start <= offset < stop."""
+        """The places of an entity's events with the given sequences in start <= offset < stop."""
         term, number = self.entity(name), self._number(partition)
         offsets, numbers, count = [], [], 0
         for first, block in self._blocks(term, sequences.start) if term else ():
@@ -81,7 +81,7 @@ class ViewsSnapshot:
         return Postings(_joined(offsets), stop, _joined(numbers))
 
     def zones(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, Zone]]:
-        """The zones that have these offsets, each with its first offset."""
+        """The zones of a range of offsets, each with its first offset."""
         number = self._number(partition)
         with self._transaction.cursor(self._databases["zones"]) as cursor:
             found = number is not None and _set_at_or_before(
@@ -100,11 +100,11 @@ class ViewsSnapshot:
             raise ViewsDamaged(f"there is no zone at offset {start}")
 
     def blocks(self, term: Term) -> Iterator[tuple[int, PostingBlock]]:
-        """All blocks of a term, each with the place of its first event: a sequence of an entity, else an offset."""
+        """All blocks of a term, each with the place of its first event: a sequence for an entity, else an offset."""
         return self._blocks(term, 0)
 
     def names(self, scope: bytes, prefix: str, after: str | None, names_max: int) -> list[tuple[str, Term]]:
-        """Terms of a scope with this prefix in the order of their keys, from behind a name on."""
+        """Terms of a scope with a prefix, in key order, after a given name."""
         wanted = prefix.encode()
         begin = form.term_key(scope, wanted[: form.NAME_BYTES_MAX])
         behind = b"" if after is None else form.term_key(scope, after.encode())
@@ -140,7 +140,7 @@ class ViewsSnapshot:
         return None if value is None else Term.unpack(key, value)[0]
 
     def _blocks(self, term: Term, place: int) -> Iterator[tuple[int, PostingBlock]]:
-        """A term's blocks from the one that has the place, or stands before it, each with its own place."""
+        """A term's blocks from the one with the place, or the one before, each with its own place."""
         begin, end = form.block_key(term.number, 0), form.block_key(term.number + 1, 0)
         with self._transaction.cursor(self._databases["blocks"]) as cursor:
             wanted = form.block_key(term.number, place)
@@ -158,7 +158,7 @@ class ViewsSnapshot:
 
 
 def _set_at_or_before(cursor: Any, key: bytes, belongs: Callable[[bytes], bool]) -> bool:
-    """Set the cursor to the key, or to the last one before it that belongs, or else to the first one behind it."""
+    """Set the cursor to the key, else to the last earlier key that belongs, else to the first later key."""
     there = cursor.set_range(key)
     if there and cursor.key() == key:
         return True
