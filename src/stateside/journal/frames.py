@@ -256,7 +256,7 @@ class Frames:
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The events with start <= offset < stop, all found already; each batch with its first offset."""
-        firsts, begins = np.array(self._firsts), np.array(self._begins)
+        firsts, begins = self._found()
         frame, last = (int(np.searchsorted(firsts, at, "right")) - 1 for at in (start, stop - 1))
         while frame <= last:
             behind = int(np.searchsorted(begins, begins[frame] + GROUP_BYTES, "right")) - 1
@@ -268,7 +268,7 @@ class Frames:
 
     def gather(self, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """The events at these ascending offsets, all found already: in groups, each with its offsets."""
-        firsts, begins = np.array(self._firsts), np.array(self._begins)
+        firsts, begins = self._found()
         frame_of = np.searchsorted(firsts, offsets, "right") - 1
         numbers, frame_of = np.unique(frame_of, return_inverse=True)
         behind_bytes = np.cumsum(begins[numbers + 1] - begins[numbers])
@@ -290,6 +290,11 @@ class Frames:
         wanted = places[frame_of] + offsets - firsts[numbers][frame_of]
         batch = self._batch(bodies)
         return offsets, batch if len(wanted) == batch.num_rows else batch.take(pa.array(wanted))
+
+    def _found(self) -> tuple[Offsets, Offsets]:
+        """Copies: numpy lets other threads run while it copies, and an array that is being copied cannot grow."""
+        with self._extending:
+            return np.array(self._firsts), np.array(self._begins)
 
     def _find_all(self, size: int) -> None:
         """Load the cached frame index of a finished segment, or build and cache one."""

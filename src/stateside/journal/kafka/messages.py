@@ -22,7 +22,6 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from stateside.core.errors import EventRefused
 from stateside.journal.columns import SCHEMA, encode
@@ -30,6 +29,7 @@ from stateside.journal.event import Event, fault
 from stateside.journal.frames import Offsets
 from stateside.journal.json_lines import FIELDS, GIVEN_BY_THE_JOURNAL, payload_of
 
+LOG_APPEND_TIME = 2  # as confluent_kafka numbers it, which readers of files need not import
 HEADERS: list[tuple[str, str | bytes | None]] = [("stateside-event", b"1")]
 
 _KNOWN = frozenset((*FIELDS, *GIVEN_BY_THE_JOURNAL)) - {"time"}  # JSON lines may have `time` instead of `time_us`
@@ -101,7 +101,7 @@ def batch_of(messages: Sequence[Message]) -> tuple[Offsets, pa.RecordBatch]:
 def _appended_us(message: Message, claimed_us: int) -> int:
     """The append time: never later than the broker's clock says, whatever the message claims."""
     kind, timestamp_ms = message.timestamp()
-    return min(claimed_us, timestamp_ms * 1_000 + 999) if kind == TIMESTAMP_LOG_APPEND_TIME else claimed_us
+    return min(claimed_us, timestamp_ms * 1_000 + 999) if kind == LOG_APPEND_TIME else claimed_us
 
 
 def _fields(message: Message) -> dict[str, Any]:
