@@ -110,8 +110,7 @@ class StatesideError(Exception):
         return document
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries (Spark's Python workers, the server's workers): keyword arguments must
-        # survive.
+        # Errors cross process boundaries (Spark's Python workers, server workers): keyword arguments must survive.
         return _rebuild, (type(self), self.what, self.where, self.next_step)
 
 

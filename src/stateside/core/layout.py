@@ -16,7 +16,7 @@ FOLDER/
   keys.json                   the signing keys of tokens; without keys a server asks for no token, on loopback only
   issued.json                 the register of issued and revoked tokens
   refusals.jsonl              the refused requests, with reasons; older ones in refusals.1.jsonl and so on
-  pause                       exists while no new batch may begin: the driver is about to stop
+  pause                       while this file exists no new batch begins: the driver is about to stop
   fields.json                 the payload fields declared by views, for the check of appends (`journal.payload`)
   clock.json                  the progress of billing's clock events
   views/VIEW/checkpoint/      Spark's own files, written by Spark alone (except schema paths: `pipeline.view_query`)
@@ -30,7 +30,7 @@ FOLDER/
   views/VIEW/plan.txt         the query's plan, to detect a changed query
   views/VIEW/heartbeat.json   the runner's heartbeat
   views/VIEW/progress.jsonl   Spark's progress reports of the newest batches
-  views/VIEW/refused/         events of the running batch kept from the view (`pipeline.dead_letters`)
+  views/VIEW/refused/         the refused events of the running batch (`pipeline.dead_letters`)
   views/VIEW/dead_letters.json  the number of the view's dead letters
   views/VIEW/replica/         the LMDB environment for reads
   views/VIEW/marks/           which table or folder the view's sink has filled, so that no second one is created

@@ -49,7 +49,7 @@ def wanted_umask(environment: Mapping[str, str]) -> int:
 
 
 def current_umask() -> int:
-    """The process's umask. Reading means replacing for a moment: by a private umask, never by a loose one."""
+    """The process's umask. Reading the umask replaces it for a moment: by a private one, never by a loose one."""
     mask = os.umask(PRIVATE_UMASK)
     os.umask(mask)
     return mask

@@ -6,26 +6,26 @@ How a candidate becomes the leader, and why only its work counts. No two machine
 2. The candidate watches the newest claim and its renewals, by its own clock. The leader renews four times per
    `lease_s`, a duration stored in the claim. If neither claim nor renewals change for `lease_s`, as the candidate
    itself observed from first to last, the lease has expired. Time without readable storage does not count: the leader
-   could not renew then either. Of time without looks, because the candidate was paused or slow, little counts
-   (`LeaseWatch`): the leader may have been paused as well. A lease released to this candidate or to anyone has expired
-   at once.
+   could not renew then either. Of time in which the candidate did not look, because it was paused or slow, little
+   counts (`LeaseWatch`): the leader may have been paused as well. A lease released to this candidate or to anyone has
+   expired at once.
 3. The candidate claims the next epoch by a hard link, possible for one candidate only: the others see a new claim, and
    go on at 2. From here on every `check` of the old leader fails.
-4. The candidate shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader resolves: neither
-   of its driver, nor of its JVM, its executors, its sinks. So the old leader plans no batch, stores no state, commits
-   no batch, and opens no table any more, wherever it was paused. Its earlier writes stay readable.
+4. The candidate shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader resolves: not
+   those of its driver, of its JVM, of its executors, of its sinks. So the old leader plans no batch, stores no state,
+   commits no batch, and opens no table any more, wherever it was paused. Its earlier writes stay readable.
 5. The candidate opens its own gate, and fails if a later leader has shut the gate already. If the storage fails between
    3 and 5, nobody leads: the candidate may claim the next epoch as soon as possible, because nobody works under its
-   current epoch. After one such retry the candidate waits like any other: perhaps its storage alone fails.
+   current epoch. After one such retry the candidate waits like any other: the storage may be failing for this candidate
+   alone.
 6. The new leader reads the checkpoint. After step 4 the checkpoint no longer changes, so its content is as a crash of
    the old leader at some moment would have left it. Whatever holds after a crash holds now: Spark repeats the batch
    planned last, if uncommitted, with the same range of the journal; every other batch either is committed, with its
    rows delivered before the commit, or was never planned.
 7. Before each attempt to deliver a batch, the leader's delivery calls `check`.
 
-What an old leader can still do between step 4 and its end, and what makes each action harmless. The old leader has
-passed step 7 for the batch planned last, the very batch that the new leader repeats, with the same rows under the same
-(query, batch), and:
+What an old leader can still do between step 4 and its end, and the effect. The old leader has passed step 7 for the
+batch planned last, the very batch that the new leader repeats, with the same rows under the same (query, batch), and:
 
 - has a Delta table open: the table's own log refuses its commit if the new leader's is in, as both set (query, batch);
   if the old leader commits first, the new one finds the batch stored. Rows with a key and billing's documents are
@@ -49,14 +49,15 @@ request was seen: until then, up to half a lease, the leader goes on working.
 `alone` takes the leadership for a tool that changes the foundations of jobs, and needs all jobs stopped:
 
 1. Where the lease was released, or nobody has led yet, every member with a file is watched for a lease: the file of a
-   waiting or starting process changes, the file of a killed one does not. No clocks are compared. A process after an
-   orderly end has no file, and is not waited for.
+   waiting or starting process changes, the file of a killed one does not. No clocks are compared. A process that left
+   in order has no file, and is not waited for.
 2. The tool waits for the leadership like any standby: the lease of a killed or paused leader expires without renewals.
    Any sign of life meanwhile, from leader or member, ends the attempt.
-3. From here on the tool leads. A leader only paused, and awake again, finds its gate shut, and its `check` fails.
+3. From here on the tool leads. A leader that was merely paused finds its gate shut when it wakes up, and its `check`
+   fails.
 
-Watching the others serves people: they learn of a live job, instead of finding the job restarted. Safety comes from
-step 3. So a standby whose own lease is longer than the last leader's, and gives no sign in time, does no harm: the
+Watching the others serves people: they learn that a job is alive, instead of finding the job restarted. Safety comes
+from step 3. So a standby whose own lease is longer than the last leader's, and gives no sign in time, does no harm: the
 standby goes on waiting, and leads after the release.
 """
 

@@ -5,7 +5,7 @@
 The leader of epoch 7 is given `FOLDER/lease/gates/7` as the application's folder, so every path of its driver, its JVM
 and its executors goes through the gate: checkpoint, journal, tables, files. One rename shuts the gate, by putting the
 other link in the open one's place. From then on no such path resolves ("Too many levels of symbolic links"), and no
-folder can be created in their place either. Wherever the old leader was paused, its next file access fails.
+folder can be created in their place either. Wherever the old leader was paused, it can open no further file.
 
 Why a link to itself: with nothing there, or a dangling link, a path would be reported as *absent*, and code that finds
 a table or a mark absent might create a new one. Absolute paths that Spark itself stores, through gates shut by now, are

@@ -22,7 +22,7 @@ table, deletions as entries of their own, and RocksDB's compactions, as new tabl
 neither the added nor the removed tables have a key, both versions have the same entries of the key in the same tables,
 and so the same value. Hence:
 
-1. Only keys of tables that are in one of the two versions, deletions included, can have changed.
+1. Only keys of tables that belong to just one of the two versions, deletions included, can have changed.
 2. The new version, opened, has their values; a key missing there was deleted.
 
 Rows only moved between tables appear as changes to the same value, which does no harm. If a table is not understood, or
